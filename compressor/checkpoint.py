@@ -1,0 +1,212 @@
+"""Models on disk: the light state between stages, and the merged checkpoint that leaves the pipeline.
+
+A *state* holds what differs from the pretrained base: kept heads and neurons, deltas, the task head (and all weights
+only after full tuning). A *checkpoint* holds every weight, in the shapes that are left, with transformers'
+`per_layer_config` in config.json. Both are safetensors and JSON, and load strictly.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+from compressor.models import TOKENIZER_FILES, build, head_names, resolve
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+STATE_FILE = "state.json"
+FORMAT = 1
+
+
+def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str], full: bool) -> None:
+    """Write state.json, head.safetensors, and deltas.safetensors (or weights.safetensors when `full`).
+
+    `base` is the reference the user wrote; its sha256 is checked on loading. Masks are not part of this format yet.
+    """
+    from safetensors.torch import save_file
+
+    from compressor.deltas import Mask, chain, merge_all, parametrized_layers, tensors_of
+    from compressor.pruning.surgery import kept_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if full:
+        merge_all(model)
+    links, tensors = {}, {}
+    for path, layer in parametrized_layers(model).items():
+        if any(isinstance(link, Mask) for link in chain(layer)):
+            raise ValueError(f"{path}: a state cannot hold masks")
+        links[path] = [link.settings() for link in chain(layer)]
+        for index, link in enumerate(chain(layer)):
+            tensors |= {f"{path}|{index}.{name}": tensor for name, tensor in tensors_of(link).items()}
+    state = model.state_dict()
+    head = {name: state[name].contiguous() for name in sorted(head_names(model))}
+    save_file(head, folder / "head.safetensors")
+    if full:
+        body = {name: tensor.contiguous() for name, tensor in state.items() if name not in head}
+        save_file(body, folder / "weights.safetensors")
+    else:
+        save_file(tensors, folder / "deltas.safetensors")
+    description = {
+        "format": FORMAT,
+        "base": {"reference": base, "sha256": base_sha256},
+        "labels": label_names,
+        "full": full,
+        "kept": kept_of(model),
+        "links": links,
+    }
+    (folder / STATE_FILE).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
+
+
+def load_state(folder: Path, base_folder: Path, *, changes: bool = True) -> nn.Module:
+    """The model that `save_state` described, chains attached, in eval mode.
+
+    With `changes=False`: the pretrained base in the same pruned shapes, without deltas or tuned weights.
+    """
+    from safetensors.torch import load_file
+
+    from compressor.deltas import attach, rebuild
+    from compressor.pruning.surgery import restore_kept
+
+    description = json.loads((folder / STATE_FILE).read_text())
+    model = build(base_folder, description["labels"])
+    restore_kept(model, description["kept"])
+    if not changes:
+        return model
+    _load_strictly(model, load_file(folder / "head.safetensors"), set(head_names(model)), folder)
+    if description["full"]:
+        body = set(model.state_dict()) - head_names(model)
+        _load_strictly(model, load_file(folder / "weights.safetensors"), body, folder)
+        return model.eval()
+    tensors = load_file(folder / "deltas.safetensors")
+    for path, settings in description["links"].items():
+        for index, setting in enumerate(settings):
+            prefix = f"{path}|{index}."
+            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            attach(model.get_submodule(path), rebuild(setting, own))
+    return model.eval()
+
+
+def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[str], folder: Path) -> None:
+    """Copy `tensors` into the model: exactly the expected names, exactly the model's shapes. Raises UserError E305."""
+    if set(tensors) != expected:
+        odd = sorted(set(tensors) ^ expected)[:3]
+        raise UserError(
+            "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged or mixed up", str(folder)
+        )
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        if state[name].shape != tensor.shape:
+            raise UserError(
+                "E305",
+                f"{name} is {tuple(tensor.shape)}, the config says {tuple(state[name].shape)}",
+                "The folder is damaged or mixed up",
+                str(folder),
+            )
+        state[name].copy_(tensor)
+
+
+def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> None:
+    """Write the merged `model` (no chains) as config.json, model.safetensors and the tokenizer's files.
+
+    config.json carries `per_layer_config` with the head count and FFN width of every layer that was pruned, so a stock
+    `from_pretrained` fails loudly instead of loading something else.
+    """
+    from safetensors.torch import save_file
+
+    from compressor.deltas import parametrized_layers
+    from compressor.pruning.surgery import kept_of
+
+    if parametrized_layers(model):
+        raise ValueError("merge the model before saving a checkpoint")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict()
+    config["architectures"] = [type(model).__name__]
+    kept = kept_of(model)
+    if kept:
+        config["per_layer_config"] = {
+            layer: {"num_attention_heads": len(rows["heads"]), "intermediate_size": len(rows["neurons"])}
+            for layer, rows in kept.items()
+        }
+    config.pop("_name_or_path", None)
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for name in TOKENIZER_FILES:
+        if (tokenizer_folder / name).is_file():
+            shutil.copyfile(tokenizer_folder / name, folder / name)
+
+
+def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
+    """The model stored in `folder`, in eval mode: a checkpoint, or a state on top of `base`.
+
+    `base` defaults to the reference recorded in the state. Raises UserError E305 (damaged), E306 (another base), E303.
+    """
+    folder = Path(folder)
+    if (folder / STATE_FILE).is_file():
+        recorded = json.loads((folder / STATE_FILE).read_text())["base"]
+        found = resolve(str(base or recorded["reference"]))
+        if found.sha256 != recorded["sha256"]:
+            raise UserError(
+                "E306",
+                f"base '{found.reference}' is not the one this was tuned on",
+                "Give the same base: load(folder, base=...)",
+            )
+        return load_state(folder, found.folder)
+    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
+        raise UserError("E305", "no model here", "Give a folder with config.json and model.safetensors", str(folder))
+    return _load_checkpoint(folder)
+
+
+def _load_checkpoint(folder: Path) -> nn.Module:
+    """Build dense on meta, resize to the recorded widths, fill strictly from the file."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    from compressor.pruning.surgery import resize
+
+    raw = json.loads((folder / "config.json").read_text())
+    per_layer = raw.pop("per_layer_config", None) or {}
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    tensors = load_file(folder / "model.safetensors")
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        resize(model, per_layer, tensors)
+    if set(tensors) != set(model.state_dict()):
+        odd = sorted(set(tensors) ^ set(model.state_dict()))[:3]
+        raise UserError("E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", str(folder))
+    try:
+        model.load_state_dict(tensors, strict=True, assign=True)
+    except RuntimeError as error:
+        raise UserError(
+            "E305", f"sizes disagree ({str(error).splitlines()[1].strip()})", "The folder is damaged", str(folder)
+        ) from None
+    _refill_buffers(model)
+    if per_layer:
+        # only now: reading config.num_attention_heads on such a config raises, and building a model reads it
+        model.config.per_layer_config = per_layer
+    model.head_parameter_names = frozenset(
+        name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")
+    )
+    return model.eval()
+
+
+def _refill_buffers(model: nn.Module) -> None:
+    """Give buffers that are not in the file (position ids, token type ids) their values: meta tensors have none."""
+    import torch
+
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if not buffer.is_meta:
+                continue
+            if name == "position_ids":
+                fresh = torch.arange(buffer.shape[-1]).expand(buffer.shape).clone()
+            elif name == "token_type_ids":
+                fresh = torch.zeros(buffer.shape, dtype=buffer.dtype)
+            else:
+                raise ValueError(f"no rule to refill buffer '{name}'")
+            module.register_buffer(name, fresh, persistent=False)

@@ -1,0 +1,43 @@
+"""Errors a user sees: one line that says what is wrong, where, and how to mend it, with a code.
+
+Codes: E1xx config, E2xx data, E3xx model and anatomy, E4xx tuning, E5xx pruning, E6xx export and parity, E7xx serving,
+E8xx store and runs, E9xx environment. docs/errors.md lists every one of them; a test compares that page with the source.
+"""
+
+
+class CompressError(Exception):
+    """An expected failure. Shown as one line, never as a traceback.
+
+    `code` is the catalogue code, `what` the fault, `mend` what to do about it, and `where` a place such as
+    `pipeline.yaml:7: stages[1].tune.rank`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, code: str, what: str, mend: str, where: str = ""):
+        self.code, self.what, self.mend, self.where = code, what, mend, where
+        place = f"{where}: " if where else ""
+        super().__init__(f"{code} {place}{what}. {mend}".replace("\n", " "))
+
+
+class UserError(CompressError):
+    """A mistake in the user's input: exit code 2."""
+
+    exit_code = 2
+
+
+class UserErrors(UserError):
+    """Several mistakes found in one pass, shown one a line."""
+
+    def __init__(self, errors: list[UserError]):
+        self.errors = errors
+        super().__init__(errors[0].code, errors[0].what, errors[0].mend, errors[0].where)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+class CheckError(CompressError):
+    """A check of the result failed (parity, budget): exit code 3."""
+
+    exit_code = 3

@@ -1,0 +1,26 @@
+"""The anatomy's words for the linear layers of a block, and the config type for a choice of them. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+MODULES = ("query", "key", "value", "output", "ffn_in", "ffn_out")
+"""In the order of the computation; `all` in a config means every one."""
+
+
+def _expand(value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise ValueError(f"give 'all' or some of {', '.join(MODULES)}")
+    if list(names) == ["all"]:
+        return MODULES
+    unknown = [name for name in names if name not in MODULES]
+    if unknown:
+        raise ValueError(f"unknown module '{unknown[0]}'; use 'all' or some of {', '.join(MODULES)}")
+    return tuple(name for name in MODULES if name in names)
+
+
+Modules = Annotated[tuple[str, ...], BeforeValidator(_expand)]
+"""`all`, one name or several -> a tuple in the anatomy's order."""

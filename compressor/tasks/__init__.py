@@ -1,0 +1,51 @@
+"""A labelled task: what the user's files hold, and the doors through which they come in.
+
+One kind so far, classification of single sentences or sentence pairs into two or more classes. A new kind is a file
+here and a word in `TaskConfig.kind`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+METRIC = "accuracy"
+"""The task metric of classification."""
+
+
+class TaskConfig(BaseModel):
+    """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["classification"] = "classification"
+    train: Path
+    validation: Path
+    text: str | list[str] = "text"
+    label: str = "label"
+    max_length: int = Field(default=128, ge=4, le=8192, description="tokens a row is truncated to")
+
+    @field_validator("text")
+    @classmethod
+    def _one_or_two(cls, text: str | list[str]) -> str | list[str]:
+        if isinstance(text, list) and len(text) not in (1, 2):
+            raise ValueError("text names one column, or two for sentence pairs")
+        return text
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
+
+
+def data_files(task: TaskConfig) -> list[Path]:
+    """The files whose content decides the result, for fingerprints."""
+    return [task.train, task.validation]
+
+
+def check_data(task: TaskConfig) -> None:
+    """Read both files and raise UserErrors (E2xx) with everything that is wrong in them."""
+    from compressor.tasks.reading import read_task
+
+    read_task(task)

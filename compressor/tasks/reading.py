@@ -1,0 +1,196 @@
+"""Data files -> rows: CSV, TSV (no quoting) and JSON lines, checked once, here, with the line of each fault."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from compressor.errors import UserError, UserErrors
+from compressor.tasks import TaskConfig
+
+MAX_CLASSES = 200
+"""More distinct labels than this is a column of ids or numbers, not of classes."""
+
+Rows = list[tuple[int, dict[str, object]]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One file: `texts[i]` has one string, or two for a pair; `labels[i]` indexes the task's label names."""
+
+    texts: list[tuple[str, ...]]
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Both splits, and the label names in the order of the model's outputs."""
+
+    train: Split
+    validation: Split
+    label_names: list[str]
+
+
+def read_task(task: TaskConfig) -> TaskData:
+    """Read and check both files. Raises UserErrors with E2xx faults of both files, one line each."""
+    faults: list[UserError] = []
+    splits = []
+    for path in (task.train, task.validation):
+        try:
+            splits.append(_checked_columns(path, task))
+        except UserError as error:
+            faults.append(error)
+    if faults:
+        raise UserErrors(faults)
+    names = _label_names(task.train, [label for _, _, label in splits[0]])
+    index = {name: number for number, name in enumerate(names)}
+    _check_validation_labels(task.validation, splits[1], index)
+    train, validation = (Split([text for _, text, _ in rows], [index[label] for _, _, label in rows]) for rows in splits)
+    return TaskData(train, validation, names)
+
+
+def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str, ...], str]]:
+    """(line, texts, label) of every row of one file."""
+    rows = _read(path)
+    if not rows:
+        raise UserError("E204", "the file has no rows", "Give at least one row below the header", str(path))
+    columns = list(rows[0][1])
+    for name in (*task.text_columns, task.label):
+        if name not in columns:
+            raise UserError("E205", f"no column '{name}'", _nearest_column(name, columns), f"{path}:1")
+    checked = []
+    for line, row in rows:
+        texts = tuple(row[name] for name in task.text_columns)
+        label = row[task.label]
+        for name, text in zip(task.text_columns, texts, strict=True):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(
+                    "E206", f"column '{name}' holds {text!r}, not text", "Fill it or drop the row", f"{path}:{line}"
+                )
+        if label is None or isinstance(label, float | dict | list) or not str(label).strip():
+            raise UserError(
+                "E207",
+                f"column '{task.label}' holds {label!r}, not a class",
+                "Use one word or integer a class",
+                f"{path}:{line}",
+            )
+        checked.append((line, texts, str(label).strip()))
+    for position, name in enumerate(task.text_columns):
+        if all(_is_number(texts[position]) for _, texts, _ in checked):
+            raise UserError(
+                "E206", f"column '{name}' holds only numbers", "Name the column that holds the sentences", f"{path}:1"
+            )
+    return checked
+
+
+def _nearest_column(name: str, columns: list[str]) -> str:
+    near = difflib.get_close_matches(name, columns, n=1)
+    return f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(map(str, columns))}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _label_names(path: Path, labels: list[str]) -> list[str]:
+    """Distinct labels, integers in numeric order, words in alphabetical order."""
+    names = set(labels)
+    if len(names) < 2:
+        raise UserError("E208", f"every row has the label '{labels[0]}'", "Training needs two classes or more", str(path))
+    if len(names) > MAX_CLASSES:
+        raise UserError(
+            "E208",
+            f"{len(names)} distinct labels in {len(labels)} rows",
+            f"At most {MAX_CLASSES} classes; check task.label",
+            str(path),
+        )
+    return sorted(names, key=int) if all(name.lstrip("-").isdigit() for name in names) else sorted(names)
+
+
+def _check_validation_labels(path: Path, rows: list, known: dict[str, int]) -> None:
+    for line, _, label in rows:
+        if label not in known:
+            raise UserError(
+                "E209", f"label '{label}' never occurs in training", f"Training has: {', '.join(known)}", f"{path}:{line}"
+            )
+
+
+def _read(path: Path) -> Rows:
+    """Every row with its line number. Raises UserError E201, E202, E203, E210."""
+    if path.is_dir():
+        raise UserError("E202", "a folder, not a data file", "Name a .csv, .tsv or .jsonl file", str(path))
+    if not path.is_file():
+        raise UserError("E201", "no such file", "Paths are relative to the pipeline file", str(path))
+    readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl}
+    if path.suffix not in readers:
+        raise UserError("E202", f"unknown ending '{path.suffix}'", f"Use {', '.join(readers)}", str(path))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(path)) from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UserError("E203", "not UTF-8", "Convert it: iconv -f latin1 -t utf-8", f"{path}:{line}") from None
+    return list(readers[path.suffix](text, path))
+
+
+def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+    """GLUE's dialect: tabs, no quoting, one row a line."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    header = lines[0].split("\t")
+    for number, line in enumerate(lines[1:], start=2):
+        if line:
+            yield number, _as_row(header, line.split("\t"), f"{path}:{number}")
+
+
+def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+    # strict=True makes a quote that never closes an error instead of one giant field
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    try:
+        header = next(reader, [])
+        for fields in reader:
+            if fields:
+                yield reader.line_num, _as_row(header, fields, f"{path}:{reader.line_num}")
+    except csv.Error as error:
+        raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{reader.line_num}") from None
+
+
+def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError("E210", f"not JSON ({error.msg})", "Write one JSON object a line", f"{path}:{number}") from None
+        if not isinstance(row, dict):
+            raise UserError("E210", "not a JSON object", "Write one JSON object a line", f"{path}:{number}")
+        yield number, _Defaulted(row)
+
+
+class _Defaulted(dict):
+    """A JSON row: a key that only some rows have reads as None, which the checks above report with its line."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def _as_row(header: list[str], fields: list[str], where: str) -> dict[str, str]:
+    if len(fields) != len(header):
+        raise UserError(
+            "E210", f"{len(fields)} fields where the header has {len(header)}", "Mend the row, or the file's ending", where
+        )
+    return dict(zip(header, fields, strict=True))

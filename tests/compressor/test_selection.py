@@ -1,0 +1,63 @@
+"""Ω: exactly N places, deterministic ties, planted spikes found, and no silent "everything"."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.errors import UserError
+from compressor.selection import SCORES, choose, select
+from compressor.selection.rpca import decompose
+
+
+def planted(size: int = 64, rank: int = 8, spikes: int = 16, height: float = 2.0, seed: int = 0):
+    """A rank-8 matrix with spikes of size 2 (methods.md 1.2)."""
+    torch.manual_seed(seed)
+    low = torch.randn(size, rank) @ torch.randn(rank, size) * 0.19 / rank**0.5
+    places = torch.randperm(size * size)[:spikes].sort().values
+    low.view(-1)[places] += height
+    return low, places
+
+
+def test_planted_spikes_are_found():
+    weight, places = planted()
+    assert torch.equal(select(weight, "rpca", 16, seed=0).long(), places)
+
+
+def test_low_rank_factor_is_orthonormal_and_objective_never_rises_within_a_rank():
+    weight, _ = planted()
+    result = decompose(weight.double(), rank=1, iterations=30, tol=0.0)
+    assert torch.allclose(result.U.T @ result.U, torch.eye(1, dtype=torch.float64), atol=1e-10)
+    assert all(later <= earlier + 1e-12 for earlier, later in zip(result.objective, result.objective[1:], strict=False))
+    assert len(result.objective) > 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 5))
+def test_exactly_n_places_whatever_the_ties(count, seed):
+    scores = torch.randint(1, 4, (8, 5), generator=torch.Generator().manual_seed(seed)).float()
+    omega = choose(scores, count)
+    assert len(omega) == count and omega.dtype == torch.int32
+    assert torch.equal(omega, omega.unique()), "sorted, no place twice"
+    chosen = torch.zeros(40, dtype=torch.bool)
+    chosen[omega.long()] = True
+    flat = scores.flatten()
+    worst = flat[chosen].min()
+    assert (flat[~chosen] <= worst).all()
+    ties_in, ties_out = (chosen & (flat == worst)).nonzero(), (~chosen & (flat == worst)).nonzero()
+    assert not len(ties_out) or ties_in.max() < ties_out.min(), "equal scores go to the lowest index"
+
+
+def test_too_few_candidates_is_an_error_not_everything():
+    """The papers' code selects every weight when S is all zero."""
+    with pytest.raises(UserError, match="E401"):
+        choose(torch.zeros(8, 8), 1)
+    with pytest.raises(UserError, match="E401"):
+        select(torch.zeros(64, 64), "rpca", 16, seed=0)
+
+
+@pytest.mark.parametrize("score", sorted(SCORES))
+def test_every_score_repeats_and_fills(score):
+    weight, _ = planted(48)
+    first = select(weight, score, 9, seed=3)
+    assert len(first) == 9 and torch.equal(first, select(weight, score, 9, seed=3))

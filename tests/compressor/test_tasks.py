@@ -1,0 +1,138 @@
+"""The door through which data comes in: right rows in, every mistake out with its line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from compressor.errors import UserError, UserErrors
+from compressor.tasks import TaskConfig
+from compressor.tasks.features import batches, pad, predict
+from compressor.tasks.metrics import accuracy, accuracy_interval, difference_interval
+from compressor.tasks.reading import read_task
+
+GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
+
+
+def task(tmp_path, train=GOOD, validation=GOOD, ending="tsv", **options) -> TaskConfig:
+    paths = {}
+    for name, content in (("train", train), ("validation", validation)):
+        paths[name] = tmp_path / f"{name}.{ending}"
+        paths[name].write_bytes(content if isinstance(content, bytes) else content.encode())
+    return TaskConfig(**paths, **{"text": "sentence", **options})
+
+
+@pytest.mark.parametrize(
+    ("ending", "content"),
+    [
+        ("tsv", 'sentence\tlabel\n"so" good\tyes\nbad\tno\n'),
+        ("csv", 'sentence,label\n"""so"" good",yes\nbad,no\n'),
+        ("jsonl", '{"sentence": "\\"so\\" good", "label": "yes"}\n{"sentence": "bad", "label": "no"}\n'),
+    ],
+)
+def test_three_formats_read_the_same(tmp_path, ending, content):
+    data = read_task(task(tmp_path, content, content, ending))
+    assert data.label_names == ["no", "yes"]
+    assert data.train.texts == [('"so" good',), ("bad",)] and data.train.labels == [1, 0]
+
+
+def test_integer_labels_keep_numeric_order(tmp_path):
+    rows = "sentence\tlabel\n" + "".join(f"words\t{n}\n" for n in (10, 2, 1))
+    assert read_task(task(tmp_path, rows, rows)).label_names == ["1", "2", "10"]
+
+
+def test_pairs(tmp_path):
+    rows = "a\tb\tlabel\nfirst\tsecond\tx\nthird\tfourth\ty\n"
+    assert read_task(task(tmp_path, rows, rows, text=["a", "b"])).train.texts[1] == ("third", "fourth")
+
+
+@pytest.mark.parametrize(
+    ("code", "train", "options"),
+    [
+        ("E204", "", {}),
+        ("E204", "sentence\tlabel\n", {}),
+        ("E205", GOOD, {"label": "labels"}),
+        ("E205", GOOD, {"text": ["sentence", "other"]}),
+        ("E206", "sentence\tlabel\n1.5\tno\n2\tyes\n", {}),
+        ("E206", "sentence\tlabel\n \tno\nx\tyes\n", {}),
+        ("E207", "sentence\tlabel\nx y\t\nx\tyes\n", {}),
+        ("E208", "sentence\tlabel\nx\tno\ny\tno\n", {}),
+        ("E208", "sentence\tlabel\n" + "".join(f"x\t{n}\n" for n in range(300)), {}),
+        ("E203", b"sentence\tlabel\ncaf\xe9\tno\nx\tyes\n", {}),
+        ("E210", "sentence\tlabel\nx\ty\tno\nx\tyes\n", {}),
+    ],
+)
+def test_mistakes_have_a_code_and_a_place(tmp_path, code, train, options):
+    with pytest.raises(UserError) as caught:
+        read_task(task(tmp_path, train, **options))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(code) and "train.tsv" in lines[0]
+
+
+def test_both_files_are_reported_at_once(tmp_path):
+    with pytest.raises(UserErrors) as caught:
+        read_task(task(tmp_path, "", b"\xff\xfe"))
+    assert [error.code for error in caught.value.errors] == ["E204", "E203"]
+
+
+def test_validation_label_that_training_lacks_names_its_line(tmp_path):
+    with pytest.raises(UserError, match=r"E209 .*validation.tsv:3: label 'maybe'"):
+        read_task(task(tmp_path, validation="sentence\tlabel\nx\tno\ny\tmaybe\n"))
+
+
+@pytest.mark.parametrize("content", ["[1]\n", "{broken\n"])
+def test_bad_json_lines(tmp_path, content):
+    with pytest.raises(UserError, match="E210"):
+        read_task(task(tmp_path, content, content, "jsonl"))
+
+
+def test_a_number_where_json_should_hold_text(tmp_path):
+    rows = "".join(json.dumps({"sentence": n, "label": "ab"[n]}) + "\n" for n in (0, 1))
+    with pytest.raises(UserError, match=r"E206 .*train.jsonl:1"):
+        read_task(task(tmp_path, rows, rows, "jsonl"))
+
+
+def test_an_open_quote_in_csv(tmp_path):
+    rows = 'sentence,label\n"open,no\nx,yes\n'
+    with pytest.raises(UserError, match="E210"):
+        read_task(task(tmp_path, rows, rows, "csv"))
+
+
+def test_folder_missing_and_ending(tmp_path):
+    base = task(tmp_path)
+    (tmp_path / "x.parquet").write_bytes(b"x")
+    for path, code in ((tmp_path, "E202"), (tmp_path / "no.tsv", "E201"), (tmp_path / "x.parquet", "E202")):
+        with pytest.raises(UserError, match=code):
+            read_task(base.model_copy(update={"train": path}))
+
+
+def test_predictions_come_back_in_order():
+    """The model sees batches sorted by length; the caller sees its own order."""
+    rows = [{"input_ids": [n] * (1 + n % 5), "attention_mask": [1] * (1 + n % 5)} for n in range(23)]
+    seen = []
+
+    def forward(encoding):
+        seen.append(encoding["input_ids"].shape)
+        return encoding["input_ids"][:, :1].astype(float)
+
+    assert predict(forward, rows, 0, batch_size=4).flatten().tolist() == list(range(23))
+    assert [shape[1] for shape in seen] == sorted((shape[1] for shape in seen), reverse=True)
+    assert sorted(row for batch in batches(rows, 4) for row in batch) == list(range(23))
+
+
+def test_padding_is_on_the_right():
+    batch = pad([{"input_ids": [5, 6], "attention_mask": [1, 1]}, {"input_ids": [7], "attention_mask": [1]}], pad_id=9)
+    assert batch["input_ids"].tolist() == [[5, 6], [7, 9]] and batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+
+
+def test_intervals_hold_the_estimate_and_pairing_narrows():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 500)
+    logits = np.eye(2)[np.where(rng.random(500) < 0.85, labels, 1 - labels)]
+    low, high = accuracy_interval(logits, labels)
+    assert low < accuracy(logits, labels) < high
+    assert difference_interval(logits, logits, labels) == (0.0, 0.0)
+    worse = logits.copy()
+    worse[:50] = worse[:50, ::-1]
+    low, high = difference_interval(worse, logits, labels)
+    assert low < accuracy(worse, labels) - accuracy(logits, labels) < high < 0.0
