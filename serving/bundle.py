@@ -1,0 +1,84 @@
+"""The Triton inside the nvidia-pytriton wheel: where its parts are, and whether this Python can run it.
+
+The wheel is only a container here: its binary serves ordinary model repositories, and `pytriton` is never imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from compressor.errors import UserError
+
+BACKENDS = Path(__file__).parent / "backends"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Paths: the server binary, the python backend's folder, the stub of the running Python, the folders of their libraries."""
+
+    server: Path
+    python_backend: Path
+    stub: Path
+    library_folders: tuple[Path, ...]
+
+
+def install(extra: str) -> str:
+    """What to run for an extra that is missing."""
+    return f"Run: pip install 'compress-pipeline[{extra}]'"
+
+
+def find_bundle() -> Bundle:
+    """The installed Triton, once it is known to fit this Python.
+
+    Raises UserError E701 (not installed), E702 (Python version), E703 (libpython), E704 (numpy 2 breaks the stub's tensors).
+    """
+    for package, extra in (("pytriton", "triton"), ("onnxruntime", "cpu")):
+        if importlib.util.find_spec(package) is None:
+            raise UserError("E701", f"the embedded Triton server needs {package}", install(extra))
+    root = Path(importlib.util.find_spec("pytriton").submodule_search_locations[0], "tritonserver")
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        found = ", ".join(sorted(path.name for path in stub.parents[1].iterdir()))
+        raise UserError("E702", f"the embedded Triton has no stub for Python {version}", f"Use one of its versions: {found}")
+    numpy_version = importlib.metadata.version("numpy")
+    if int(numpy_version.split(".")[0]) >= 2:
+        raise UserError("E704", f"the embedded Triton cannot exchange tensors with numpy {numpy_version}", install("triton"))
+    libraries = (find_libpython(), root.parents[1] / "nvidia_pytriton.libs")
+    return Bundle(root / "bin" / "tritonserver", root / "backends" / "python", stub, libraries)
+
+
+def find_libpython() -> Path:
+    """The folder of the running interpreter's own shared libpython. Raises UserError E703 when it has none."""
+    name = f"libpython{sysconfig.get_config_var('LDVERSION')}.so.1.0"
+    for folder in (sysconfig.get_config_var("LIBDIR"), Path(sys.base_prefix, "lib")):
+        if folder and Path(folder, name).is_file():
+            return Path(folder)
+    mend = f"Debian: apt install {name.partition('.so')[0]}. pyenv: build Python with --enable-shared"
+    raise UserError("E703", f"the embedded Triton needs {name}, and this Python has none", mend, sys.executable)
+
+
+def stage_backends(bundle: Bundle, folder: Path) -> None:
+    """Lay out in `folder` what Triton wants for --backend-directory: the python backend with its stub, and our own."""
+    shutil.copytree(bundle.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(bundle.stub, folder / "python")
+    shutil.copytree(BACKENDS, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+
+
+def environment(bundle: Bundle) -> dict[str, str]:
+    """The environment of the server: its stub takes libpython from LD_LIBRARY_PATH and its Python prefix from PATH."""
+    from onnxruntime import get_available_providers
+
+    variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+    if "CUDAExecutionProvider" not in get_available_providers():
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # else Triton would place models on a GPU that this ONNX Runtime cannot use
+    for key, first in (("LD_LIBRARY_PATH", bundle.library_folders), ("PATH", (Path(sys.prefix, "bin"),))):
+        variables[key] = ":".join(filter(None, (*map(str, first), os.environ.get(key))))
+    return variables

@@ -1,0 +1,209 @@
+"""Talk to a Triton server: tensors in and out (`Client`), or texts in and labels out (`predict`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from compressor.errors import UserError
+from serving.registry import served_repository
+from serving.repository import tokenizer_sha256
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+CONNECT_SECONDS = 10.0
+ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest label of one text, and the probability of every label in the model's order."""
+
+    label: str
+    scores: dict[str, float]
+
+
+class Client:
+    """A Triton server at `url` (host:port or http://host:port), spoken to over HTTP. Use it in the thread that made it.
+
+    Every call raises UserError E712 when no Triton server answers, and E715 when the server refuses the request.
+    """
+
+    def __init__(self, url: str):
+        """Raises UserError E711 for a bad URL. Connects with the first call."""
+        from tritonclient.http import InferenceServerClient
+
+        self.host, self.port = parse_url(url)
+        self._client = InferenceServerClient(f"{self.host}:{self.port}", connection_timeout=CONNECT_SECONDS)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def infer(self, model: str, features: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Every output of `model` for one batch. Shapes and types are as the model's config declares them."""
+        from tritonclient.http import InferInput
+        from tritonclient.utils import np_to_triton_dtype
+
+        inputs = [InferInput(name, array.shape, np_to_triton_dtype(array.dtype)) for name, array in features.items()]
+        for tensor, array in zip(inputs, features.values(), strict=True):
+            tensor.set_data_from_numpy(array)
+        with self._errors(model):
+            result = self._client.infer(model, inputs)
+        return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
+
+    def config(self, model: str) -> dict[str, Any]:
+        """The config of a loaded model, as JSON. Raises UserError E713, naming the loaded models, when it is none of them."""
+        with self._errors(model):
+            return self._client.get_model_config(model)
+
+    def ready(self, model: str) -> bool:
+        """Whether `model` is loaded and ready."""
+        with self._errors(model):
+            return self._client.is_model_ready(model)
+
+    def models(self) -> list[str]:
+        """Names of the loaded models, sorted."""
+        with self._errors():
+            index = self._client.get_model_repository_index()
+        return sorted({entry["name"] for entry in index if entry.get("state") == "READY"})
+
+    @contextlib.contextmanager
+    def _errors(self, model: str | None = None) -> Iterator[None]:
+        """Turn what tritonclient raises into coded errors."""
+        from geventhttpclient.response import HTTPParseError
+        from tritonclient.utils import InferenceServerException
+
+        where = f"{self.host}:{self.port}"
+        try:
+            yield
+        except InferenceServerException as error:
+            if not self._client.is_server_live():
+                raise UserError("E712", "this is no Triton server", "Start one: compress serve RUN", where) from error
+            if model is not None and model not in (loaded := self.models()):
+                mend = f"Loaded models: {', '.join(loaded) or 'none'}"
+                raise UserError("E713", f"no model '{model}' is loaded", mend, where) from error
+            raise UserError("E715", f"Triton refused the request: {error.message()}", "See the server's log", where) from error
+        except (OSError, HTTPParseError, json.JSONDecodeError) as error:
+            raise UserError("E712", f"no Triton server answers ({error})", "Start one: compress serve RUN", where) from error
+
+
+def predict(
+    url: str, model: str, texts: Sequence[str] | Sequence[tuple[str, str]], tokenizer_folder: Path | None = None
+) -> list[Prediction]:
+    """Classify texts, or pairs of texts, with a served model; one Prediction a text, in order.
+
+    The tokenizer comes from `tokenizer_folder`, or from the repository when the server runs on this machine.
+    Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier).
+    """
+    import numpy as np
+
+    with Client(url) as client:
+        config = client.config(model)
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        labels, output = labels_of(model, config, parameters)
+        encoder = Encoder(model, config, parameters, tokenizer_folder or find_tokenizer(client, model))
+        size = config["max_batch_size"] or max(len(texts), 1)
+        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
+        logits = [row for batch in batches for row in client.infer(model, encoder(batch))[output].astype(np.float64)]
+    return [prediction(labels, row) for row in logits]
+
+
+def prediction(labels: Sequence[str], logits: np.ndarray) -> Prediction:
+    """Softmax of one row of logits, (classes,), with names."""
+    import numpy as np
+
+    weights = np.exp(logits - logits.max())
+    scores = dict(zip(labels, (weights / weights.sum()).tolist(), strict=True))
+    return Prediction(max(scores, key=scores.__getitem__), scores)
+
+
+class Encoder:
+    """Texts -> the int arrays (batch, longest sequence) that a model declares, padded right, cut at its `max_length`."""
+
+    def __init__(self, model: str, config: Mapping[str, Any], parameters: Mapping[str, str], folder: Path):
+        """Raises UserError E714 when the folder's tokenizer is not the model's, E716 for inputs that no tokenizer makes."""
+        from tritonclient.utils import triton_to_np_dtype
+
+        self.types = {
+            tensor["name"]: triton_to_np_dtype(tensor["data_type"].removeprefix("TYPE_")) for tensor in config["input"]
+        }
+        if unknown := self.types.keys() - ENCODING_FIELDS:
+            raise UserError("E716", f"model '{model}' wants an input '{min(unknown)}'", "Send its tensors with Client.infer")
+        self.tokenizer = load_tokenizer(Path(folder), parameters)
+
+    def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        encodings = self.tokenizer.encode_batch(list(texts))
+        return {
+            name: np.array([getattr(encoding, ENCODING_FIELDS[name]) for encoding in encodings], dtype=type_)
+            for name, type_ in self.types.items()
+        }
+
+
+def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer in `folder`, checked against `tokenizer_sha256`. Raises UserError E714."""
+    from tokenizers import Tokenizer
+
+    mend = "Pass --tokenizer with the folder NAME/tokenizer of the model's repository"
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError("E714", "no tokenizer.json", mend, str(folder))
+    if tokenizer_sha256(folder) != parameters.get("tokenizer_sha256"):
+        raise UserError("E714", "this is not the tokenizer that the model was deployed with", mend, str(folder))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(**padding(tokenizer, folder))
+    tokenizer.no_truncation()
+    if "max_length" in parameters:
+        tokenizer.enable_truncation(int(parameters["max_length"]))
+    return tokenizer
+
+
+def padding(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
+    """The tokenizer's own padding token, as the arguments of a right padding to the longest. Raises UserError E714."""
+    if own := tokenizer.padding:
+        return {key: own[key] for key in ("pad_id", "pad_token", "pad_type_id")}
+    path = folder / "tokenizer_config.json"
+    token = json.loads(path.read_text(encoding="utf-8")).get("pad_token") if path.is_file() else None
+    token = token["content"] if isinstance(token, dict) else token
+    if token is None or tokenizer.token_to_id(token) is None:
+        raise UserError("E714", "the tokenizer has no padding token", "Set pad_token, save it and deploy again", str(folder))
+    return {"pad_id": tokenizer.token_to_id(token), "pad_token": token}
+
+
+def find_tokenizer(client: Client, model: str) -> Path:
+    """The tokenizer of a model served on this machine. Raises UserError E714 when the server is another machine's."""
+    repository = served_repository(client.host, client.port)
+    if repository is None:
+        fault = f"the server at {client.host}:{client.port} was not started by compress on this machine"
+        raise UserError("E714", f"{fault}, so the tokenizer of '{model}' is unknown", "Pass --tokenizer FOLDER")
+    return repository / model / "tokenizer"
+
+
+def labels_of(model: str, config: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[list[str], str]:
+    """The labels and the name of the output they belong to. Raises UserError E716 when the model has none."""
+    output = next((tensor["name"] for tensor in config["output"] if tensor.get("label_filename")), None)
+    if output is None or "labels" not in parameters:
+        raise UserError("E716", f"model '{model}' has no labels to predict", "Deploy a classifier, or use Client.infer")
+    return json.loads(parameters["labels"]), output
+
+
+def parse_url(url: str) -> tuple[str, int]:
+    """Host and port of host:port or http://host:port. Raises UserError E711."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.scheme != "http" or parts.path.strip("/") or parts.query:
+        raise UserError("E711", f"'{url}' is not a server's URL", "Give host:port or http://host:port, such as 127.0.0.1:8000")
+    return host, port

@@ -1,0 +1,227 @@
+"""A real Triton Inference Server on 127.0.0.1, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import itertools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from compressor.errors import UserError, UserErrors
+from serving import registry
+from serving.bundle import Bundle, environment, find_bundle, stage_backends
+from serving.repository import model_names
+
+HOST = "127.0.0.1"
+SERVICES = ("http", "grpc", "metrics")
+ATTEMPTS = 5
+STOP_SECONDS = 10
+
+# Triton must not outlive us, even when we are killed: PR_SET_PDEATHSIG = 1. Set between fork and exec by a small Python of its
+# own, because a preexec_fn may deadlock in a process with threads.
+LAUNCH = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, {signal})
+if os.getppid() == {parent}:
+    os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+# What Triton 2.51 writes in its log; a reason ends before the Python stack that follows it.
+IN_USE = re.compile(r"Socket '[\d.]+:(\d+)' already in use")
+STUB_DIED = re.compile(r"error while loading shared libraries: .+|.*'_recursion_count'|Stub process .*is not healthy")
+NOT_LOADED = re.compile(r"(?:failed to load|Poll failed for model directory) '(.+?)'(?: version \d+)?: (.*?)(?:\\n|\"?$)", re.M)
+
+
+class PortTaken(UserError):
+    """E705: `port` is not ours to bind."""
+
+    def __init__(self, port: int, reason: str = os.strerror(errno.EADDRINUSE)):
+        self.port = port
+        mend = "Stop its owner, or choose another port (0: any free one)"
+        super().__init__("E705", f"port {port} of {HOST} cannot be used ({reason})", mend)
+
+
+class EmbeddedServer:
+    """Serve the model repository `repository` with the Triton of the nvidia-pytriton wheel.
+
+        with EmbeddedServer(repository, log_path=log) as server: ...   # server.url is "127.0.0.1:PORT"
+
+    A port of 0 is any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds.
+    Triton's own output goes to `log_path`. The server ends with the thread that starts it, at the latest.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        log_path: Path,
+        http_port: int = 0,
+        grpc_port: int = 0,
+        metrics_port: int = 0,
+        models: Sequence[str] | None = None,
+        ready_timeout: float = 60,
+    ):
+        self.repository, self.log_path = Path(repository), Path(log_path)
+        self.models, self.ready_timeout = models, ready_timeout
+        self._wanted = (http_port, grpc_port, metrics_port)
+        self.ports: dict[str, int] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stage: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """host:port of the HTTP endpoint; `ports` has those of all SERVICES."""
+        return f"{HOST}:{self.ports['http']}"
+
+    def start(self) -> EmbeddedServer:
+        """Start and wait until every model is ready; on failure nothing is left behind.
+
+        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E707 (a model does not load),
+        E708 (not ready in time), E709 (the server died), E710 (no place for the note that tells clients of this server).
+        """
+        bundle, models = find_bundle(), models_to_load(self.repository, self.models)
+        for attempt in itertools.count(1):
+            try:
+                return self._start(bundle, models)
+            except PortTaken as error:
+                # a free port can be taken between our choice and Triton's bind
+                if error.port in self._wanted or attempt == ATTEMPTS:
+                    raise
+
+    def _start(self, bundle: Bundle, models: Sequence[str]) -> EmbeddedServer:
+        try:
+            self.ports = dict(zip(SERVICES, choose_ports(self._wanted), strict=True))
+            self.stage = Path(tempfile.mkdtemp(prefix="compress-triton-"))
+            stage_backends(bundle, self.stage)
+            self._launch(bundle, models)
+            self._wait_until_ready()
+            registry.announce(self.ports["http"], self.repository, self.process.pid)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _launch(self, bundle: Bundle, models: Sequence[str]) -> None:
+        options = [
+            f"--model-repository={self.repository}",
+            f"--backend-directory={self.stage}",
+            f"--backend-config=python,shm-region-prefix-name={self.stage.name}-",
+            "--model-control-mode=explicit",
+            *(f"--load-model={name}" for name in models),
+            *(f"--{service}-address={HOST}" for service in SERVICES),
+            *(f"--{service}-port={port}" for service, port in self.ports.items()),
+            f"--exit-timeout-secs={STOP_SECONDS // 2}",
+        ]
+        launch = LAUNCH.format(signal=signal.SIGTERM.value, parent=os.getpid())
+        command = [sys.executable, "-IS", "-c", launch, str(bundle.server), *options]
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=environment(bundle), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.ready_timeout
+        while not is_ready(self.ports["http"]):
+            ended = self.process.poll() is not None
+            if ended or STUB_DIED.search(self._log()):  # Triton goes on waiting for a dead stub
+                raise diagnose(self._log(), self.log_path)
+            if time.monotonic() > deadline:
+                mend = f"Raise the timeout, or see why in {self.log_path}"
+                raise UserError("E708", f"the Triton server was not ready within {self.ready_timeout:g} s", mend)
+            time.sleep(0.05)
+
+    def wait(self) -> None:
+        """Block while the server lives. Raises UserError E709 (or what its log says) when it ends by itself."""
+        self.process.wait()
+        raise diagnose(self._log(), self.log_path)
+
+    def _log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> None:
+        """Stop the server with everything it started, and remove its traces. Harmless when it is not running."""
+        if self.process is not None:
+            registry.withdraw(self.ports["http"])
+            try:
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(STOP_SECONDS)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)  # the stubs are in the server's group
+                self.process.wait()
+                self.process = None
+        if self.stage is not None:
+            for region in Path("/dev/shm").glob(f"{self.stage.name}-*"):
+                region.unlink(missing_ok=True)
+            shutil.rmtree(self.stage)
+            self.stage = None
+
+    __enter__ = start
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[str]:
+    """The models to load, `names` or all there are. Raises UserError E706 when the repository lacks them."""
+    available = model_names(repository)
+    if not available:
+        fault = "holds no model" if repository.is_dir() else "does not exist"
+        raise UserError("E706", f"the model repository {fault}", "Give the folder that a deploy stage wrote", str(repository))
+    if missing := [name for name in names or () if name not in available]:
+        raise UserError("E706", f"no model '{missing[0]}'", f"Models: {', '.join(available)}", str(repository))
+    return available if names is None else names
+
+
+def choose_ports(wanted: Sequence[int]) -> list[int]:
+    """The wanted ports, each 0 replaced by a free one. Raises PortTaken."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in wanted]
+        for listener, port in zip(sockets, wanted, strict=True):
+            # as Triton does: a port whose last connections only linger is free
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((HOST, port))
+            except OSError as error:
+                raise PortTaken(port, error.strerror) from error
+        return [listener.getsockname()[1] for listener in sockets]
+
+
+def is_ready(port: int) -> bool:
+    """Whether the server on `port` is ready, its models included."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=1)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def diagnose(log: str, log_path: Path) -> UserError:
+    """Why the server cannot go on, from its log: E705 (port), E703 (stub and libpython), E707 (models) or E709 (the rest)."""
+    if in_use := IN_USE.search(log):
+        return PortTaken(int(in_use[1]))
+    if stub := STUB_DIED.search(log):
+        mend = f"Use a Python whose own shared libpython is installed; Triton's log is {log_path}"
+        return UserError("E703", f"Triton's Python stub does not run with {sys.executable} ({stub[0]})", mend)
+    mend = f"Mend its config.pbtxt or deploy it again; Triton's log is {log_path}"
+    refused = [UserError("E707", f"Triton refused model '{name}': {reason}", mend) for name, reason in NOT_LOADED.findall(log)]
+    if refused:
+        return refused[0] if len(refused) == 1 else UserErrors(refused)
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it wrote nothing")
+    return UserError("E709", f"the Triton server ended by itself; its last line: {last}", f"See its log, {log_path}")

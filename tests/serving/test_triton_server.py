@@ -1,0 +1,196 @@
+"""The embedded server: starts, stops without a trace, and says why it cannot start."""
+
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from triton_parts import processes_of
+
+from compressor.errors import UserError
+from serving import registry, server
+from serving.repository import write_repository
+from serving.server import EmbeddedServer, diagnose
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A temporary folder of the test's own: what a server leaves behind shows."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Every process the server module starts."""
+    processes, popen = [], subprocess.Popen
+
+    def record(*args, **options):
+        processes.append(popen(*args, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(server.subprocess, "Popen", record)
+    return processes
+
+
+def gone(group, seconds=10):
+    deadline = time.monotonic() + seconds
+    while processes_of(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not processes_of(group)
+
+
+def listening():
+    listener = socket.create_server(("127.0.0.1", 0))
+    return listener, listener.getsockname()[1]
+
+
+@pytest.mark.usefixtures("triton")
+def test_stop_leaves_no_process_no_file_and_no_note(repository, tmp_path, temporary):
+    embedded = EmbeddedServer(repository, log_path=tmp_path / "log", models=["reviews"])
+    with embedded:
+        group, port = embedded.process.pid, embedded.ports["http"]
+        assert {"tritonserver", "triton_python_b"} <= set(processes_of(group))
+        assert registry.served_repository("localhost", port) == repository
+        regions = f"{embedded.stage.name}-*"
+        assert list(Path("/dev/shm").glob(regions))
+    assert gone(group)
+    assert not list(temporary.iterdir()) and not list(Path("/dev/shm").glob(regions))
+    assert not registry.registry_file(port).exists()
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_killed_parent_takes_the_server_with_it(repository, tmp_path):
+    script = f"""
+import sys, time
+from pathlib import Path
+from serving.server import EmbeddedServer
+with EmbeddedServer(Path({str(repository)!r}), log_path=Path({str(tmp_path / "log")!r}), models=["bare"]) as server:
+    print(server.process.pid, flush=True)
+    time.sleep(60)
+"""
+    variables = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True) as parent:
+        group = int(parent.stdout.readline())
+        assert processes_of(group)
+        parent.kill()
+    assert gone(group)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_refused_model_gives_tritons_reason_and_leaves_nothing(tmp_path, classifier, temporary, launched):
+    config = write_repository(tmp_path / "repository", "renamed", classifier) / "config.pbtxt"
+    config.write_text(config.read_text().replace("attention_mask", "mask"))
+    with pytest.raises(UserError) as caught:
+        EmbeddedServer(tmp_path / "repository", log_path=tmp_path / "log").start()
+    assert caught.value.code == "E707" and caught.value.exit_code == 2
+    assert "'renamed'" in str(caught.value) and "unexpected inference input 'mask', allowed inputs are" in str(caught.value)
+    assert str(tmp_path / "log") in str(caught.value)
+    assert gone(launched[0].pid) and not list(temporary.iterdir())
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_port_lost_to_a_race_is_chosen_again_and_a_crash_is_reported(repository, tmp_path, temporary, launched, monkeypatch):
+    listener, taken = listening()
+    choose, choices = server.choose_ports, []
+
+    def lose_the_first(wanted):
+        choices.append(choose(wanted))
+        return [taken, *choices[0][1:]] if len(choices) == 1 else choices[-1]
+
+    monkeypatch.setattr(server, "choose_ports", lose_the_first)
+    with listener, EmbeddedServer(repository, log_path=tmp_path / "log", models=()) as embedded:
+        assert embedded.ports["http"] == choices[1][0] != taken
+        launched[1].kill()
+        with pytest.raises(UserError, match="E709 the Triton server ended by itself"):
+            embedded.wait()
+    assert len(launched) == 2 and all(gone(process.pid) for process in launched)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_server_that_is_not_ready_in_time_is_stopped(repository, tmp_path, temporary, launched):
+    with pytest.raises(UserError, match=r"E708 .* not ready within 0 s"):
+        EmbeddedServer(repository, log_path=tmp_path / "log", ready_timeout=0).start()
+    assert gone(launched[0].pid) and not list(temporary.iterdir())
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("service", server.SERVICES)
+def test_a_port_in_use_is_named(repository, tmp_path, launched, service):
+    listener, port = listening()
+    with listener, pytest.raises(UserError, match=rf"E705 port {port} of 127.0.0.1 cannot be used \(Address already in use\)"):
+        EmbeddedServer(repository, log_path=tmp_path / "log", **{f"{service}_port": port}).start()
+    assert not launched
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_repository_without_the_models_is_refused(repository, tmp_path):
+    for folder, models, words in (
+        (tmp_path / "nowhere", None, "does not exist"),
+        (tmp_path, None, "holds no model"),
+        (repository, ["reviews", "views"], "no model 'views'. Models: bare, reviews"),
+    ):
+        with pytest.raises(UserError, match=f"E706 .*{words}"):
+            EmbeddedServer(folder, log_path=tmp_path / "log", models=models).start()
+
+
+def test_a_missing_extra_names_the_extra(repository, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytriton", None)
+    with pytest.raises(UserError, match=r"E701 .*needs pytriton. Run: pip install 'compress-pipeline\[triton\]'"):
+        EmbeddedServer(repository, log_path=tmp_path / "log").start()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"E710 .*Set XDG_CACHE_HOME"):
+        registry.announce(8000, tmp_path, pid=1)
+
+
+@pytest.mark.usefixtures("triton")
+def test_an_environment_that_cannot_run_the_stub_is_refused(repository, tmp_path, monkeypatch):
+    embedded = EmbeddedServer(repository, log_path=tmp_path / "log")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"E702 .*no stub for Python 3\.7.* 3\.11, 3\.12"):
+        patch.setattr(sys, "version_info", (3, 7))
+        embedded.start()
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"E703 .*needs libpythonNONE\.so\.1\.0"):
+        patch.setattr(sysconfig, "get_config_var", lambda name: "NONE")
+        embedded.start()
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"E704 .*numpy 2\.1\.0"):
+        patch.setattr("importlib.metadata.version", lambda name: "2.1.0")
+        embedded.start()
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "words"),
+    [
+        ("E703", "/x/stub: error while loading shared libraries: libpython3.11.so.1.0: cannot open", "libpython3.11.so.1.0"),
+        (
+            "E703",
+            "failed to load 'm' version 1: AttributeError: '_thread.RLock' object has no attribute '_recursion_count'",
+            "'_recursion_count'",
+        ),
+        (
+            "E707",
+            "Poll failed for model directory 'm': failed to read text proto from /r/m/config.pbtxt\"",
+            "'m': failed to read text proto from /r/m/config.pbtxt. Mend",
+        ),
+        (
+            "E707",
+            "failed to load 'a' version 1: one\\n\\nAt:\\n x\"\nE 1] \"failed to load 'b' version 1: two\"",
+            "triton.log\nE707 Triton refused model 'b': two. Mend",
+        ),
+        ("E709", 'fine"\nterminate called: out of memory\n\n', "terminate called: out of memory"),
+    ],
+)
+def test_the_log_says_why_a_server_ended(code, log, words):
+    error = diagnose(f'E1121 05:12:56.744623 4829 model_lifecycle.cc:642] "{log}', Path("triton.log"))
+    assert error.code == code and words in str(error) and "triton.log" in str(error)
