@@ -1,0 +1,159 @@
+"""Latency of several models in one interleaved run, each in a process of its own.
+
+Runtimes in one process disturb each other (idle thread pools), and machines drift: so every variant gets a worker, every
+round times every variant once, in shuffled order, and only ratios within one run mean anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from compressor.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+WARM_UP = 3
+"""Calls of every variant at every shape before the clock counts."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a worker loads: an ONNX file, or a checkpoint folder for PyTorch. Names are unique within a run."""
+
+    name: str
+    runtime: Literal["onnxruntime", "pytorch"]
+    path: Path
+    device: Literal["cpu", "cuda"] = "cpu"
+    vocabulary: int = 1000
+    """Token ids are drawn below this."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One variant at one shape: percentiles and interquartile range in ms, `throughput` in rows/s at the median."""
+
+    variant: str
+    batch: int
+    length: int
+    p50: float
+    p95: float
+    p99: float
+    iqr: float
+    throughput: float
+    samples_ms: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in measurements.json."""
+        return {name: value for name, value in asdict(self).items() if name != "variant"}
+
+
+def summarize(variant: str, batch: int, length: int, samples: Sequence[float]) -> Measurement:
+    """Percentiles of one variant's times (ms)."""
+    q25, p50, q75, p95, p99 = np.percentile(samples, [25, 50, 75, 95, 99])
+    rounded = tuple(round(sample, 4) for sample in samples)
+    return Measurement(variant, batch, length, *map(float, (p50, p95, p99, q75 - q25, 1000 * batch / p50)), rounded)
+
+
+class Worker:
+    """A process that holds one model and times one call at a time. Lines of JSON in, lines of JSON out."""
+
+    def __init__(self, variant: Variant, threads: int | None, log: IO[str]):
+        self.variant, self.log = variant, log
+        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "export.latency_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **quiet},
+        )
+        description = {**asdict(variant), "path": str(variant.path), "threads": threads}
+        self._send(description)
+
+    def _send(self, message: dict) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def _receive(self) -> dict:
+        line = self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self.process.wait()
+        self.log.seek(0)
+        last = next((text.strip() for text in reversed(self.log.read().splitlines()) if text.strip()), "no message")
+        raise UserError(
+            "E603", f"'{self.variant.name}' cannot be measured: {last}", "Check that the model loads in this runtime"
+        )
+
+    def wait_until_loaded(self) -> None:
+        """Raises UserError E603 with the worker's last line when it died."""
+        self._receive()
+
+    def time(self, batch: int, length: int) -> float:
+        """Milliseconds of one forward pass."""
+        self._send({"batch": batch, "length": length})
+        return self._receive()["ms"]
+
+    def close(self) -> None:
+        """End the process; closing its input is what tells it to stop."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def workers(variants: Sequence[Variant], threads: int | None) -> Iterator[list[Worker]]:
+    """Start every worker and wait until all are loaded; stop all of them, whatever happens."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for variant in variants:
+            log = stack.enter_context(tempfile.TemporaryFile("w+"))
+            worker = Worker(variant, threads, log)
+            stack.callback(worker.close)
+            started.append(worker)
+        for worker in started:
+            worker.wait_until_loaded()
+        yield started
+
+
+def measure(
+    variants: Sequence[Variant],
+    shapes: Sequence[tuple[int, int]],
+    rounds: int,
+    *,
+    threads: int | None = None,
+    seed: int = 0,
+    on_round: Callable[[], None] = lambda: None,
+) -> list[Measurement]:
+    """Time every variant at every (batch, length), `rounds` times, interleaved. Raises UserError E603."""
+    shuffle, results = random.Random(seed), []
+    with workers(variants, threads) as live:
+        for batch, length in shapes:
+            times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
+            for worker in live:
+                for _ in range(WARM_UP):
+                    worker.time(batch, length)
+            for _ in range(rounds):
+                for worker in shuffle.sample(live, len(live)):
+                    times[worker.variant.name].append(worker.time(batch, length))
+                on_round()
+            results += [summarize(name, batch, length, samples) for name, samples in times.items()]
+    return results

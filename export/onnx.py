@@ -1,0 +1,135 @@
+"""A transformers model -> ONNX: fp32 with ONNX Runtime's fusions, and dynamic int8, from one trace.
+
+`transformers.exporters` calls itself experimental, so it is used here only, and what it writes is compared with PyTorch
+by whoever calls this (export/parity.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    from torch import nn
+
+OPSET = 20
+AXES = ("batch", "sequence")
+SINGLE_FILE_LIMIT = 2_000_000_000
+"""Bytes; protobuf cannot hold more, so larger models get a MODEL.data file beside them."""
+
+
+def file_name(precision: str) -> str:
+    """The file of a precision inside an exported folder."""
+    return "model.onnx" if precision == "fp32" else f"model_{precision}.onnx"
+
+
+def export_onnx(
+    model: nn.Module,
+    encoding: dict[str, np.ndarray],
+    folder: Path,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    fuse: bool = True,
+) -> dict[str, Path]:
+    """Write FOLDER/model.onnx and FOLDER/model_int8.onnx as asked; returns precision -> path.
+
+    `model` is a classifier without chains, pruned or dense; it comes out as it went in. `encoding` is a sample, int64
+    (batch, length), of at least 2 rows and 2 tokens: a size of 1 would be burnt into the graph. The axes of the inputs
+    are named batch and sequence; two exports of one model are equal byte for byte. int8 is quantized from the unfused
+    graph (the fused one has lost the types it needs) with one scale a channel.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    graph = trace(model, encoding)
+    writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
+    paths = {}
+    for precision in precisions:
+        paths[precision] = folder / file_name(precision)
+        save(writers[precision](), paths[precision])
+    return paths
+
+
+def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """The unfused graph with dynamic axes and the weights inside. Raises UserError E601 for a sample that is too small."""
+    import onnx_ir
+    import torch
+    from transformers.exporters import OnnxConfig
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    if min(encoding["input_ids"].shape) < 2:
+        raise UserError("E601", f"sample of shape {encoding['input_ids'].shape}", "Give at least 2 rows of 2 tokens")
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in encoding}
+    inputs = {name: torch.from_numpy(values) for name, values in encoding.items()}
+    with unchanged(model), torch.no_grad():
+        config = OnnxConfig(dynamic_shapes=dynamic, opset_version=OPSET)
+        program, _ = OnnxExporter().export_program(model, inputs, config)
+    for node in program.graph.all_nodes():
+        # stack traces and module paths: they hold folders of this machine
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in (*program.graph.inputs, *program.graph.outputs):
+        value.metadata_props.clear()
+    proto = onnx_ir.to_proto(program)
+    _name_axes(proto)
+    return proto
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module):
+    """Put the model in eval mode for a while; modes and the config come back as they were."""
+    modes = {module: module.training for module in model.modules()}
+    config = dict(model.config.__dict__)
+    try:
+        yield model.eval()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        model.config.__dict__.clear()
+        model.config.__dict__.update(config)
+
+
+def _name_axes(proto: onnx.ModelProto) -> None:
+    """Give the exporter's symbols (s18, s41, ...) the names batch and sequence, wherever they stand."""
+    names = {}
+    for value in proto.graph.input:
+        for axis, dim in zip(AXES, value.type.tensor_type.shape.dim, strict=True):
+            names[dim.dim_param] = axis
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+
+
+def fused(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with ONNX Runtime's CPU operators (SkipLayerNormalization, BiasGelu)."""
+    import onnx_ir
+    from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
+
+    program = onnx_ir.from_proto(proto)
+    fuse_for_onnxruntime(program, "cpu")
+    return onnx_ir.to_proto(program)
+
+
+def quantized_dynamic(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with int8 weights (one scale a channel) and activations quantized at run time; embeddings are int8 too."""
+    import onnx_ir
+    from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
+    from transformers.exporters.configs import ExportFormat
+
+    quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig(per_channel=True))
+    return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(proto), {}, ExportFormat.ONNX))
+
+
+def save(proto: onnx.ModelProto, path: Path) -> None:
+    """One file up to 2 GB, above that with PATH.data beside it."""
+    import onnx
+
+    if proto.ByteSize() < SINGLE_FILE_LIMIT:
+        path.write_bytes(proto.SerializeToString(deterministic=True))
+        return
+    onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}.data")

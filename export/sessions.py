@@ -1,0 +1,51 @@
+"""The one place that makes ONNX Runtime sessions: provider asserted, idle threads asleep, errors with a code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnxruntime
+
+Device = Literal["cpu", "cuda"]
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -> onnxruntime.InferenceSession:
+    """A session with every graph optimization; `threads` defaults to one a core.
+
+    Raises UserError E602 (file missing or not ONNX) and E901 (CUDA asked for and not there: ONNX Runtime would go on
+    with the CPU without a word).
+    """
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # idle pools that spin take the cores from whatever runs beside this session
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    if threads:
+        options.intra_op_num_threads = threads
+    try:
+        live = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[device]])
+    except (Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile) as error:
+        reason = str(error).split(":")[-1].strip()
+        raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
+    if live.get_providers()[0] != PROVIDERS[device]:
+        raise UserError(
+            "E901",
+            f"{device} was asked for, ONNX Runtime offers {', '.join(live.get_providers())}",
+            "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu",
+        )
+    return live
+
+
+def run(live: onnxruntime.InferenceSession, encoding: dict[str, np.ndarray]) -> np.ndarray:
+    """Logits (batch, classes) of int64 arrays (batch, length); inputs that the graph does not have are left out."""
+    wanted = {value.name for value in live.get_inputs()}
+    return live.run(["logits"], {name: values for name, values in encoding.items() if name in wanted})[0]

@@ -1,0 +1,65 @@
+"""One trace a model for the whole session: tracing is what takes time."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.pruning.surgery import Removal, remove
+from export.onnx import fused, quantized_dynamic, save, trace
+from tests.compressor.conftest import tiny
+
+UNEQUAL = {0: Removal([1, 3], [0, 5, 7]), 2: Removal([0], list(range(19)))}
+MODELS = {
+    f"{name}-{kind}": (name, removals) for name in ("bert", "mpnet") for kind, removals in (("dense", {}), ("unequal", UNEQUAL))
+}
+
+
+def encoding(rows: int, length: int, pad_id: int = 1) -> dict[str, np.ndarray]:
+    """Right-padded rows of unequal length."""
+    ids = np.random.default_rng(rows * 100 + length).integers(3, 99, size=(rows, length), dtype=np.int64)
+    mask = np.ones_like(ids)
+    for row in range(1, rows):
+        mask[row, max(1, length - row) :] = 0
+    ids[mask == 0] = pad_id
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def model_of(name: str) -> torch.nn.Module:
+    """A tiny random model, dense or unequally pruned."""
+    architecture, removals = MODELS[name]
+    model = tiny(architecture, torch.float32)
+    if removals:
+        remove(model, removals)
+    return model
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model, its unfused graph, and its files: fp32, fused and int8."""
+
+    model: torch.nn.Module
+    graph: object
+    fp32: Path
+    fused: Path
+    int8: Path
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """name -> Exported, made on first use."""
+    made: dict[str, Exported] = {}
+
+    def make(name: str) -> Exported:
+        if name not in made:
+            folder, model = tmp_path_factory.mktemp(name), model_of(name)
+            graph = trace(model, encoding(2, 9))
+            paths = [folder / f"{kind}.onnx" for kind in ("fp32", "fused", "int8")]
+            for path, proto in zip(paths, (graph, fused(graph), quantized_dynamic(graph)), strict=True):
+                save(proto, path)
+            made[name] = Exported(model, graph, *paths)
+        return made[name]
+
+    return make

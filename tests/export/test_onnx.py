@@ -1,0 +1,89 @@
+"""Exported graphs against PyTorch: every architecture, dense and unequally pruned, fused and not, over many shapes."""
+
+import numpy as np
+import onnx
+import pytest
+
+from compressor.errors import UserError
+from compressor.tasks.features import torch_forward
+from export.onnx import export_onnx, save, trace
+from export.parity import compare
+from export.sessions import run, session
+from tests.export.conftest import MODELS, encoding, model_of
+
+SHAPES = [(1, 1), (1, 7), (3, 33), (8, 60), (2, 2)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_equals_pytorch(name, exported):
+    made = exported(name)
+    forward = torch_forward(made.model)
+    for path in (made.fp32, made.fused):
+        live = session(path)
+        assert [value.shape for value in live.get_inputs()] == [["batch", "sequence"]] * 2
+        assert [(value.name, value.shape) for value in live.get_outputs()] == [("logits", ["batch", 3])]
+        for shape in SHAPES:
+            batch = encoding(*shape)
+            reference = forward(batch)
+            result = compare("export", "onnx", reference, run(live, batch), reference.argmax(axis=1))
+            assert result.passed, result
+    assert "SkipLayerNormalization" in {node.op_type for node in onnx.load(made.fused).graph.node}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_int8_is_close_and_small(name, exported):
+    made, batch = exported(name), encoding(8, 20)
+    reference = torch_forward(made.model)(batch)
+    assert np.abs(run(session(made.int8), batch) - reference).max() < 0.1 * np.abs(reference).max()
+    # a tiny graph is mostly nodes, so only the weights are compared: a quarter of the bytes, and their scales
+    assert weight_bytes(made.int8) < 0.5 * weight_bytes(made.fp32)
+
+
+def weight_bytes(path) -> int:
+    return sum(len(tensor.raw_data) for tensor in onnx.load(path).graph.initializer)
+
+
+def test_a_second_export_is_equal_byte_for_byte_and_holds_no_paths(tmp_path, exported):
+    """The model comes out as it went in, too: in train mode, with its attention implementation."""
+    made, model = exported("bert-unequal"), model_of("bert-unequal").train()
+    attention = model.config._attn_implementation
+    paths = export_onnx(model, encoding(2, 9), tmp_path)
+    assert model.training and model.config._attn_implementation == attention
+    for path, first in ((paths["fp32"], made.fused), (paths["int8"], made.int8)):
+        content = path.read_bytes()
+        assert content == first.read_bytes()
+        assert b"site-packages" not in content and b"/" + b"tmp" not in content
+
+
+def test_a_sample_of_one_row_is_refused():
+    with pytest.raises(UserError, match="E601"):
+        trace(model_of("bert-dense"), encoding(1, 9))
+
+
+def test_large_models_get_their_weights_beside_the_graph(tmp_path, monkeypatch, exported):
+    monkeypatch.setattr("export.onnx.SINGLE_FILE_LIMIT", 1000)
+    made, path = exported("bert-dense"), tmp_path / "model.onnx"
+    copy = onnx.ModelProto()
+    copy.CopyFrom(made.graph)
+    save(copy, path)
+    assert (tmp_path / "model.onnx.data").stat().st_size > path.stat().st_size
+    batch = encoding(3, 5)
+    assert np.allclose(run(session(path), batch), torch_forward(made.model)(batch), atol=1e-5)
+
+
+def test_session_errors(tmp_path):
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"not a model")
+    for path in (broken, tmp_path / "missing.onnx"):
+        with pytest.raises(UserError, match="E602"):
+            session(path)
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_cuda_that_is_not_there_is_an_error_not_the_cpu(exported):
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(UserError, match="E901"):
+        session(exported("bert-dense").fp32, device="cuda")

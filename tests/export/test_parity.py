@@ -1,0 +1,93 @@
+"""The gate: what passes, and above all what must not."""
+
+import numpy as np
+import pytest
+
+from compressor.errors import CheckError
+from export.parity import BOUNDS, compare, require
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(200, 3)).astype(np.float32)
+LABELS = LOGITS.argmax(axis=1)
+
+
+@pytest.mark.parametrize("kind", sorted(BOUNDS))
+def test_the_same_function_passes(kind):
+    result = compare("hop", kind, LOGITS, LOGITS.copy(), LABELS)
+    require(result)
+    assert result.passed and result.max_difference == 0.0 and result.agreement == 1.0
+
+
+def nan(logits):
+    logits[17, 1] = np.nan
+
+
+def infinite(logits):
+    logits[17, 1] = np.inf
+
+
+def swapped_rows(logits):
+    logits[[17, 3]] = logits[[3, 17]]
+
+
+def swapped_columns(logits):
+    logits[:] = logits[:, ::-1]
+
+
+def beyond_the_bound(logits):
+    logits[17, 1] += 1.0
+
+
+def constant(logits):
+    logits[:] = 0.0
+
+
+@pytest.mark.parametrize("kind", ["removed", "merged", "onnx", "served"])
+@pytest.mark.parametrize("fault", [nan, infinite, swapped_rows, swapped_columns, beyond_the_bound, constant])
+def test_every_fault_is_caught(kind, fault):
+    broken = LOGITS.copy()
+    fault(broken)
+    result = compare("prune -> export", kind, LOGITS, broken, LABELS)
+    assert not result.passed
+    if fault in (nan, infinite, beyond_the_bound):
+        assert result.worst_row == 17
+    with pytest.raises(CheckError, match=r"E610 prune -> export.*row") as caught:
+        require(result)
+    assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", [nan, infinite, swapped_columns, constant])
+def test_int8_faults_are_caught(fault):
+    broken = LOGITS.copy()
+    fault(broken)
+    assert not compare("quantize", "int8", LOGITS, broken, LABELS).passed
+
+
+def test_merge_must_be_exact():
+    nearly = LOGITS.copy()
+    nearly[0, 0] = np.nextafter(nearly[0, 0], np.float32(9))
+    assert not compare("merge", "merged", LOGITS, nearly, LABELS).passed
+    assert compare("merge", "removed", LOGITS, nearly, LABELS).passed
+
+
+def test_int8_bounds_agreement_and_metric_apart():
+    """5 of 200 rows with another label agree on 97.5 %; wrong in the metric too, that is 2.5 points: refused."""
+    broken = LOGITS.copy()
+    broken[:5] = np.roll(broken[:5], 1, axis=1)
+    assert not compare("quantize", "int8", LOGITS, broken, LABELS).passed
+    elsewhere = (LABELS + 1) % 3
+    mixed = np.where(np.arange(200) < 5, elsewhere, LABELS)
+    # the rows that changed were wrong before: the metric does not fall
+    assert compare("quantize", "int8", LOGITS, broken, np.where(mixed == LABELS, LABELS, (LABELS + 2) % 3)).agreement == 0.975
+
+
+def test_a_different_shape_and_no_rows_fail():
+    assert not compare("hop", "int8", LOGITS, LOGITS[:-1], LABELS).passed
+    assert not compare("hop", "int8", LOGITS[:0], LOGITS[:0], LABELS[:0]).passed
+
+
+def test_large_logits_get_a_relative_bound():
+    large = LOGITS * 1000
+    shifted = large * (1 + 5e-5)
+    assert compare("export", "onnx", large, shifted, LABELS).passed
+    assert not compare("export", "removed", large, shifted, LABELS).passed
