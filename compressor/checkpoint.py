@@ -22,19 +22,18 @@ STATE_FILE = "state.json"
 FORMAT = 1
 
 
-def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str], full: bool) -> None:
-    """Write state.json, head.safetensors, and deltas.safetensors (or weights.safetensors when `full`).
+def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str]) -> None:
+    """Write state.json, head.safetensors, deltas.safetensors, and weights.safetensors where the base's weights moved.
 
     `base` is the reference the user wrote; its sha256 is checked on loading. Masks are not part of this format yet.
     """
     from safetensors.torch import save_file
 
-    from compressor.deltas import Mask, chain, merge_all, parametrized_layers, tensors_of
+    from compressor.deltas import Mask, chain, parametrized_layers, tensors_of
+    from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
 
     folder.mkdir(parents=True, exist_ok=True)
-    if full:
-        merge_all(model)
     links, tensors = {}, {}
     for path, layer in parametrized_layers(model).items():
         if any(isinstance(link, Mask) for link in chain(layer)):
@@ -42,23 +41,31 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
         links[path] = [link.settings() for link in chain(layer)]
         for index, link in enumerate(chain(layer)):
             tensors |= {f"{path}|{index}.{name}": tensor for name, tensor in tensors_of(link).items()}
-    state = model.state_dict()
-    head = {name: state[name].contiguous() for name in sorted(head_names(model))}
+    weights = _plain_weights(model)
+    head = {name: weights.pop(name) for name in sorted(head_names(model))}
     save_file(head, folder / "head.safetensors")
-    if full:
-        body = {name: tensor.contiguous() for name, tensor in state.items() if name not in head}
-        save_file(body, folder / "weights.safetensors")
-    else:
-        save_file(tensors, folder / "deltas.safetensors")
+    save_file(tensors, folder / "deltas.safetensors")
+    if weights_moved(model):
+        save_file(weights, folder / "weights.safetensors")
     description = {
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
         "labels": label_names,
-        "full": full,
+        "weights_moved": weights_moved(model),
         "kept": kept_of(model),
         "links": links,
     }
     (folder / STATE_FILE).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
+
+
+def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict as it would be without chains: original weights under their plain names."""
+    marker, original = ".parametrizations.weight.", ".parametrizations.weight.original"
+    return {
+        name.replace(original, ".weight"): tensor.contiguous()
+        for name, tensor in model.state_dict().items()
+        if marker not in name or name.endswith(original)
+    }
 
 
 def load_state(folder: Path, base_folder: Path, *, changes: bool = True) -> nn.Module:
@@ -77,10 +84,10 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True) -> nn.M
     if not changes:
         return model
     _load_strictly(model, load_file(folder / "head.safetensors"), set(head_names(model)), folder)
-    if description["full"]:
+    if description["weights_moved"]:
         body = set(model.state_dict()) - head_names(model)
         _load_strictly(model, load_file(folder / "weights.safetensors"), body, folder)
-        return model.eval()
+        model.weights_moved = True
     tensors = load_file(folder / "deltas.safetensors")
     for path, settings in description["links"].items():
         for index, setting in enumerate(settings):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from compressor.errors import UserError
 from compressor.tasks.features import pad
 
 TEMPERATURE = 2.0
@@ -118,7 +119,8 @@ def train(
 ) -> list[dict]:
     """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
 
-    Deterministic for one seed and one thread count. `work` is Trainer's folder; nothing is saved there.
+    Deterministic for one seed and one thread count. `work` is Trainer's folder; nothing is saved there. Raises UserError
+    E406 when a parameter is no longer finite.
     """
     report = _Report(on_step)
     arguments = TrainingArguments(
@@ -145,5 +147,9 @@ def train(
         model=model, args=arguments, train_dataset=dataset, data_collator=Collator(pad_id), callbacks=[report]
     )
     trainer.train()
+    if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
+        raise UserError(
+            "E406", f"training diverged at learning_rate {schedule.learning_rate:g}", "Lower it, e.g. to a third of that"
+        )
     model.eval()
     return report.losses

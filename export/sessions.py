@@ -18,7 +18,7 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -> onnxruntime.InferenceSession:
     """A session with every graph optimization; `threads` defaults to one a core.
 
-    Raises UserError E602 (file missing or not ONNX) and E901 (CUDA asked for and not there: ONNX Runtime would go on
+    Raises UserError E602 (file missing or not ONNX) and E904 (CUDA asked for and not there: ONNX Runtime would go on
     with the CPU without a word).
     """
     import onnxruntime
@@ -38,7 +38,7 @@ def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -
         raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
     if live.get_providers()[0] != PROVIDERS[device]:
         raise UserError(
-            "E901",
+            "E904",
             f"{device} was asked for, ONNX Runtime offers {', '.join(live.get_providers())}",
             "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu",
         )

@@ -73,11 +73,17 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
     from compressor.models import head_names
 
     head = head_names(model)
+    model.weights_moved = base or weights_moved(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(base or name in head)
     for module in model.modules():
         if isinstance(module, Delta):
             module.requires_grad_(module.group in groups)
+
+
+def weights_moved(model: nn.Module) -> bool:
+    """Whether the pretrained weights themselves were (or are about to be) trained, so that a state must hold them."""
+    return getattr(model, "weights_moved", False)
 
 
 def trainable_counts(model: nn.Module) -> dict[str, int]:

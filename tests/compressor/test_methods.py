@@ -17,6 +17,7 @@ from compressor.deltas import (
     merged_copy,
     parametrized_layers,
 )
+from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.training import Collator, Rows, Schedule, distillation_loss, train
@@ -119,7 +120,17 @@ def test_state_reloads_bit_equal(architecture, method, tmp_path, monkeypatch):
     model = tuned(tiny(architecture, torch.float32), method, MODULES)
     base = tiny(architecture, torch.float32)
     before = logits(model)
-    save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"], full=method_row(method).trains_base)
+    save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"])
+    monkeypatch.setattr("compressor.checkpoint.build", lambda folder, labels: base)
+    assert torch.equal(logits(load_state(tmp_path, tmp_path)), before)
+
+
+def test_deltas_on_top_of_moved_weights_reload_bit_equal(architecture, tmp_path, monkeypatch):
+    """Full tuning, then deltas: the state holds the moved weights and the deltas, or the model would fall back to the base."""
+    base = tiny(architecture, torch.float32)
+    model = tuned(tuned(tiny(architecture, torch.float32), "full"), "lora", MODULES)
+    before = logits(model)
+    save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"])
     monkeypatch.setattr("compressor.checkpoint.build", lambda folder, labels: base)
     assert torch.equal(logits(load_state(tmp_path, tmp_path)), before)
 
@@ -144,6 +155,13 @@ def test_training_learns_repeats_and_moves_nothing_else(method, tmp_path):
         assert all(torch.equal(parameters[name], tensor) for name, tensor in frozen.items())
         results.append(model.state_dict())
     assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
+
+
+def test_diverged_training_is_an_error_not_a_model(tmp_path):
+    model = tiny("bert", torch.float32)
+    apply(model, "lora", Options(modules=MODULES, rank=2, alpha=4.0))
+    with pytest.raises(UserError, match="E406"):
+        train(model, rows_of(64), 1, Schedule(epochs=2, learning_rate=1e38, batch_size=8), tmp_path)
 
 
 def test_accumulated_batches_give_the_gradient_of_the_whole_batch(tmp_path):

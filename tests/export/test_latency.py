@@ -30,7 +30,7 @@ def test_two_runtimes_are_measured_at_every_shape(tmp_path, exported):
 def test_a_worker_that_cannot_load_is_one_clear_error(tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing")
-    with pytest.raises(UserError, match="E603 'broken' cannot be measured: .*E602"):
+    with pytest.raises(UserError, match=r"E603 'broken' cannot be measured: .*E602"):
         measure([Variant("broken", "onnxruntime", broken)], [(1, 4)], 1)
 
 

@@ -85,5 +85,5 @@ def test_cuda_that_is_not_there_is_an_error_not_the_cpu(exported):
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this machine has CUDA")
-    with pytest.raises(UserError, match="E901"):
+    with pytest.raises(UserError, match="E904"):
         session(exported("bert-dense").fp32, device="cuda")
