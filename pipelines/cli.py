@@ -1,0 +1,247 @@
+"""The command line, `compress`. What a command needs is imported inside it: `compress --help` answers at once."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from compressor.errors import CompressError, UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pipelines.config import Pipeline
+    from pipelines.runner import RunResult
+
+SET_HELP = "Override a key: STAGE.KEY=VALUE or KEY=VALUE, e.g. tune.rank=8. Paths in it are relative to the current folder."
+
+
+class Commands(click.Group):
+    """A group that ends in the exit codes of this house: a CompressError is one line on stderr, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CompressError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt as stop:
+            ctx.exit(getattr(stop, "exit_code", 128 + signal.SIGINT))
+
+
+def _version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        try:
+            version = importlib.metadata.version("compress-pipeline")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed: run from its source)"
+        click.echo(f"compress {version}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: compress run quickstart",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+def main() -> None:
+    """Make a pretrained transformer cheaper to tune, smaller and faster to serve, and prove it by measurement."""
+
+
+@main.command(epilog="Example: compress run pipeline.yaml --set tune.rank=8 --from tune")
+@click.argument("file")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
+@click.option("--from", "from_", metavar="STAGE", help="Run this stage and all later ones again.")
+@click.option("--until", metavar="STAGE", help="Stop after this stage.")
+@click.option("--force", multiple=True, metavar="STAGE", help="Run this stage again although its result is in the store.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs and store."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
+def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> None:
+    """Run a pipeline FILE, or a bundled recipe by its name (quickstart, paper).
+
+    Finished stages are reused: after an interruption the same command goes on where it was.
+    """
+    from pipelines.runner import run_pipeline
+
+    pipeline = _load(file, overrides)
+    result = run_pipeline(pipeline, dry_run=dry_run, **options)
+    if dry_run:
+        _show_plan(pipeline, result, options["until"])
+    else:
+        _show_summary(result)
+
+
+@main.command(epilog="Example: compress check pipeline.yaml")
+@click.argument("file")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
+def check(file: str, overrides: Sequence[str]) -> None:
+    """Check a pipeline FILE, its model and its data without running anything."""
+    from pipelines.preflight import check_inputs, check_packages, make_plan
+
+    pipeline = _load(file, overrides)
+    check_packages(pipeline.stages)
+    make_plan(check_inputs(pipeline))
+    click.echo(f"{file}: no faults in {len(pipeline.stages)} stages, the model and the data")
+
+
+@main.group("list", epilog="Example: compress list stages")
+def list_() -> None:
+    """List what a pipeline can be made of."""
+
+
+@list_.command(epilog="Example: compress list stages --json")
+@click.option("--json", "as_json", is_flag=True, help="Print names, artifacts and the JSON schema of every config.")
+def stages(as_json: bool) -> None:
+    """List the stages, with the keys of their configs."""
+    from pipelines.stage import all_stages
+
+    table = list(all_stages())
+    if as_json:
+        rows = [
+            {
+                **{key: getattr(stage, key) for key in ("name", "summary", "needs", "accepts", "produces", "version")},
+                "config": stage.config.model_json_schema(),
+            }
+            for stage in table
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for stage in table:
+        click.echo(f"{stage.name:<10} {stage.summary}")
+        click.echo(f"{'':<10} keys: {', '.join(_keys(stage.config))}")
+
+
+def _keys(config: type[BaseModel]) -> Iterator[str]:
+    """Keys of a config; a list of mappings is shown by the keys of one of them, as users write it."""
+    from pipelines.faults import models_in
+
+    for name, field in config.model_fields.items():
+        inner = next(models_in(field.annotation), None)
+        if inner is None:
+            yield name
+        else:
+            yield from _keys(inner)
+
+
+@main.command(epilog="Example: compress serve runs/quickstart")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
+@click.option("--grpc-port", default=8001, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--metrics-port", default=8002, show_default=True, type=click.IntRange(0, 65535))
+def serve(run: Path, **ports: int) -> None:
+    """Serve the models that RUN (a folder such as runs/quickstart) deployed, with Triton on 127.0.0.1.
+
+    Ctrl-C or SIGTERM ends the server; the exit code is then 0.
+    """
+    from pipelines.served import find_repository
+    from serving.repository import model_names
+    from serving.server import EmbeddedServer
+
+    found = find_repository(run)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        _terminable(),
+        EmbeddedServer(found.repository, log_path=run / "logs" / "serve.log", **ports) as server,
+    ):
+        for service, port in server.ports.items():
+            click.echo(f"{service:<8} {server.url.partition(':')[0]}:{port}")
+        for name in model_names(found.repository):
+            pair = ' --pair "a second text"' if found.pairs else ""
+            click.echo(f'try      compress predict {server.url} {name} "a text"{pair}')
+        click.echo("Ctrl-C stops the server")
+        server.wait()
+    click.echo("stopped")
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@main.command(epilog='Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"')
+@click.argument("url")
+@click.argument("model")
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option("--pair", "pairs", multiple=True, metavar="TEXT2", help="Second sentence; once for each TEXT.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenizer, when the server is elsewhere.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every score.")
+def predict(
+    url: str, model: str, texts: tuple[str, ...], pairs: tuple[str, ...], tokenizer: Path | None, as_json: bool
+) -> None:
+    """Ask the MODEL that is served at URL (host:port) for the label of each TEXT."""
+    from serving.client import predict as ask
+
+    if pairs and len(pairs) != len(texts):
+        raise UserError("E112", f"{len(pairs)} --pair for {len(texts)} texts", "Give --pair once for each text, in order")
+    answers = ask(url, model, list(zip(texts, pairs, strict=True)) if pairs else list(texts), tokenizer_folder=tokenizer)
+    if as_json:
+        rows = [{"text": text, "label": one.label, "scores": one.scores} for text, one in zip(texts, answers, strict=True)]
+        click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for text, one in zip(texts, answers, strict=True):
+        scores = "  ".join(f"{label} {score:.3f}" for label, score in one.scores.items())
+        click.echo(f"{one.label}  ({scores})  {text}")
+
+
+def _load(file: str, overrides: Sequence[str]) -> Pipeline:
+    from pipelines.config import find_pipeline, load_pipeline
+
+    return load_pipeline(find_pipeline(file), overrides)
+
+
+def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None:
+    """What a dry run found: reuse or run for every stage, then the account before and after."""
+    count = len(pipeline.stages) if until is None else pipeline.number(until, "--until") + 1
+    for number, entry in enumerate(pipeline.stages[:count], start=1):
+        place = f"[{number:>{len(str(count))}}/{count}]"
+        click.echo(f"{place} {entry.id:<12} {'reuse' if entry.id in result.reused else 'run'}")
+    if result.plan is not None:
+        _table(("", "before", "after"), result.plan.rows())
+
+
+def _show_summary(result: RunResult) -> None:
+    """The summary of the run's report, and where the report is."""
+    path = result.folder / "report.json"
+    if path.is_file():
+        keys = ("metric", "dense", "compressed", "change")
+        rows = json.loads(path.read_text(encoding="utf-8"))["summary"]
+        _table(keys, [[str(row[key]) for key in keys] for row in rows])
+    what, place = ("report", result.report) if result.report else ("run", result.folder)
+    click.echo(f"{what}: {place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place}")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for place, title in enumerate(header):
+        table.add_column(title, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    Console(width=None if console.is_terminal else 120).print(table, markup=False)
+
+
+if __name__ == "__main__":
+    main(prog_name="compress")

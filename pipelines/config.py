@@ -1,0 +1,264 @@
+"""A pipeline file -> a checked `Pipeline`, or every fault in it, each in one line with its file, line and key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from compressor.errors import UserError, UserErrors
+from compressor.tasks import TaskConfig
+from pipelines import stage as stage_table
+from pipelines.faults import nearest, validated
+from pipelines.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
+from pipelines.yaml_source import KeyPath, Source, dotted, parse, read_yaml
+
+RECIPES = Path(__file__).parent / "recipes"
+PATH_KEYS = (("task", "train"), ("task", "validation"))
+
+
+class PipelineFile(BaseModel):
+    """The top level of a pipeline file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=NAME_PATTERN)
+    model: str = Field(min_length=1)
+    task: TaskConfig
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    threads: int | None = Field(default=None, ge=1, le=1024, description="torch threads; default: the physical cores")
+    stages: list[Any] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A checked pipeline. Paths in `task` are absolute; a folder in `model` is relative to `source_folder`."""
+
+    name: str
+    model: str
+    task: TaskConfig
+    seed: int
+    threads: int | None
+    stages: tuple[Entry, ...]
+    source_folder: Path
+    source: Source
+
+    def where(self, number: int) -> str:
+        """Place of the stage `number` (from 0) in its file, for errors."""
+        return self.source.where(self.source.locate(("stages", number, self.stages[number].name)))
+
+    def number(self, entry_id: str, option: str) -> int:
+        """Place of an entry in `stages`. Raises UserError E111, naming the option that asked for it."""
+        ids = [entry.id for entry in self.stages]
+        if entry_id not in ids:
+            raise UserError("E111", f"{option}: no stage '{entry_id}' in this pipeline", nearest(entry_id, ids, "Stages"))
+        return ids.index(entry_id)
+
+
+def find_pipeline(name: str) -> Path:
+    """The file called `name`, or the bundled recipe of that name. Raises UserError E110."""
+    recipes = {recipe.stem: recipe for recipe in sorted(RECIPES.glob("*.yaml"))}
+    if Path(name).exists():
+        return Path(name)
+    if name not in recipes:
+        raise UserError("E110", f"no pipeline file '{name}'", nearest(name, list(recipes), "Give a file, or a bundled recipe"))
+    return recipes[name]
+
+
+def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
+    """Read, override (`tune.rank=8`) and check a pipeline file.
+
+    Raises UserErrors with every fault found: E101 to E109, and what the stages' own checks say about their places.
+    """
+    source = read_yaml(path)
+    if not isinstance(source.data, dict):
+        raise UserError("E101", "not a mapping of keys to values", "Start with name, model, task and stages", source.where(()))
+    faults: list[UserError] = []
+    _normalize(source)
+    for text in overrides:
+        faults += _collect(_override, source, text)
+    top, top_faults = validated(PipelineFile, source, ())
+    entries, stage_faults = _entries(source)
+    faults += top_faults + stage_faults
+    if not faults:
+        faults = list(_order_faults(source, entries))
+    if faults or top is None:
+        raise UserErrors(faults)
+    folder = path.resolve().parent
+    task = top.task.model_copy(update={key: folder / Path(getattr(top.task, key)).expanduser() for _, key in PATH_KEYS})
+    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source)
+
+
+def _collect(action: Callable[..., object], *arguments: object) -> list[UserError]:
+    """The faults that a call raises."""
+    try:
+        action(*arguments)
+    except UserErrors as error:
+        return error.errors
+    except UserError as error:
+        return [error]
+    return []
+
+
+def _normalize(source: Source) -> None:
+    """A stage may be written as a bare word, `- merge`: that is the mapping `merge:` without values."""
+    stages = source.data.get("stages")
+    for number, item in enumerate(stages if isinstance(stages, list) else ()):
+        if isinstance(item, str):
+            stages[number] = {item: None}
+
+
+def _raw_stages(source: Source) -> list[tuple[int, str, Any]]:
+    """(place, stage name, raw config) of every item that looks like a stage."""
+    stages = source.data.get("stages")
+    items = enumerate(stages) if isinstance(stages, list) else ()
+    return [(place, *next(iter(item.items()))) for place, item in items if isinstance(item, dict) and len(item) == 1]
+
+
+def _ids(source: Source) -> dict[int, str]:
+    """Place -> id of every stage: its own, or its name, or name-2, name-3, ... when those are taken."""
+    raw = _raw_stages(source)
+    explicit = {
+        place: config["id"] for place, _, config in raw if isinstance(config, dict) and isinstance(config.get("id"), str)
+    }
+    taken, ids = set(explicit.values()), {}
+    for place, name, _ in raw:
+        number, candidate = 1, name
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}-{number}"
+        ids[place] = explicit.get(place, candidate)
+        taken.add(ids[place])
+    return ids
+
+
+def _override(source: Source, text: str) -> None:
+    """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
+    mark = f"--set {text}"
+    key, equals, value_text = text.partition("=")
+    parts: list[str | int] = [int(part) if part.isdigit() else part for part in key.split(".")]
+    if not equals or "" in parts:
+        raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
+    value = parse(value_text, mark).data
+    path, rest = _start_of(source, parts, mark)
+    for part in rest[:-1]:
+        path = _step(source, path, part, mark)
+    if rest:
+        here = source.get(path)
+        if here is None:
+            source.put(path, {}, mark)
+        elif not isinstance(here, dict | list):
+            raise UserError("E109", f"'{dotted(path)}' holds a value, not keys", "Set it as a whole", mark)
+        path = _step(source, path, rest[-1], mark) if isinstance(here, list) else (*path, rest[-1])
+    source.put(path, _from_here(path, value), mark)
+
+
+def _start_of(source: Source, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
+    """Where an override begins, a top-level key or a stage by its id, and the parts that are left."""
+    ids = {entry_id: place for place, entry_id in _ids(source).items()}
+    first = str(parts[0])
+    if first in PipelineFile.model_fields and parts != ["stages"]:
+        return (first,), parts[1:]
+    if first not in ids:
+        known = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
+        raise UserError("E109", f"neither a stage nor a key is called '{first}'", nearest(first, known, "There are"), mark)
+    place = ids[first]
+    if len(parts) == 1:
+        raise UserError("E109", f"'{first}' is a whole stage", f"Set one of its keys: {first}.KEY=VALUE", mark)
+    return ("stages", place, next(iter(source.data["stages"][place]))), parts[1:]
+
+
+def _step(source: Source, path: KeyPath, part: str | int, mark: str) -> KeyPath:
+    """One part further down. A list stands for its `items`, and a mapping without `items` for a list of one."""
+    here = source.get(path)
+    if (isinstance(here, list) and part == "items") or (isinstance(here, dict) and part in ("items", 0) and part not in here):
+        return path
+    if isinstance(here, dict) and part in here:
+        return (*path, part)
+    if isinstance(here, list) and part in range(len(here)):
+        return (*path, part)
+    known = list(here) if isinstance(here, dict) else [str(place) for place in range(len(here or ()))]
+    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(str(part), known, "There are"), mark)
+
+
+def _from_here(path: KeyPath, value: Any) -> Any:
+    """A path given on the command line is relative to the current folder, not to the pipeline file."""
+    if not isinstance(value, str):
+        return value
+    if path in PATH_KEYS or (path == ("model",) and (value.startswith((".", "~")) or Path(value).is_dir())):
+        return str(Path.cwd() / Path(value).expanduser())
+    return value
+
+
+def _entries(source: Source) -> tuple[list[Entry], list[UserError]]:
+    """Every stage with its validated config. A stage with a fault is left out."""
+    entries: list[Entry] = []
+    faults = list(_shape_faults(source))
+    ids, seen = _ids(source), {}
+    for place, name, _ in _raw_stages(source):
+        path = ("stages", place, name)
+        if name not in stage_table.STAGE_NAMES:
+            mend = nearest(name, list(stage_table.STAGE_NAMES), "Stages")
+            faults.append(UserError("E103", f"unknown stage '{name}'", mend, source.where(path)))
+            continue
+        config, found = validated(load_stage(name).config, source, path)
+        faults += found
+        if config is None or found:
+            continue
+        if ids[place] in seen:
+            mend = "Give each stage its own id, or none"
+            what = f"id '{ids[place]}' is taken by {seen[ids[place]]}"
+            faults.append(UserError("E108", what, mend, source.where((*path, "id"))))
+        seen.setdefault(ids[place], f"stages[{place}].{name}")
+        entries.append(Entry(ids[place], name, config))
+    return entries, faults
+
+
+def _shape_faults(source: Source) -> Iterator[UserError]:
+    stages = source.data.get("stages")
+    for place, item in enumerate(stages if isinstance(stages, list) else ()):
+        if not isinstance(item, dict) or len(item) != 1:
+            what = f"{len(item)} keys in one stage" if isinstance(item, dict) else "not a stage"
+            yield UserError("E104", what, "Write each stage as '- NAME: {KEY: VALUE}'", source.where(("stages", place)))
+
+
+def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
+    """What is wrong with the order of stages that are right in themselves."""
+    said: set[tuple[str, str]] = set()
+    for place, entry in enumerate(entries):
+        earlier, stage = tuple(entries[:place]), load_stage(entry.name)
+        problems = list(stage.check(entry.config, earlier))
+        # one missing stage must not be reported by everything that comes after it
+        if not problems and not said:
+            problems = list(_needs(stage, earlier))
+        for problem in problems:
+            if problem.key or (problem.code, problem.what) not in said:
+                said.add((problem.code, problem.what))
+                where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
+                yield UserError(problem.code, problem.what, problem.mend, where)
+
+
+def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
+    stages = [load_stage(entry.name) for entry in earlier]
+    for kind in stage.needs:
+        if kind not in [one.produces for one in stages]:
+            makers = [name for name in stage_table.STAGE_NAMES if name != stage.name and load_stage(name).produces == kind]
+            what = f"no stage before it makes the '{kind}' that {stage.name} needs"
+            yield Problem("E107", what, f"Put {' or '.join(makers)} before it")
+            return
+    if stage.uses_dense and "tune" not in [one.name for one in stages]:
+        yield Problem("E107", f"no tune before it makes the dense model that {stage.name} needs", "Put a tune before it")
+
+
+def without_id(config: StageConfig) -> dict[str, Any]:
+    """A stage's config as plain data, its id apart: what decides the result."""
+    return config.model_dump(mode="json", exclude={"id"})
+
+
+def with_place(error: UserError, where: str) -> UserErrors:
+    """The error (or each of several) with a place, where it has none of its own."""
+    several = error.errors if isinstance(error, UserErrors) else [error]
+    return UserErrors([one if one.where else UserError(one.code, one.what, one.mend, where) for one in several])

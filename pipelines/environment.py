@@ -1,0 +1,53 @@
+"""The machine and the packages that results come from: they enter fingerprints and run.json."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.stage import Stage
+
+ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
+"""Distributions that provide the same module under another name."""
+
+
+def package_versions(stage: Stage) -> dict[str, str | None]:
+    """Version of every distribution that the stage declares; None where it is not installed."""
+    return {name: _version((name, *ALTERNATIVES.get(name, ()))) for name in stage.packages}
+
+
+def _version(names: Sequence[str]) -> str | None:
+    for name in names:
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def physical_cores() -> int:
+    """Cores that this process may use, hyper-threads counted once: what torch takes by default."""
+    allowed = os.sched_getaffinity(0)
+    siblings = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in allowed]
+    return len({path.read_text() for path in siblings}) if all(path.is_file() for path in siblings) else len(allowed)
+
+
+def machine(stages: Iterable[Stage], threads: int) -> dict[str, Any]:
+    """What a run's seconds were measured on, and the versions of the packages that its stages declare."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions = {name: found for stage in stages for name, found in package_versions(stage).items()}
+    return {
+        "cpu": cpu,
+        "cores": physical_cores(),
+        "threads": threads,
+        "memory_bytes": memory,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": versions,
+    }

@@ -1,0 +1,81 @@
+"""What several stages read in the same way: the task's rows as tokens, and the model of an artifact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.stage import Artifact, BaseModelReference, Inputs, Workspace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.tasks.features import Forward
+
+PARITY_ROWS = 256
+"""Validation rows that a parity check compares: the longest and the shortest are among them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One split as tokens: unpadded rows and labels (rows,)."""
+
+    tokens: list[dict[str, list[int]]]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def sample(self, count: int) -> Rows:
+        """`count` rows evenly spread over the lengths, so that short and long rows are all seen."""
+        order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
+        chosen = [order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
+        return Rows([self.tokens[row] for row in chosen], self.labels[chosen])
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both splits, the label names in the order of the model's outputs, and the id that pads input_ids."""
+
+    train: Rows
+    validation: Rows
+    label_names: list[str]
+    pad_id: int
+
+
+def load_data(inputs: Inputs) -> Data:
+    """Read and tokenize the task's files with the base model's tokenizer."""
+    from compressor.models import tokenizer_of
+    from compressor.tasks.features import tokenize
+    from compressor.tasks.reading import read_task
+
+    tokenizer = tokenizer_of(inputs.base.folder)
+    task = read_task(inputs.task)
+    train, validation = (
+        Rows(tokenize(tokenizer, split, inputs.task), np.array(split.labels)) for split in (task.train, task.validation)
+    )
+    return Data(train, validation, task.label_names, tokenizer.pad_token_id or 0)
+
+
+def load_model(artifact: Artifact, base: BaseModelReference) -> nn.Module:
+    """The model of an artifact with its chains attached: a state on the base, or a merged checkpoint."""
+    from compressor.checkpoint import load, load_state
+
+    return load(artifact.folder) if artifact.metadata["merged"] else load_state(artifact.folder, base.folder)
+
+
+def predict_rows(forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str) -> np.ndarray:
+    """Logits (rows, classes) of any `Forward`, with a progress bar."""
+    from compressor.tasks.features import predict
+
+    with workspace.progress(description, len(rows)) as bar:
+        return predict(forward, rows.tokens, data.pad_id, on_batch=bar.advance)
+
+
+def quality(logits: np.ndarray, labels: np.ndarray) -> dict:
+    """Accuracy with its 95 % bootstrap interval, as it stands in metadata and reports."""
+    from compressor.tasks.metrics import accuracy, accuracy_interval
+
+    return {"accuracy": accuracy(logits, labels), "interval": list(accuracy_interval(logits, labels)), "rows": len(labels)}

@@ -1,0 +1,91 @@
+"""Everything that can be known before a run writes its first byte: the user's mistakes are found here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError, UserErrors
+from pipelines.config import Pipeline, with_place
+from pipelines.environment import package_versions
+from pipelines.stage import BaseModelReference, Entry, Stage, load_stage
+
+if TYPE_CHECKING:
+    from compressor.cost import Plan
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A pipeline whose model and data are there: the resolved base and the data files' sha256, by path."""
+
+    pipeline: Pipeline
+    base: BaseModelReference
+    data: dict[Path, str]
+
+
+def check_inputs(pipeline: Pipeline) -> Ready:
+    """Resolve the model and read the data. Raises UserErrors with all E2xx and E3xx faults."""
+    from compressor.models import resolve
+    from compressor.tasks import check_data, data_files
+    from pipelines.store import sha256_of
+
+    faults: list[UserError] = []
+    base = None
+    try:
+        base = resolve(pipeline.model, relative_to=pipeline.source_folder)
+    except UserError as error:
+        faults += with_place(error, pipeline.source.where(("model",))).errors
+    try:
+        check_data(pipeline.task)
+    except UserError as error:
+        faults += with_place(error, pipeline.source.where(("task",))).errors
+    if base is None or faults:
+        raise UserErrors(faults)
+    reference = BaseModelReference(base.reference, base.folder, base.sha256)
+    return Ready(pipeline, reference, {path: sha256_of(path) for path in data_files(pipeline.task)})
+
+
+def make_plan(ready: Ready) -> Plan | None:
+    """Walk the stages' closed-form account. Raises UserErrors with the place of the stage that cannot be (E5xx).
+
+    None when no stage changes it: building the account is the one check that has to import torch.
+    """
+    from compressor.cost import Plan
+
+    pipeline = ready.pipeline
+    if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
+        return None
+    plan = Plan.start(ready.base.folder, pipeline.task)
+    for number, entry in enumerate(pipeline.stages):
+        try:
+            plan = load_stage(entry.name).plan(entry.config, plan)
+        except UserError as error:
+            raise with_place(error, pipeline.where(number)) from None
+    return plan
+
+
+def check_folder(out: Path, name: str) -> None:
+    """Raise UserError E801 unless the run folder `out`/`name` and the store can be written. Writes nothing."""
+    for folder in (out / name, out / name / "logs", out / ".store"):
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
+        if not there.is_dir():
+            raise UserError("E801", "a file, where a folder is needed", "Choose another folder with --out", str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UserError("E801", "no permission to write here", "Choose another folder with --out", str(there))
+
+
+def check_packages(entries: Sequence[Entry]) -> None:
+    """Raise UserErrors E901 for every package that the stages need and this environment lacks."""
+    wanted = {
+        name: entry.id for entry in entries for name, found in package_versions(load_stage(entry.name)).items() if not found
+    }
+    if wanted:
+        raise UserErrors(
+            [
+                UserError("E901", f"stage '{entry}' needs the package {name}", f"Install it: pip install {name}")
+                for name, entry in wanted.items()
+            ]
+        )

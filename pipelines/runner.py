@@ -1,0 +1,376 @@
+"""Runs a pipeline: what is in the store is reused, what is missing is made, and only whole results are ever published."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from compressor.errors import CompressError, UserError
+from pipelines.capture import captured, real_stdout
+from pipelines.config import Pipeline, with_place, without_id
+from pipelines.environment import machine, package_versions, physical_cores
+from pipelines.preflight import Ready, check_folder, check_inputs, check_packages, make_plan
+from pipelines.progress import Display, human_seconds
+from pipelines.stage import Artifact, Entry, Inputs, Progress, Stage, load_stage
+from pipelines.store import Locked, Store, canonical, digest, fingerprint, lock, write_atomic
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from compressor.cost import Plan
+
+LOCK_FILE = "pipeline.lock.yaml"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its folder, the artifact of every stage by id, the ids that were reused, and the report if there is one.
+
+    After a dry run `artifacts` holds what would be reused and `plan` the closed-form account (None when no stage changes it).
+    """
+
+    folder: Path
+    artifacts: dict[str, Artifact]
+    reused: tuple[str, ...]
+    report: Path | None = None
+    plan: Plan | None = None
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM arrived; `exit_code` is 130 or 143. Libraries clean up for it as for any KeyboardInterrupt."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """What a stage is given to write in and to speak with."""
+
+    folder: Path
+    log_folder: Path
+    log: logging.Logger
+    display: Display
+
+    def progress(self, description: str, total: int) -> AbstractContextManager[Progress]:
+        return self.display.bar(description, total)
+
+
+@dataclass
+class _Run:
+    """One invocation: its places, its options and what it has done so far."""
+
+    ready: Ready
+    out: Path
+    threads: int
+    again: frozenset[int]
+    stop_after: int
+    store: Store = field(init=False)
+    folder: Path = field(init=False)
+    artifacts: list[Artifact] = field(default_factory=list)
+    fingerprints: list[str] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store, self.folder = Store(self.out / ".store"), self.out / self.pipeline.name
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.ready.pipeline
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The stages of this invocation, up to --until."""
+        return self.pipeline.stages[: self.stop_after + 1]
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    out: Path,
+    from_: str | None = None,
+    until: str | None = None,
+    force: Sequence[str] = (),
+    dry_run: bool = False,
+    console: Console | None = None,
+) -> RunResult:
+    """Run the stages of a pipeline in order; the result lies in `out`/NAME and the artifacts in `out`/.store.
+
+    `from_` and every later stage are made again, `until` is the last one, and each of `force` is made again.
+    Nothing is written before the model, the data, the options and the folder are found to be right.
+
+    Raises UserError E111 (unknown stage id), E2xx, E3xx, E5xx (inputs), E801 (folder), E802 (run in use), E803 (damaged
+    artifact), E804 (disk full), E901 (package missing); whatever the stages raise; CompressError E899 when a stage fails
+    unexpectedly; Stopped on SIGINT and SIGTERM.
+    """
+    run = _prepare(pipeline, out, from_, until, force)
+    ahead = _look_ahead(run)
+    # the account costs an import of torch: a run that makes nothing goes without
+    plan = make_plan(run.ready) if dry_run or len(ahead) < len(run.entries) else None
+    if dry_run:
+        return RunResult(run.folder, {one.entry: one for one in ahead}, tuple(one.entry for one in ahead), plan=plan)
+    check_packages(run.entries[len(ahead) :])
+    check_folder(run.out, pipeline.name)
+    with _stopping(), _holding(run):
+        return _execute(run, console or _console())
+
+
+def _prepare(pipeline: Pipeline, out: Path, from_: str | None, until: str | None, force: Sequence[str]) -> _Run:
+    last = len(pipeline.stages) - 1 if until is None else pipeline.number(until, "--until")
+    first = len(pipeline.stages) if from_ is None else pipeline.number(from_, "--from")
+    if from_ is not None and first > last:
+        raise UserError("E111", f"--from {from_} comes after --until {until}", "Exchange them, or drop one")
+    again = {pipeline.number(entry, "--force") for entry in force} | set(range(first, len(pipeline.stages)))
+    return _Run(check_inputs(pipeline), out.absolute(), pipeline.threads or physical_cores(), frozenset(again), last)
+
+
+def _look_ahead(run: _Run) -> list[Artifact]:
+    """The artifacts at the start of the pipeline that will be reused; what comes after the first gap is not known yet."""
+    found: list[Artifact] = []
+    for number, entry in enumerate(run.entries):
+        if number in run.again:
+            break
+        artifact = run.store.find(entry.name, _fingerprint(run, number, found), entry.id)
+        if artifact is None:
+            break
+        found.append(artifact)
+    return found
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    stream = real_stdout()
+    return Console(file=stream, width=None if stream.isatty() else 120)
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into Stopped, in the main thread (the only one that gets signals)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _frame: object) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _holding(run: _Run) -> Iterator[None]:
+    """Make the folders and hold the run's process lock. Raises UserError E801, E802."""
+    try:
+        for folder in (run.store.root, run.folder / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"cannot be made ({error.strerror})"
+        raise UserError("E801", what, "Choose another folder with --out", str(folder)) from None
+    try:
+        with lock(run.folder / "run.lock"):
+            yield
+    except Locked as holder:
+        what = f"process {holder.pid} is running this pipeline here"
+        raise UserError("E802", what, "Wait for it, or choose another --out", str(run.folder)) from None
+
+
+def _execute(run: _Run, console: Console) -> RunResult:
+    """Every stage in order, with run.json written however it ends."""
+    started, clock, status = time.time(), time.monotonic(), "failed"
+    for stale in run.folder.glob("report.*"):  # they describe an earlier run
+        stale.unlink()
+    run.store.sweep()
+    display = Display(console, len(run.entries), max(len(entry.id) for entry in run.entries))
+    try:
+        for number, entry in enumerate(run.entries):
+            with display.stage(number + 1, entry.id):
+                _advance(run, number, display)
+            _write_lock_file(run)
+            _copy_report(run)
+        status = "done"
+    except Stopped as stop:
+        status = "stopped"
+        done = f"{len(run.artifacts)} of {len(run.entries)} stages are finished and kept"
+        display.say(f"Stopped by {stop}: {done}. The same command continues.")
+        raise
+    finally:
+        facts = {"status": status, "started": started, "seconds": time.monotonic() - clock, "stages": run.records}
+        content = json.dumps(
+            {**facts, "machine": machine([load_stage(entry.name) for entry in run.entries], run.threads)},
+            indent=1,
+            ensure_ascii=False,
+        )
+        write_atomic(run.folder / "run.json", f"{content}\n".encode())
+    reused = tuple(record["id"] for record in run.records if record["reused"])
+    report = next((path for ending in ("html", "md", "json") if (path := run.folder / f"report.{ending}").is_file()), None)
+    return RunResult(run.folder, {one.entry: one for one in run.artifacts}, reused, report)
+
+
+def _advance(run: _Run, number: int, display: Display) -> None:
+    """Reuse or make the artifact of one stage, and write down which."""
+    entry, mark = run.entries[number], _fingerprint(run, number, run.artifacts)
+    stage, clock = load_stage(entry.name), time.monotonic()
+    artifact = _reusable(run, number, mark)
+    reused = artifact is not None
+    if not reused:
+        with run.store.making(entry.name, mark, lambda pid: display.result(f"waiting for process {pid}")) as work:
+            if _reusable(run, number, mark) is None:  # else another run made it while we waited
+                metadata = _perform(run, number, stage, work, display)
+                run.store.publish(work, entry.name, mark, stage.produces, metadata)
+        artifact = run.store.find(entry.name, mark, entry.id)
+    seconds = time.monotonic() - clock
+    run.artifacts.append(artifact)
+    run.fingerprints.append(mark)
+    record = {"id": entry.id, "stage": entry.name, "artifact": artifact.id, "reused": reused, "seconds": seconds}
+    run.records.append(record)
+    display.result("reused" if reused else f"done in {human_seconds(seconds)}")
+
+
+def _reusable(run: _Run, number: int, mark: str) -> Artifact | None:
+    """The stage's artifact from the store, compared with its sha256s; None when there is none or it is to be made again."""
+    entry = run.entries[number]
+    artifact = None if number in run.again else run.store.find(entry.name, mark, entry.id)
+    if artifact is not None:
+        run.store.verify(artifact)
+    return artifact
+
+
+def _perform(run: _Run, number: int, stage: Stage, work: Path, display: Display) -> dict[str, Any]:
+    """Call the stage's `run` with its output in its log. Raises its CompressErrors with a place, E804, or E899."""
+    entry, logs = run.entries[number], run.folder / "logs"
+    log_path = logs / f"{entry.id}.log"
+    workspace = _Workspace(work, logs, logging.getLogger(f"compress.{entry.id}"), display)
+    with captured(log_path):
+        try:
+            _settle(stage, run.pipeline.seed, run.threads)
+            metadata = stage.run(entry.config, _inputs(run, number, run.artifacts), workspace)
+            return json.loads(canonical(metadata))
+        except CompressError as error:
+            workspace.log.error("%s", error)
+            if isinstance(error, UserError):
+                raise with_place(error, run.pipeline.where(number)) from error
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise UserError("E804", "the disk is full", "Make room; finished stages are kept", str(run.out)) from error
+            what = f"stage '{entry.id}' failed unexpectedly ({type(error).__name__}: {error})"
+            raise CompressError("E899", what, f"This is a bug; its traceback is in {log_path}") from error
+
+
+def _settle(stage: Stage, seed: int, threads: int) -> None:
+    """The same random state and thread count for a stage whether or not others ran in this process before it."""
+    random.seed(seed)
+    if "torch" in stage.packages:
+        import numpy as np
+        import torch
+
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+
+
+def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
+    """What the stage declares, and nothing else."""
+    pipeline, entry = run.pipeline, run.entries[number]
+    stage = load_stage(entry.name)
+    everything = "*" in stage.accepts
+    kinds = {*stage.needs, *stage.accepts}
+    return Inputs(
+        base=run.ready.base,
+        task=pipeline.task,
+        seed=pipeline.seed,
+        artifacts=tuple(artifact for artifact in earlier if everything or artifact.kind in kinds),
+        dense=_dense(earlier) if stage.uses_dense else None,
+        run={"name": pipeline.name, "stages": [one.id for one in pipeline.stages[:number]]} if everything else {},
+    )
+
+
+def _dense(earlier: Sequence[Artifact]) -> Artifact | None:
+    """The last tuned model before the first prune."""
+    stages = [artifact.stage for artifact in earlier]
+    before = earlier[: stages.index("prune")] if "prune" in stages else earlier
+    return next((artifact for artifact in reversed(before) if artifact.stage == "tune"), None)
+
+
+def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
+    """sha256 over everything that decides the stage's result."""
+    entry, inputs = run.entries[number], _inputs(run, number, earlier)
+    stage, task = load_stage(entry.name), run.pipeline.task
+    content = {str(path): {"sha256": sha256, "ending": path.suffix} for path, sha256 in run.ready.data.items()}
+    task_parts = {
+        key: content.get(str(value), value) if stage.reads_data or str(value) not in content else None
+        for key, value in task.model_dump(mode="json").items()
+    }
+    return fingerprint(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "config": without_id(entry.config),
+            "artifacts": [digest(artifact) for artifact in inputs.artifacts],
+            "dense": digest(inputs.dense) if inputs.dense else None,
+            "run": inputs.run,
+            "base": inputs.base.sha256,
+            "task": task_parts,
+            "seed": inputs.seed,
+            "packages": package_versions(stage),
+            "python": list(sys.version_info[:2]),
+            "threads": run.threads,
+        }
+    )
+
+
+def _write_lock_file(run: _Run) -> None:
+    """pipeline.lock.yaml: the resolved config, and the fingerprint and sha256s of every artifact so far."""
+    pipeline = run.pipeline
+    stages = [
+        {
+            "id": entry.id,
+            "stage": entry.name,
+            "config": without_id(entry.config),
+            "kind": artifact.kind,
+            "artifact": artifact.id,
+            "fingerprint": mark,
+            "sha256": digest(artifact),
+            "files": artifact.files,
+        }
+        for entry, artifact, mark in zip(run.entries, run.artifacts, run.fingerprints, strict=False)
+    ]
+    content = {
+        "name": pipeline.name,
+        "model": {"reference": run.ready.base.reference, "sha256": run.ready.base.sha256},
+        "task": pipeline.task.model_dump(mode="json"),
+        "data": {str(path): sha256 for path, sha256 in run.ready.data.items()},
+        "seed": pipeline.seed,
+        "threads": run.threads,
+        "stages": stages,
+    }
+    write_atomic(run.folder / LOCK_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
+
+
+def _copy_report(run: _Run) -> None:
+    """Bring the files of a report into the run folder."""
+    artifact = run.artifacts[-1]
+    if artifact.kind == "report":
+        for path in sorted(artifact.folder.glob("report.*")):
+            write_atomic(run.folder / path.name, path.read_bytes())

@@ -1,0 +1,150 @@
+"""What a stage is, what it is given and what it gives back: the contract between `stages/*.py` and the runner."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from compressor.cost import Plan
+    from compressor.tasks import TaskConfig
+
+STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")
+"""Every stage, in the order in which a pipeline usually runs them. A new stage is a file in `stages/` and a word here."""
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+"""Names of pipelines and ids of stages: safe as a file's name everywhere."""
+
+
+class StageConfig(BaseModel):
+    """Base of every stage's typed config. `id` names a stage that appears twice; it defaults to `tune`, `tune-2`, ..."""
+
+    # validate_default: `epochs: 2` written out and left out are the same 2.0, and so the same fingerprint
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    id: str | None = Field(default=None, pattern=NAME_PATTERN)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A fault that a stage sees in its place in the pipeline; `key` is the path inside its config, `()` for the stage."""
+
+    code: str
+    what: str
+    mend: str
+    key: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stage of one pipeline: its id (unique), its stage name and its validated config."""
+
+    id: str
+    name: str
+    config: StageConfig
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published folder. `files` maps each file's relative path to its sha256; `metadata` is what `run` returned."""
+
+    folder: Path
+    id: str
+    kind: str
+    stage: str
+    entry: str
+    files: dict[str, str]
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BaseModelReference:
+    """The pretrained model: the reference as the user wrote it, the local folder it resolved to, sha256 over its files."""
+
+    reference: str
+    folder: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a stage may see: the base, the task, the seed and the artifacts it declares (earlier stages only, in order)."""
+
+    base: BaseModelReference
+    task: TaskConfig
+    seed: int
+    artifacts: tuple[Artifact, ...] = ()
+    dense: Artifact | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+    """Name of the pipeline and of the stages before this one, for reports."""
+
+    def nearest(self, kind: str) -> Artifact | None:
+        """The nearest earlier artifact of a kind, or None."""
+        return next((artifact for artifact in reversed(self.artifacts) if artifact.kind == kind), None)
+
+
+class Progress(Protocol):
+    """One bar: `advance(n)` moves it, `note` shows a short live figure beside it (a loss, a file name)."""
+
+    def advance(self, steps: int = 1) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Workspace(Protocol):
+    """Where a stage writes and how it speaks. `folder` is empty and private; the runner publishes it when `run` returns.
+
+    `log_folder` takes the logs of programs that a stage starts; it is never published.
+    """
+
+    folder: Path
+    log_folder: Path
+    log: logging.Logger
+
+    def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row of the stage table.
+
+    `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
+    the distributions whose versions enter the fingerprint; `version` is raised when the stage's own results change.
+    `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
+    `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint.
+    """
+
+    name: str
+    summary: str
+    config: type[StageConfig]
+    produces: str
+    run: Callable[[Any, Inputs, Workspace], dict[str, Any]]
+    needs: tuple[str, ...] = ()
+    accepts: tuple[str, ...] = ()
+    uses_dense: bool = False
+    reads_data: bool = True
+    packages: tuple[str, ...] = ("torch", "transformers")
+    version: int = 1
+    check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
+    plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
+
+
+def load_stage(name: str) -> Stage:
+    """The stage called `name`. Raises UserError E103 for an unknown name."""
+    if name not in STAGE_NAMES:
+        raise UserError("E103", f"unknown stage '{name}'", f"Stages: {', '.join(STAGE_NAMES)}")
+    return importlib.import_module(f"pipelines.stages.{name}").STAGE
+
+
+def all_stages() -> Iterator[Stage]:
+    """Every stage of the table, in its order."""
+    return (load_stage(name) for name in STAGE_NAMES)

@@ -1,0 +1,143 @@
+"""Stage `benchmark`: quality, size, FLOPs and latency of the dense and the compressed model, runtime by runtime."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from pipelines.stage import Inputs, Stage, StageConfig, Workspace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from compressor.cost import ModelShape
+    from pipelines.loading import Data
+
+
+class BenchmarkConfig(StageConfig):
+    """Interleaved rounds over every runtime; one process a runtime, so that idle thread pools disturb nobody."""
+
+    batch: list[int] = Field(default=[1, 8], min_length=1)
+    length: list[int] = Field(default=[128], min_length=1, description="tokens a row")
+    rounds: int = Field(default=20, ge=3)
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing that is measured. `path` is an ONNX file, or a checkpoint folder for PyTorch."""
+
+    name: str
+    model: str
+    runtime: str
+    precision: str
+    path: Path
+    bytes: int
+
+
+def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
+    """Dense PyTorch, then every exported file, dense first."""
+    onnx = inputs.nearest("onnx")
+    weights = (dense_folder / "model.safetensors").stat().st_size
+    rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
+    for model in ("dense", "compressed"):
+        for precision, file in onnx.metadata["files"][model].items():
+            name = f"{model} ONNX {precision}"
+            rows.append(Candidate(name, model, "onnxruntime", precision, onnx.folder / file["path"], file["bytes"]))
+    return rows
+
+
+def logits_of(candidate: Candidate, data: Data, workspace: Workspace) -> np.ndarray:
+    """Logits of all validation rows in the candidate's own runtime."""
+    from compressor.checkpoint import load
+    from compressor.tasks.features import torch_forward
+    from pipelines.loading import predict_rows
+    from pipelines.stages.export import onnx_logits
+
+    if candidate.runtime == "pytorch":
+        return predict_rows(torch_forward(load(candidate.path)), data.validation, data, workspace, candidate.name)
+    return onnx_logits(candidate.path, data.validation, data, workspace, candidate.name)
+
+
+def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
+    """Parameters, FLOPs of one row by length, and the papers' FLOPs ratio (unmerged delta of tune, linear layers only)."""
+    from compressor.cost import paper_flops_ratio
+
+    return {
+        "parameters": shape.parameters,
+        "flops": {str(length): shape.flops(length) for length in lengths},
+        "flops_ratio": {str(length): shape.flops(length) / dense.flops(length) for length in lengths},
+        "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
+        "layers": [{"heads": layer.heads, "neurons": layer.neurons} for layer in shape.layers],
+    }
+
+
+def delta_of_tune(inputs: Inputs) -> dict[str, Any]:
+    """What the tune's unmerged delta costs, for the papers' FLOPs: modules, rank and places (0 after full tuning)."""
+    tuned, omega = inputs.dense.metadata, inputs.nearest("omega")
+    if tuned["method"] == "full":
+        return {"modules": (), "rank": 0, "places": 0}
+    places = omega.metadata["count"] if omega is not None and tuned["method"] == "dsee" else 0
+    return {"modules": tuned["modules"], "rank": tuned["rank"], "places": places}
+
+
+def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Write measurements.json: one record a candidate, latencies of one interleaved run."""
+    from compressor.checkpoint import load, save_checkpoint
+    from compressor.cost import shape_of
+    from compressor.deltas import merge_all
+    from compressor.tasks.metrics import difference_interval
+    from export.latency import Variant, measure
+    from pipelines.loading import load_data, load_model, quality
+
+    data = load_data(inputs)
+    with tempfile.TemporaryDirectory() as scratch:
+        dense = merge_all(load_model(inputs.dense, inputs.base))
+        save_checkpoint(dense, Path(scratch), inputs.base.folder)
+        rows = candidates(inputs, Path(scratch))
+        shapes = {"dense": shape_of(dense), "compressed": shape_of(load(inputs.nearest("model").folder))}
+        logits = {row.name: logits_of(row, data, workspace) for row in rows}
+        vocabulary = dense.config.vocab_size
+        variants = [Variant(row.name, row.runtime, row.path, config.device, vocabulary) for row in rows]
+        grid = [(batch, length) for length in config.length for batch in config.batch]
+        with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
+            timings = measure(variants, grid, config.rounds, seed=inputs.seed, on_round=bar.advance)
+    delta = delta_of_tune(inputs)
+    reference = logits[rows[0].name]
+    records = []
+    for row in rows:
+        low, high = difference_interval(logits[row.name], reference, data.validation.labels)
+        records.append(
+            {
+                "name": row.name,
+                "model": row.model,
+                "runtime": row.runtime,
+                "precision": row.precision,
+                "bytes": row.bytes,
+                "quality": quality(logits[row.name], data.validation.labels),
+                "difference_interval": [low, high],
+                **cost_of(shapes[row.model], shapes["dense"], config.length, delta),
+                "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
+            }
+        )
+    result = {"device": config.device, "rounds": config.rounds, "baseline": rows[0].name, "candidates": records}
+    (workspace.folder / "measurements.json").write_text(json.dumps(result, indent=1) + "\n")
+    return {"candidates": [row.name for row in rows]}
+
+
+STAGE = Stage(
+    name="benchmark",
+    summary="measure quality, bytes, FLOPs and latency of every exported model against dense PyTorch",
+    config=BenchmarkConfig,
+    produces="measurements",
+    needs=("model", "onnx"),
+    accepts=("omega",),
+    uses_dense=True,
+    packages=("torch", "transformers", "onnxruntime"),
+    run=run,
+)

@@ -1,0 +1,127 @@
+"""Stage `recover`: train what is left after pruning, by default with the dense model as teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from compressor.cost import Plan
+from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
+from pipelines.stages.tune import (
+    TrainingConfig,
+    load_omega,
+    merged_problems,
+    method_problems,
+    planned_trainable,
+    settings_of,
+    train_and_save,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from pipelines.loading import Data
+
+
+class RecoverConfig(TrainingConfig):
+    """`same` goes on with the deltas that are there; another method adds its own and freezes those."""
+
+    method: Literal["same", "dsee", "lora", "full"] = "same"
+    epochs: float = Field(default=1, gt=0)
+    distill: bool = True
+
+
+def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    if not any(entry.name == "tune" for entry in earlier):
+        yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
+        return
+    yield from merged_problems("recover", earlier)
+    if config.method == "same":
+        for key in ("rank", "alpha", "modules"):
+            if getattr(config, key) is not None:
+                yield Problem("E403", f"{key} means nothing to method same", "Remove the key, or name another method", (key,))
+        return
+    names = [entry.name for entry in earlier]
+    since_cut = len(names) - names[::-1].index("prune") if "prune" in names else names.index("tune") + 1
+    fresh = next((entry for entry in reversed(earlier[since_cut:]) if entry.name == "select"), None)
+    if config.method == "dsee" and fresh is None:
+        yield Problem(
+            "E404",
+            "dsee needs places in the matrices as they are now",
+            "Put a select between prune and recover, or use method: lora or same",
+            ("method",),
+        )
+        return
+    yield from method_problems(config, config.method, fresh)
+
+
+def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
+    """Make the parameters to train trainable, in place; returns the method that says what they are, and its settings."""
+    from compressor.deltas import Delta, merge_all
+    from compressor.methods import apply, set_trainable
+
+    groups = sorted({module.group for module in model.modules() if isinstance(module, Delta)})
+    before = previous.metadata["method"]
+    if config.method == "full" or (config.method == "same" and before == "full"):
+        merge_all(model)
+        set_trainable(model, base=True, groups=())
+        return {"method": "full"}
+    if config.method == "same":
+        set_trainable(model, base=False, groups=groups)
+        return {"method": before}
+    selected = inputs.nearest("omega")
+    modules = config.modules or (tuple(selected.metadata["modules"]) if selected else ("query", "value"))
+    omega = load_omega(inputs) if config.method == "dsee" else None
+    options = config.options(modules, omega, group=str(len(groups) + 1))
+    apply(model, config.method, options)
+    return {"method": config.method, **settings_of(options)}
+
+
+def teach(dense: Artifact, inputs: Inputs, data: Data, workspace: Workspace) -> np.ndarray:
+    """The dense model's logits (rows, classes) of every training row, dropout off."""
+    from compressor.deltas import merge_all
+    from compressor.tasks.features import torch_forward
+    from pipelines.loading import load_model, predict_rows
+
+    teacher = merge_all(load_model(dense, inputs.base))
+    return predict_rows(torch_forward(teacher), data.train, data, workspace, "asking the dense teacher")
+
+
+def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Train the pruned model with a fresh optimizer and schedule, and write its state."""
+    import torch
+
+    from pipelines.loading import load_data, load_model
+
+    data, previous = load_data(inputs), inputs.nearest("model")
+    teacher = teach(inputs.dense, inputs, data, workspace) if config.distill else None
+    torch.manual_seed(inputs.seed)
+    model = load_model(previous, inputs.base)
+    settings = prepare(model, config, previous, inputs)
+    metadata = train_and_save(model, config, inputs, workspace, data, method=settings["method"], teacher=teacher)
+    return {**metadata, **settings, "distill": config.distill, "kept": previous.metadata.get("kept", {})}
+
+
+def plan(config: RecoverConfig, plan: Plan) -> Plan:
+    what, method = plan.tuned if config.method == "same" else (config, config.method)
+    count = planned_trainable(what, method, plan)
+    return replace(plan, tuned=(what, method), trainable=(*plan.trainable, ("recover", count)))
+
+
+STAGE = Stage(
+    name="recover",
+    summary="train what is left after pruning, distilled from the dense model",
+    config=RecoverConfig,
+    produces="model",
+    needs=("model",),
+    accepts=("omega",),
+    uses_dense=True,
+    packages=("torch", "transformers", "accelerate", "torch-pruning", "tokenizers"),
+    run=run,
+    check=check,
+    plan=plan,
+)

@@ -1,0 +1,203 @@
+"""Stage `tune`: train a small change of the frozen model (DSEE, LoRA), or the whole model as the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from compressor.cost import Plan
+from compressor.modules import Modules
+from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.methods import Options
+    from pipelines.loading import Data
+
+
+class TrainingConfig(StageConfig):
+    """What tune and recover share. `learning_rate` defaults to the method's own."""
+
+    rank: int | None = Field(default=None, ge=1, description="rank of the low-rank part, default 16")
+    alpha: float | None = Field(default=None, gt=0, description="scale alpha/rank of the low-rank part, default 2 x rank")
+    modules: Modules | None = None
+    epochs: float = Field(default=2, gt=0)
+    learning_rate: float | None = Field(default=None, gt=0)
+    batch_size: int = Field(default=32, ge=1)
+
+    def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
+        """The method's options, defaults filled in."""
+        from compressor.methods import Options
+
+        rank = self.rank or 16
+        return Options(modules=modules, rank=rank, alpha=self.alpha or 2.0 * rank, group=group, omega=omega)
+
+
+class TuneConfig(TrainingConfig):
+    """Train a method's parameters and the task head. `modules` defaults to those of the select before it."""
+
+    method: Literal["dsee", "lora", "full"] = "dsee"
+
+
+def method_problems(config: TrainingConfig, method: str, omega: Entry | None) -> Iterable[Problem]:
+    """Faults of a method's keys that need no model: shared by tune and recover."""
+    if method == "full":
+        for key in ("rank", "alpha", "modules"):
+            if getattr(config, key) is not None:
+                yield Problem("E403", f"{key} means nothing to method full", "Remove the key", (key,))
+    if method == "dsee" and omega is None:
+        yield Problem("E404", "dsee needs places for its sparse part", "Put a select before it, or use method: lora")
+    if method != "dsee" and omega is not None:
+        yield Problem(
+            "E404", f"{method} does not use the places that '{omega.id}' chooses", "Use method: dsee, or drop the select"
+        )
+    if method == "dsee" and omega is not None and config.modules is not None:
+        missing = [name for name in omega.config.modules if name not in config.modules]
+        if missing:
+            yield Problem(
+                "E404",
+                f"select chose places in {', '.join(missing)}, which is not tuned",
+                "Make the modules agree",
+                ("modules",),
+            )
+
+
+def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    """A merged checkpoint has no deltas left to choose by, to train or to cut."""
+    if any(entry.name == "merge" for entry in earlier):
+        yield Problem("E504", "the model is merged already", f"Put {name} before merge")
+
+
+def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
+        yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
+    yield from method_problems(config, config.method, next((e for e in reversed(earlier) if e.name == "select"), None))
+
+
+def train_and_save(
+    model: nn.Module,
+    config: TrainingConfig,
+    inputs: Inputs,
+    workspace: Workspace,
+    data: Data,
+    *,
+    method: str,
+    teacher=None,
+) -> dict[str, Any]:
+    """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata."""
+    import tempfile
+    from pathlib import Path
+
+    from compressor.checkpoint import save_state
+    from compressor.methods import method as method_row
+    from compressor.methods import trainable_counts, weights_moved
+    from compressor.tasks.features import torch_forward
+    from compressor.training import Rows, Schedule, train
+    from pipelines.loading import predict_rows, quality
+
+    row = method_row(method)
+    schedule = Schedule(
+        epochs=config.epochs,
+        learning_rate=config.learning_rate or row.learning_rate,
+        batch_size=config.batch_size,
+        weight_decay=0.01 if row.trains_base else 0.0,
+        seed=inputs.seed,
+    )
+    trainable = trainable_counts(model)
+    dataset = Rows(data.train.tokens, data.train.labels.tolist(), teacher)
+    with (
+        workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar,
+        tempfile.TemporaryDirectory() as work,
+    ):
+
+        def on_step(note: str) -> None:
+            bar.note(note)
+            bar.advance()
+
+        losses = train(model, dataset, data.pad_id, schedule, Path(work), on_step)
+    logits = predict_rows(torch_forward(model), data.validation, data, workspace, "validating")
+    save_state(
+        model,
+        workspace.folder,
+        base=inputs.base.reference,
+        base_sha256=inputs.base.sha256,
+        label_names=data.label_names,
+    )
+    return {
+        "merged": False,
+        "weights_moved": weights_moved(model),
+        "method": method,
+        "trainable": trainable,
+        "formula": row.formula,
+        "quality": quality(logits, data.validation.labels),
+        "losses": losses,
+        "labels": data.label_names,
+    }
+
+
+def settings_of(options: Options) -> dict[str, Any]:
+    """The options as they stand in an artifact's metadata."""
+    return {"rank": options.rank, "alpha": options.alpha, "modules": list(options.modules)}
+
+
+def load_omega(inputs: Inputs) -> dict | None:
+    """Ω of the nearest select, path -> int32 indices; None without one."""
+    from safetensors.torch import load_file
+
+    artifact = inputs.nearest("omega")
+    return None if artifact is None else load_file(artifact.folder / "omega.safetensors")
+
+
+def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Build the model with a fresh task head, attach the method's deltas, train, and write the state."""
+    from compressor.methods import apply
+    from compressor.models import build
+    from pipelines.loading import load_data
+
+    data = load_data(inputs)
+    model = build(inputs.base.folder, data.label_names, inputs.seed)
+    selected = inputs.nearest("omega")
+    modules = config.modules or (tuple(selected.metadata["modules"]) if selected else ("query", "value"))
+    options = config.options(modules, load_omega(inputs), group="1")
+    apply(model, config.method, options)
+    metadata = train_and_save(model, config, inputs, workspace, data, method=config.method)
+    return {**metadata, **settings_of(options)}
+
+
+def planned_trainable(config: TrainingConfig, method: str, plan: Plan) -> int:
+    """The closed form of what a method trains, task head apart."""
+    from compressor.methods import method as method_row
+
+    row = method_row(method)
+    if row.trains_base:
+        return plan.shape.parameters - plan.shape.head
+    modules = config.modules or plan.modules or ("query", "value")
+    options = config.options(modules, None, "plan")
+    total = 0
+    for layer in plan.shape.layers:
+        for name in modules:
+            out, into = layer.matrix(name, plan.shape.hidden)
+            total += row.count(out, into, options, plan.places if row.uses_omega and name in plan.modules else 0)
+    return total
+
+
+def plan(config: TuneConfig, plan: Plan) -> Plan:
+    count = planned_trainable(config, config.method, plan)
+    return replace(plan, tuned=(config, config.method), trainable=(*plan.trainable, ("tune", count)))
+
+
+STAGE = Stage(
+    name="tune",
+    summary="train a small change of the frozen model (dsee, lora), or everything (full)",
+    config=TuneConfig,
+    produces="model",
+    accepts=("omega",),
+    packages=("torch", "transformers", "accelerate", "tokenizers"),
+    run=run,
+    check=check,
+    plan=plan,
+)

@@ -1,0 +1,174 @@
+"""A pipeline file in, a typed pipeline out: overrides, ids, defaults and paths. What is refused is in test_mistakes.py."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.errors import UserError
+from pipelines.config import find_pipeline, load_pipeline, without_id
+
+HEAD = """\
+name: p
+model: ./model
+task: {train: train.tsv, validation: sub/dev.tsv, text: [a, b]}
+stages:
+"""
+STAGES = """\
+  - select: {count: 4}
+  - tune:
+  - prune:
+      - {structure: heads, criterion: delta, remove: 1}
+      - {structure: neurons, criterion: taylor, remove: 0.5}
+  - select:
+      id: again
+  - recover: {method: dsee, id: mend}
+  - merge
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a pipeline of these stages; gives its path."""
+
+    def write(stages=STAGES):
+        path = tmp_path / "p.yaml"
+        path.write_text(HEAD + stages)
+        return path
+
+    return write
+
+
+def config(path, entry, *overrides):
+    return next(one.config for one in load_pipeline(path, overrides).stages if one.id == entry)
+
+
+def test_ids_defaults_and_paths(write, tmp_path):
+    pipeline = load_pipeline(write())
+    assert [entry.id for entry in pipeline.stages] == ["select", "tune", "prune", "again", "mend", "merge"]
+    assert (pipeline.seed, pipeline.threads, pipeline.source_folder) == (0, None, tmp_path)
+    assert (pipeline.task.train, pipeline.task.validation) == (tmp_path / "train.tsv", tmp_path / "sub/dev.tsv")
+    repeated = load_pipeline(write("".join(f"  - select: {key}\n" for key in ("", "{id: select-2}", "", ""))))
+    assert [entry.id for entry in repeated.stages] == ["select", "select-2", "select-3", "select-4"]
+
+
+@pytest.mark.parametrize(
+    ("override", "entry", "key", "value"),
+    [
+        ("tune.rank=8", "tune", "rank", 8),  # the file gives this stage no keys at all
+        ("tune.learning_rate=5e-4", "tune", "learning_rate", 5e-4),
+        ("again.modules=[key, ffn_in]", "again", "modules", ("key", "ffn_in")),
+        ("mend.distill=false", "mend", "distill", False),
+        ("select.count=7", "select", "count", 7),
+        ("merge.id=fold", "fold", "id", "fold"),
+    ],
+)
+def test_overrides_reach_a_stages_keys(write, override, entry, key, value):
+    assert getattr(config(write(), entry, override), key) == value
+
+
+def test_overrides_reach_into_lists_and_single_items(write):
+    assert [item.remove for item in config(write(), "prune", "prune.items.0.remove=3", "prune.1.remove=0.25").items] == [
+        3,
+        0.25,
+    ]
+    single = write("  - tune: {method: full}\n  - prune: {structure: heads, remove: 1}\n")
+    assert [config(single, "prune", f"prune.{key}=2").items[0].remove for key in ("remove", "items.0.remove")] == [2, 2]
+
+
+def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    (here / "other").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    pipeline = load_pipeline(write(), ["seed=5", "threads=1", "name=q", "task.train=mine.tsv", "model=other"])
+    assert (pipeline.seed, pipeline.threads, pipeline.name) == (5, 1, "q")
+    assert (pipeline.task.train, pipeline.model) == (here / "mine.tsv", str(here / "other"))
+    assert load_pipeline(write(), ["model=org/name"]).model == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("tune.rnk=8", "E102 --set tune.rnk=8: unknown key. Did you mean 'rank'?"),
+        ("tune.rank=x", "E104 --set tune.rank=x: must be an integer, not 'x'"),
+        ("tunee.rank=8", "E109 --set tunee.rank=8: neither a stage nor a key is called 'tunee'. Did you mean 'tune'?"),
+        ("sed=1", "E109 --set sed=1: neither a stage nor a key is called 'sed'. Did you mean 'seed'?"),
+        ("tune.rank", "E109 --set tune.rank: not KEY=VALUE"),
+        ("tune=8", "E109 --set tune=8: 'tune' is a whole stage"),
+        ("stages=8", "E109 --set stages=8: neither a stage nor a key"),
+        ("prune.items.2.remove=1", "E109 --set prune.items.2.remove=1: no '2' in 'stages[2].prune'. There are: 0, 1"),
+        ("seed.x=1", "E104 --set seed.x=1"),
+        ("select.count.x=1", "E109 --set select.count.x=1: 'stages[0].select.count' holds a value, not keys"),
+        ("seed=[1", "E101 --set seed=[1:1: not YAML"),
+    ],
+)
+def test_wrong_overrides_are_named_as_they_were_typed(write, override, says):
+    with pytest.raises(UserError) as error:
+        load_pipeline(write(), [override])
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+
+
+def test_every_fault_of_a_file_is_told_at_once(write):
+    stages = """\
+  - select: {count: 0, score: rcpa}
+  - tune: {rnk: 8, epochs: two, rank: true}
+  - prune:
+      - {structur: heads, remove: 1}
+      - {structure: neurons,
+         remove: 1.5}
+  - prun:
+  - {merge: , report: }
+"""
+    path = write(stages)
+    path.write_text(path.read_text().replace("name: p", "nam: p") + "sed: 1\n")
+    with pytest.raises(UserError) as error:
+        load_pipeline(path)
+    assert sorted(str(error.value).replace(f"{path}:", "").splitlines()) == [
+        "E102 13: sed: unknown key. Did you mean 'seed'?",
+        "E102 1: nam: unknown key. Did you mean 'name'?",
+        "E102 6: stages[1].tune.rnk: unknown key. Did you mean 'rank'?",
+        "E102 8: stages[2].prune[0].structur: unknown key. Did you mean 'structure'?",
+        "E103 11: stages[3].prun: unknown stage 'prun'. Did you mean 'prune'?",
+        "E104 10: stages[2].prune[1].remove: a fraction lies in (0, 1); a count has no decimal point. It is 1.5",
+        "E104 12: stages[4]: 2 keys in one stage. Write each stage as '- NAME: {KEY: VALUE}'",
+        "E104 5: stages[0].select.count: must be at least 1, not 0. Change the value",
+        "E104 5: stages[0].select.score: must be 'rpca' or 'magnitude' or 'random', not 'rcpa'. Did you mean 'rpca'?",
+        "E104 6: stages[1].tune.epochs: must be a number, not 'two'. Change the value",
+        "E104 6: stages[1].tune.rank: must be an integer, not true. Change the value",
+    ]
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "rank": st.integers(1, 512),
+            "alpha": st.floats(1e-6, 1e6),
+            "epochs": st.floats(0.1, 100) | st.integers(1, 100),
+            "learning_rate": st.floats(1e-9, 1),
+            "batch_size": st.integers(1, 4096),
+            "modules": st.lists(st.sampled_from(["query", "key", "value", "output", "ffn_in", "ffn_out"]), min_size=1),
+            "method": st.just("lora"),
+        },
+    )
+)
+def test_a_resolved_config_reads_back_as_itself(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("round") / "p.yaml"
+
+    def resolved(keys):
+        path.write_text(f"{HEAD}  - tune: {json.dumps({'method': 'lora', **keys})}\n")
+        return without_id(config(path, "tune"))
+
+    first = resolved(values)
+    assert {key: first[key] for key in values if key != "modules"} == {key: values[key] for key in values if key != "modules"}
+    again = resolved({key: value for key, value in first.items() if value is not None})
+    assert json.dumps(again) == json.dumps(first)
+
+
+def test_recipes_are_found_by_name_and_are_right():
+    assert {entry.id for entry in load_pipeline(find_pipeline("quickstart")).stages} >= {"tune", "prune", "deploy", "report"}
+    assert load_pipeline(find_pipeline("paper")).name == "paper"
+    with pytest.raises(UserError, match=r"E110 no pipeline file .quikstart.\. Did you mean .quickstart."):
+        find_pipeline("quikstart")

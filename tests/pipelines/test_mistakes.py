@@ -1,0 +1,159 @@
+"""Mistakes of a user: each gives one clear line and exit code 2, no traceback, and nothing is written. A mistake is a row."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines.toys import tree
+from tests.tiny import write_data, write_model
+
+PIPELINE = """\
+name: tiny
+model: ./model
+task: {train: train.tsv, validation: dev.tsv, text: sentence, label: label}
+stages:
+  - select: {count: 4}
+  - tune: {rank: 4, learning_rate: 5e-4}
+  - prune: {structure: heads, criterion: delta, remove: 1}
+  - recover: {method: same}
+  - merge:
+  - export:
+"""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is done to a sound project, and what the one line starts with (behind the code) and holds.
+
+    `change` is (old, new) in the file, or a function of its path.
+    """
+
+    name: str
+    change: tuple[str, str] | Callable[[Path], object]
+    says: str
+    mend: str = ""
+    file: str = "pipeline.yaml"
+    options: tuple[str, ...] = ()
+
+
+def rewrite(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+def drop_lines(path: Path) -> None:
+    """Keep the header and the rows of the first class."""
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "class1" not in line))
+
+
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def nothing(_: Path) -> None:
+    pass
+
+
+STAGES_LINE = "  - tune: {rank: 4, learning_rate: 5e-4}\n"
+
+MISTAKES = [
+    Mistake("misspelt key", ("rank: 4", "rnk: 4"), "E102 {file}:6: stages[1].tune.rnk: unknown key", "Did you mean 'rank'?"),
+    Mistake("misspelt key of the task", ("label: label", "lable: label"), "E102 {file}:3: task.lable: unknown key", "'label'?"),
+    Mistake("misspelt top-level key", ("model:", "modle:"), "E102 {file}:2: modle: unknown key", "Did you mean 'model'?"),
+    Mistake("missing key", ("model: ./model\n", ""), "E105 {file}:1: key 'model' is missing"),
+    Mistake("wrong type", ("rank: 4", "rank: four"), "E104 {file}:6: stages[1].tune.rank: must be an integer, not 'four'"),
+    Mistake("number in quotes", ("rank: 4", 'rank: "4"'), "E104 {file}:6: stages[1].tune.rank: must be an integer, not '4'"),
+    Mistake("rank 0", ("rank: 4", "rank: 0"), "E104 {file}:6: stages[1].tune.rank: must be at least 1, not 0"),
+    Mistake("negative rate", ("5e-4", "-5e-4"), "E104 {file}:6: stages[1].tune.learning_rate: must be greater than 0"),
+    Mistake("infinite rate", ("5e-4", ".inf"), "E104 {file}:6: stages[1].tune.learning_rate: .inf is no finite number"),
+    Mistake("unknown choice", ("delta", "dleta"), "E104 {file}:7: stages[2].prune.criterion: must be", "Did you mean 'delta'?"),
+    Mistake("unknown stage", ("- merge", "- marge"), "E103 {file}:9: stages[4].marge: unknown stage", "Did you mean 'merge'?"),
+    Mistake("key given twice", ("rank: 4", "rank: 4, rank: 8"), "E106 {file}:6: stages[1].tune.rank: key given twice"),
+    Mistake("not YAML", ("count: 4}", "count: 4"), "E101 {file}:6: not YAML"),
+    Mistake("a tag", ("name: tiny", "name: !!python/name:os.system x"), "E101 {file}:1: tag"),
+    Mistake("empty pipeline file", rewrite(""), "E101 {file}:1: not a mapping"),
+    Mistake("pipeline file is no text", lambda path: path.write_bytes(b"name: caf\xe9\n"), "E101 {file}:1: not UTF-8"),
+    Mistake("pipeline file is a folder", to_folder, "E101 {file}: a folder, not a pipeline file"),
+    Mistake("no pipeline file", Path.unlink, "E110 no pipeline file '{file}'"),
+    Mistake("a name that is no folder name", ("tiny", "../tiny"), "E104 {file}:1: name: '../tiny' is not allowed here"),
+    Mistake(
+        "two stages with one id",
+        lambda path: path.write_text(PIPELINE.replace("rank: 4", "id: x, rank: 4").replace("method: same", "id: x")),
+        "E108 {file}:8: stages[3].recover.id: id 'x' is taken by stages[1].tune",
+    ),
+    Mistake("pruning before any tune", (STAGES_LINE, ""), "E503 {file}:6: stages[1].prune: nothing is tuned yet"),
+    Mistake(
+        "export without a merge",
+        ("  - merge:\n", ""),
+        "E504 {file}:9: stages[4].export: 'recover' leaves deltas",
+        "Put a merge",
+    ),
+    Mistake(
+        "export of nothing", rewrite(PIPELINE.split("  - select")[0] + "  - export:\n"), "E107 {file}:5: stages[0].export: "
+    ),
+    Mistake("as many heads as there are", ("remove: 1", "remove: 4"), "E501 {file}:7: stages[2].prune: remove: 4 leaves none"),
+    Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a fraction lies in"),
+    Mistake("no such model", ("./model", "./modell"), "E303 {file}:2: model: model './modell': no such folder"),
+    Mistake("a model without weights", Path.unlink, "E304 {pipeline}:2: model: ", file="model/model.safetensors"),
+    Mistake("missing data file", Path.unlink, "E201 {file}: no such file", file="dev.tsv"),
+    Mistake("folder for a data file", to_folder, "E202 {file}: a folder, not a data file", file="train.tsv"),
+    Mistake(
+        "missing column", ("sentence\t", "sentense\t"), "E205 {file}:1: no column 'sentence'", "'sentense'?", file="dev.tsv"
+    ),
+    Mistake("unknown validation label", ("class1\n", "class7\n"), "E209 {file}:3: label 'class7' never occurs", file="dev.tsv"),
+    Mistake("empty data file", rewrite("sentence\tlabel\n"), "E204 {file}: the file has no rows", file="train.tsv"),
+    Mistake("one class only", drop_lines, "E208 {file}: every row has the label 'class0'", file="train.tsv"),
+    Mistake(
+        "bad encoding", lambda path: path.write_bytes(b"sentence\tlabel\ncaf\xe9\tclass0\n"), "E203 {file}:2:", file="dev.tsv"
+    ),
+    Mistake("numbers for text", rewrite("sentence\tlabel\n1\tclass0\n2\tclass1\n"), "E206 {file}:1: ", file="train.tsv"),
+    Mistake("a broken row", ("\tclass1\n", "class1\n"), "E210 {file}:3: 1 fields where the header has 2", file="train.tsv"),
+    Mistake(
+        "a file where runs should go", nothing, "E801 {file}: a file, where a folder is needed", options=("--out", "{file}")
+    ),
+    Mistake("a folder that cannot be written", nothing, "E801 /proc", options=("--out", "/proc/runs")),
+    Mistake(
+        "unknown stage in --from", nothing, "E111 --from: no stage 'tun'", "Did you mean 'tune'?", options=("--from", "tun")
+    ),
+    Mistake("unknown key in --set", nothing, "E109 --set sed=1: ", "Did you mean 'seed'?", options=("--set", "sed=1")),
+]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A project without a mistake: a real tiny model, real data, real stages."""
+    folder = tmp_path_factory.mktemp("sound")
+    write_model(folder / "model")
+    write_data(folder)
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    return folder
+
+
+def test_the_project_is_sound_before_the_mistakes(sound, compress):
+    code, shown, error = compress("run", sound / "pipeline.yaml", "--out", sound / "runs", "--dry-run")
+    assert (code, error) == (0, "") and "parameters" in shown
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.name)
+def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mistake):
+    project = tmp_path / "project"
+    shutil.copytree(sound, project)
+    file, pipeline = project / mistake.file, project / "pipeline.yaml"
+    if callable(mistake.change):
+        mistake.change(file)
+    else:
+        old, new = mistake.change
+        assert file.read_text().count(old), "the row no longer fits the project"
+        file.write_text(file.read_text().replace(old, new, 1))
+    options = [option.format(file=file) for option in mistake.options]
+    before = tree(tmp_path)
+    code, shown, error = compress("run", pipeline, "--out", tmp_path / "runs", *options)
+    assert (code, shown) == (2, ""), error
+    assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline)), error
+    assert mistake.mend in error
+    assert tree(tmp_path) == before and not (tmp_path / "runs").exists()

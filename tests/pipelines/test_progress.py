@@ -1,0 +1,55 @@
+"""The display off a terminal, where it must be sparing, and on one."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pipelines.progress import Display, human_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.42, "0.4 s"), (9.96, "10 s"), (78, "78 s"), (119, "119 s"), (150, "2 min"), (7500, "2 h 5 min")]
+)
+def test_durations_read_well(seconds, text):
+    assert human_seconds(seconds) == text
+
+
+def lines_of(steps, seconds_a_step):
+    """What a bar of `steps` writes into a log."""
+    stream, now = io.StringIO(), [0.0]
+    display = Display(Console(file=stream, width=120), 9, 6, clock=lambda: now[0])
+    with display.stage(2, "tune"), display.bar("training", steps) as bar:
+        for step in range(steps):
+            now[0] += seconds_a_step
+            bar.note(f"loss {step}")
+            bar.advance()
+    return stream.getvalue().splitlines()
+
+
+def test_a_log_gets_a_line_each_tenth_but_not_more_than_one_in_ten_seconds():
+    assert lines_of(100, 0.05) == []
+    assert lines_of(100, 0.25) == [
+        "[2/9] tune    training: 40 %, loss 39, about 15 s left",
+        "[2/9] tune    training: 80 %, loss 79, about 5.0 s left",
+    ]
+    assert len(lines_of(1000, 1)) == 9
+
+
+def test_a_long_bar_is_never_silent_for_more_than_two_minutes():
+    assert len(lines_of(10_000, 1)) == 10_000 // 120
+
+
+def test_a_terminal_keeps_one_line_a_stage():
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=True, color_system=None)
+    display = Display(console, 2, 6)
+    with display.stage(1, "tune"):
+        with display.bar("training [all]", 2) as bar:
+            bar.note("loss 0.5")
+            bar.advance()
+            display._live.refresh()
+        display.result("done in 3 s")
+    shown = stream.getvalue()
+    assert "training [all]" in shown and "50%" in shown and "loss 0.5" in shown
+    assert "[1/2] tune    done in 3 s\n" in shown

@@ -1,0 +1,310 @@
+"""What the runner promises: reuse, atomic publish, locks, quiet, and the same store however often it is killed."""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import yaml
+
+from compressor.errors import CheckError, CompressError, UserError
+from pipelines.config import load_pipeline
+from pipelines.runner import Stopped, run_pipeline
+from pipelines.store import Store
+from tests.pipelines.toys import tree
+
+IDS = ("select", "tune", "prune", "report")
+
+
+def calls(out):
+    """The stages that really ran since the last look."""
+    path = out / "calls"
+    names = path.read_text().split() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return names
+
+
+def go(project, out, *overrides, **options):
+    return run_pipeline(load_pipeline(project, overrides), out, **options)
+
+
+def test_a_second_run_reuses_everything_and_changes_nothing(project, out):
+    first = go(project, out)
+    assert (calls(out), first.reused) == (list(IDS), ())
+    before = tree(out / ".store")
+    second = go(project, out)
+    assert (calls(out), second.reused) == ([], IDS)
+    assert tree(out / ".store") == before
+    assert first.report == out / "toy" / "report.json"
+    assert sorted(path.name for path in (out / "toy").iterdir()) == ["logs", "pipeline.lock.yaml", "report.json", "run.json"]
+
+
+def test_two_folders_get_equal_bytes(project, tmp_path):
+    stores = [tree(go(project, tmp_path / name).folder.parent / ".store") for name in ("first", "second")]
+    assert stores[0] == stores[1]
+    assert str(tmp_path).encode() not in b"".join(stores[0].values())
+
+
+def test_the_lock_file_names_every_artifact(project, out):
+    result = go(project, out, "seed=3")
+    lock = yaml.safe_load((out / "toy" / "pipeline.lock.yaml").read_text())
+    assert (lock["seed"], lock["model"]["reference"], len(lock["data"])) == (3, "./model", 2)
+    assert [stage["artifact"] for stage in lock["stages"]] == [result.artifacts[name].id for name in IDS]
+    for stage in lock["stages"]:
+        assert Store(out / ".store").find(stage["stage"], stage["fingerprint"], stage["id"]).files == stage["files"]
+    facts = json.loads((out / "toy" / "run.json").read_text())
+    assert facts["status"] == "done" and facts["machine"]["memory_bytes"] > 0
+    assert [stage["id"] for stage in facts["stages"]] == list(IDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        ("prune.text=y", ["prune", "report"]),
+        ("tune.files=3", ["tune", "prune", "report"]),
+        ("seed=1", list(IDS)),
+        ("threads=2", list(IDS)),
+        ("task.max_length=64", list(IDS)),
+        ("name=other", ["report"]),
+        ("prune.id=cut", ["report"]),  # only what sees the names
+    ],
+)
+def test_only_what_changed_runs_again(project, out, change, again):
+    go(project, out)
+    calls(out)
+    go(project, out, change)
+    assert calls(out) == again
+
+
+def test_data_decides_the_stages_that_read_it(project, out):
+    go(project, out)
+    calls(out)
+    with (project.parent / "train.tsv").open("a") as file:
+        file.write("a fine film\tyes\n")
+    go(project, out)
+    assert calls(out) == ["tune", "prune", "report"]
+
+
+def test_the_files_place_does_not_matter(project, out, tmp_path):
+    go(project, out)
+    calls(out)
+    moved = project.parent.rename(tmp_path / "moved")
+    go(moved / "pipeline.yaml", out)
+    assert calls(out) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [
+        ({"from_": "prune"}, ["prune", "report"]),
+        ({"until": "tune"}, []),
+        ({"force": ["tune"]}, ["tune"]),  # what it made is equal, so what follows is reused
+        ({"force": ["select", "report"]}, ["select", "report"]),
+        ({"from_": "select", "until": "tune"}, ["select", "tune"]),
+    ],
+)
+def test_from_until_and_force(project, out, options, again):
+    go(project, out)
+    before = tree(out / ".store")
+    calls(out)
+    result = go(project, out, **options)
+    assert calls(out) == again
+    assert list(result.artifacts) == list(IDS[: 2 if "until" in options else 4])
+    assert tree(out / ".store") == before
+
+
+@pytest.mark.parametrize("options", [{"from_": "tun"}, {"until": "x"}, {"force": ["x"]}, {"from_": "prune", "until": "tune"}])
+def test_unknown_stages_in_options_write_nothing(project, out, options):
+    with pytest.raises(UserError) as error:
+        go(project, out, **options)
+    assert error.value.code == "E111"
+    assert not out.exists()
+
+
+def test_a_stage_sees_only_what_it_declares(project, out):
+    artifacts = go(project, out).artifacts
+    seen = {name: artifacts[name].metadata["given"] for name in IDS}
+    assert [one[0] for one in seen["tune"]["artifacts"]] == ["omega"]
+    assert [one[1] for one in seen["prune"]["artifacts"]] == ["tune"]
+    assert [one[1] for one in seen["report"]["artifacts"]] == ["select", "tune", "prune"]
+    assert seen["prune"]["dense"]["text"] == "x" and seen["report"]["dense"] is None
+    assert seen["report"]["run"] == {"name": "toy", "stages": ["select", "tune", "prune"]} and seen["prune"]["run"] == {}
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: (folder / "deep/er/1.bin").write_bytes(b"y1"), "'deep/er/1.bin' has changed"),
+        (lambda folder: (folder / "deep/er/1.bin").write_bytes(b"x"), "'deep/er/1.bin' has 1 bytes instead of 2"),
+        (lambda folder: (folder / "deep/er/1.bin").unlink(), "'deep/er/1.bin' is missing"),
+        (lambda folder: (folder / "new").touch(), "'new' does not belong there"),
+        (lambda folder: (folder / "artifact.json").write_text("{"), "'artifact.json' is missing or unreadable"),
+    ],
+)
+def test_a_damaged_artifact_is_named_and_force_mends_it(project, out, damage, says):
+    before_folder = go(project, out).artifacts["tune"].folder
+    before = tree(out / ".store")
+    damage(before_folder)
+    with pytest.raises(UserError) as error:
+        go(project, out)
+    assert str(error.value).startswith("E803") and says in str(error.value) and "--force tune" in str(error.value)
+    go(project, out, force=["tune"])
+    assert tree(out / ".store") == before
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind", "code", "exit_code"),
+    [
+        ("user_error", UserError, "E501", 2),
+        ("check_error", CheckError, "E601", 3),
+        ("full_disk", UserError, "E804", 2),
+        ("bug", CompressError, "E899", 1),
+    ],
+)
+def test_a_failure_is_never_cached(project, out, trouble, kind, code, exit_code):
+    out.mkdir()
+    (out / "trouble-tune").write_text(trouble)
+    with pytest.raises(kind) as error:
+        go(project, out)
+    assert (error.value.code, error.value.exit_code) == (code, exit_code)
+    assert code != "E501" or f"{project}:7: stages[1].tune" in str(error.value)
+    log = (out / "toy" / "logs" / "tune.log").read_text()
+    assert ("ZeroDivisionError: a bug of ours" in log) == (code == "E899")
+    assert code != "E899" or str(out / "toy" / "logs" / "tune.log") in str(error.value)
+    assert json.loads((out / "toy" / "run.json").read_text())["status"] == "failed"
+    assert [path.name.split("-")[0] for path in (out / ".store").iterdir()] == ["select"]
+    (out / "trouble-tune").unlink()
+    assert go(project, out).reused == ("select",)
+
+
+def test_noise_goes_to_the_stages_log_and_order_to_the_console(project, out, capfd):
+    out.mkdir()
+    (out / "trouble-tune").write_text("noise")
+    go(project, out)
+    shown = capfd.readouterr()
+    lines = [line.split("done in")[0].rstrip() for line in shown.out.splitlines()]
+    assert lines == ["[1/4] select", "[2/4] tune", "[3/4] prune", "[4/4] report"]
+    assert shown.err == ""
+    log = (out / "toy" / "logs" / "tune.log").read_text()
+    sources = ("print", "stderr", "native code", "a child", "logging", "warnings")
+    assert [source for source in sources if f"from {source}" not in log] == []
+    assert "from" not in (out / "toy" / "logs" / "prune.log").read_text()
+    go(project, out)
+    assert [line.split()[2] for line in capfd.readouterr().out.splitlines()] == ["reused"] * 4
+
+
+def test_a_dry_run_writes_nothing(project, out):
+    result = go(project, out, dry_run=True)
+    assert (result.reused, result.plan) == ((), None)
+    assert not out.exists()
+    go(project, out)
+    before = tree(out)
+    assert go(project, out, "prune.text=y", dry_run=True).reused == ("select", "tune")
+    assert tree(out) == before
+
+
+def start(function):
+    """Run `function` in a forked child; gives its pid. Its exit code is 0, or the one of Stopped."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        except Stopped as stop:
+            code = stop.exit_code
+        finally:
+            os._exit(code)
+    return pid
+
+
+def wait(pid):
+    """The exit code of a child, negative after a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def until(path):
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_goes_on_where_it_was(project, out, capfd, number, exit_code):
+    out.mkdir()
+    (out / "trouble-tune").write_text("hang")
+    pid = start(lambda: go(project, out))
+    until(out / "hanging")
+    with pytest.raises(UserError) as error:
+        go(project, out)
+    assert error.value.code == "E802" and f"process {pid} " in str(error.value)
+    os.kill(pid, number)
+    assert wait(pid) == exit_code
+    assert (
+        f"Stopped by {number.name}: 1 of 4 stages are finished and kept. The same command continues." in capfd.readouterr().out
+    )
+    assert [path.name.split("-")[0] for path in (out / ".store").iterdir()] == ["select"]
+    assert json.loads((out / "toy" / "run.json").read_text())["status"] == "stopped"
+    (out / "trouble-tune").unlink()
+    assert go(project, out).reused == ("select",)
+
+
+def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, capfd):
+    out.mkdir()
+    (out / "trouble-tune").write_text("hang")
+    pid = start(lambda: go(project, out))
+    until(out / "hanging")
+    other = threading.Thread(target=go, args=(project, out, "name=other"))
+    other.start()
+    said = ""
+    while f"waiting for process {pid}" not in said:
+        said += capfd.readouterr().out
+        time.sleep(0.005)
+    (out / "trouble-tune").unlink()
+    other.join(30)
+    assert wait(pid) == 0
+    assert sorted(calls(out)) == sorted([*IDS, "report"])
+
+
+def watch(out, report):
+    """Call `report` before every file-system operation below `out`, for the rest of this process's life."""
+
+    def hook(event, arguments):
+        if arguments and isinstance(arguments[0], str | os.PathLike) and os.fspath(arguments[0]).startswith(str(out)):
+            report()
+
+    sys.addaudithook(hook)
+
+
+def killed_at(moment, project, out):
+    """Start a run that SIGKILLs itself before its file-system operation number `moment`; gives its exit code."""
+    left = iter(range(moment, -1, -1))
+
+    def run():
+        watch(out, lambda: next(left) or os.kill(os.getpid(), signal.SIGKILL))
+        go(project, out)
+
+    return wait(start(run))
+
+
+def test_a_killed_run_ends_in_the_same_bytes(project, out, tmp_path, capfd):
+    go(project, tmp_path / "whole")
+    expected, count = tree(tmp_path / "whole" / ".store"), tmp_path / "count"
+    wait(start(lambda: (watch(tmp_path / "counted", lambda: count.open("a").write(".")), go(project, tmp_path / "counted"))))
+    operations = count.stat().st_size
+    assert operations > 100
+    interrupted = set()
+    for moment in sorted(random.Random(0).sample(range(1, operations), 10)):
+        folder = tmp_path / f"killed-{moment}"
+        assert killed_at(moment, project, folder) == -signal.SIGKILL
+        finished = [path.name.split("-")[0] for path in sorted((folder / ".store").glob("[!.]*"))]
+        result = go(project, folder)
+        assert sorted(result.reused) == finished
+        assert tree(folder / ".store") == expected
+        interrupted.add(len(finished))
+    assert len(interrupted) > 2, "the moments fall into different stages"

@@ -1,0 +1,88 @@
+"""Scalars as YAML 1.2 reads them, the line of every value, and what is refused."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.errors import UserError, UserErrors
+from pipelines.yaml_source import parse, scalar
+
+TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Cn", "Zl", "Zp")), max_size=20)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+DATA = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5e-4", 5e-4), ("1.0e-3", 1e-3), (".5", 0.5), ("1.", 1.0), ("+3", 3), ("0123", 123), ("0o17", 15), ("0x1F", 31)]
+    + [("true", True), ("FALSE", False), ("~", None), ("", None), ("Null", None)]
+    + [
+        (word, word) for word in ("yes", "no", "on", "off", "y", "12:30", "1_000", "2024-01-01", "1e", "tRUE", "0b1", "<<", "=")
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text, value):
+    found = scalar(text)
+    assert (found, type(found)) == (value, type(value))
+    assert parse(f"key: {text}" if text else "key:", "f").data == {"key": value}
+    assert parse(f"key: '{text}'", "f").data == {"key": text}
+
+
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_come_back_as_python_writes_them(number):
+    found = scalar(repr(number))
+    assert (found, type(found)) == (number, type(number))
+
+
+@given(DATA)
+def test_json_is_yaml_and_reads_the_same(data):
+    assert json.dumps(parse(json.dumps(data, ensure_ascii=False), "f").data) == json.dumps(data)
+
+
+def test_every_value_has_the_line_of_its_key():
+    source = parse("a: 1\nb:\n  - c:\n      - {d: 2,\n         e: 3}\n  # comment\n  - f\n", "x.yaml")
+    paths = {("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 0, "c"): 3, ("b", 0, "c", 0, "e"): 5, ("b", 1): 7}
+    assert {path: source.marks[path] for path in paths} == {path: f"x.yaml:{line}" for path, line in paths.items()}
+    assert source.where(("b", 0, "c", 0, "e")) == "x.yaml:5: b[0].c[0].e"
+    assert source.where(("b", 0, "c", 0, "new")) == "x.yaml:4: b[0].c[0].new"  # the line of the mapping around it
+
+
+def test_anchors_stand_for_their_values():
+    assert parse("a: &x {k: 1}\nb: *x\n", "f").data == {"a": {"k": 1}, "b": {"k": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\nb: {c: 2, c: 3}", "E106 f:2: b.c: key given twice, first in line 2"),
+        ("a: 1\nb: [", "E101 f:2: not YAML"),
+        ("a: !!python/object:os.system x", "E101 f:1: tag '!!python/object:os.system'"),
+        ("a: 1\n---\nb: 2", "E101 f:2: not YAML (but found another document)"),
+        ("a: &a [*a]", "E101 f:1: aliases that multiply or hold themselves"),
+        ("a: .inf", "E104 f:1: a: .inf is no finite number"),
+        ("a: 1e999", "E104 f:1: a: 1e999 is no finite number"),
+        ("? [1]\n: 2", "E101 f:1: a key that is a list or a mapping"),
+        ("a: \x01", "E101 f: not YAML (special characters are not allowed)"),
+        ("[" * 40 + "]" * 40, "E101 f:1: nested too deeply"),
+        ("[" * 1000, "E101 f: nested too deeply"),
+    ],
+)
+def test_what_is_refused(text, says):
+    with pytest.raises(UserError) as error:
+        parse(text, "f")
+    assert str(error.value).startswith(says)
+
+
+def test_aliases_cannot_multiply():
+    layers = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
+    with pytest.raises(UserError, match=r"E101 .*multiply"):
+        parse(f"a0: &a0 [1]\n{layers}", "f")
+
+
+def test_all_faults_are_told_at_once():
+    with pytest.raises(UserErrors) as error:
+        parse("a: 1\na: 2\nb: .nan\n", "f")
+    assert [one.code for one in error.value.errors] == ["E106", "E104"]

@@ -1,0 +1,133 @@
+"""Toy stages: real files, artifacts, noise and failures in milliseconds, behind the names that the runner knows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import types
+import warnings
+from pathlib import Path
+
+from pydantic import Field
+
+from compressor.errors import CheckError, UserError
+from pipelines import stage as stage_table
+from pipelines.stage import Inputs, Stage, StageConfig, Workspace
+
+PIPELINE = """\
+name: toy
+model: ./model
+task: {train: train.tsv, validation: dev.tsv, text: sentence}
+threads: 1
+stages:
+  - select: {text: places}
+  - tune: {files: 2}
+  - prune:
+  - report: {text: all}
+"""
+
+
+class ToyConfig(StageConfig):
+    text: str = "x"
+    files: int = Field(default=1, ge=1)
+
+
+def run(config: ToyConfig, inputs: Inputs, workspace: Workspace) -> dict:
+    """Write files whose bytes tell what the stage was given; do what `trouble` beside the store says."""
+    name = workspace.folder.name.split("-")[1]
+    trouble = workspace.log_folder.parents[1] / f"trouble-{name}"
+    with (workspace.log_folder.parents[1] / "calls").open("a") as calls:
+        calls.write(f"{name}\n")
+    given = {
+        "artifacts": [[one.kind, one.stage, one.metadata] for one in inputs.artifacts],
+        "dense": inputs.dense and inputs.dense.metadata,
+        "run": inputs.run,
+    }
+    (workspace.folder / "deep" / "er").mkdir(parents=True)
+    with workspace.progress("writing", config.files) as bar:
+        for number in range(config.files):
+            (workspace.folder / "deep" / "er" / f"{number}.bin").write_bytes(f"{config.text}{number}".encode())
+            bar.note(str(number))
+            bar.advance()
+    (workspace.folder / "report.json").write_text(json.dumps({"summary": SUMMARY, **given}))
+    if trouble.exists():
+        TROUBLES[trouble.read_text()](trouble)
+    return {"text": config.text, "seed": inputs.seed, "given": given}
+
+
+SUMMARY = [{"metric": "accuracy", "dense": "0.90", "compressed": "0.89", "change": "-1.0 points"}]
+
+
+def noise(_: Path) -> None:
+    """Speak on every channel that a library has."""
+    print("from print")
+    print("from stderr", file=sys.stderr)
+    os.write(1, b"from native code\n")
+    subprocess.run(["echo", "from a child"], check=True)
+    logging.getLogger("some.library").warning("from logging")
+    warnings.warn("from warnings", stacklevel=1)
+
+
+def user_error(_: Path) -> None:
+    raise UserError("E501", "too much is removed", "Remove less")
+
+
+def check_error(_: Path) -> None:
+    raise CheckError("E601", "logits differ", "Look at row 3")
+
+
+def bug(_: Path) -> None:
+    raise ZeroDivisionError("a bug of ours")
+
+
+def full_disk(_: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def hang(trouble: Path) -> None:
+    """Until the file of trouble is removed."""
+    trouble.with_name("hanging").touch()
+    while trouble.exists():
+        time.sleep(0.01)
+
+
+TROUBLES = {one.__name__: one for one in (noise, user_error, check_error, bug, full_disk, hang)}
+
+STAGES = [
+    Stage("select", "", ToyConfig, "omega", run, reads_data=False, packages=("click",)),
+    Stage("tune", "", ToyConfig, "model", run, accepts=("omega",), packages=("click",)),
+    Stage("prune", "", ToyConfig, "model", run, needs=("model",), uses_dense=True, packages=("click",)),
+    Stage("report", "", ToyConfig, "report", run, needs=("model",), accepts=("*",), packages=("click",)),
+]
+
+
+def install(monkeypatch) -> None:
+    """Put the toys in the place of the real stages."""
+    monkeypatch.setattr(stage_table, "STAGE_NAMES", tuple(stage.name for stage in STAGES))
+    for stage in STAGES:
+        module = types.ModuleType(stage.name)
+        module.STAGE = stage
+        monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}", module)
+
+
+def write_project(folder: Path, pipeline: str = PIPELINE) -> Path:
+    """A pipeline file with all that it names: a model folder that is only ever hashed, and two data files."""
+    model = folder / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "bert"}')
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\na good film\tyes\na bad film\tno\n")
+    path = folder / "pipeline.yaml"
+    path.write_text(pipeline)
+    return path
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
