@@ -1,0 +1,221 @@
+"""The report's figures as plain plotly descriptions, styled by the page so that they follow light, dark and print."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipelines.reporting.format import percent, significant
+
+Record = dict[str, Any]
+
+DENSE, COMPRESSED, PALE = "#8492a6", "#0f9d8a", "rgba(132,146,166,0.22)"
+SYMBOLS = {("pytorch", "fp32"): "square", ("onnxruntime", "fp32"): "circle", ("onnxruntime", "int8"): "diamond"}
+FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+MARGIN = {"l": 8, "r": 16, "t": 8, "b": 44}
+BINS = 32
+"""Columns in which a layer's neurons are drawn."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`id` is the div's; `caption` is also what a screen reader hears; `wide` takes both columns of the page."""
+
+    id: str
+    title: str
+    caption: str
+    data: list[Record]
+    layout: Record
+    wide: bool = False
+
+
+def figures(report: Record) -> list[Record]:
+    """Every figure whose stages ran."""
+    cells = [latency(report, cell) for cell in grid(report)]
+    every = [tradeoff(report), *cells, stored(report), quality(report), kept(report), losses(report)]
+    return [asdict(figure) for figure in every if figure is not None]
+
+
+def layout(height: int = 300, **changes: Any) -> Record:
+    """A quiet frame: no background, thin grid, no plotly title (the page has its own)."""
+    axis = {"automargin": True, "zeroline": False, "gridcolor": "rgba(132,146,166,0.25)", "gridwidth": 1}
+    base = {
+        "height": height,
+        "margin": MARGIN,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 13, "color": "#6b7788"},
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "dragmode": False,
+        "xaxis": axis,
+        "yaxis": axis,
+    }
+    axes = {key: {**axis, **value} for key, value in changes.items() if "axis" in key}
+    for titled in (frame for frame in axes.values() if "title" in frame):
+        titled["title"] = {**titled["title"], "font": {"size": 13}}
+    return {**base, **changes, **axes}
+
+
+def colour(variant: Record) -> str:
+    """Grey for dense, teal for compressed."""
+    return COMPRESSED if variant["model"] == "compressed" else DENSE
+
+
+def whisker(low: list[float], high: list[float], axis: str = "y") -> Record:
+    """plotly's error bars from distances below and above."""
+    bars = {"type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 1.3, "width": 4}
+    return {f"error_{axis}": {**bars, "color": "#6b7788"}}
+
+
+def interval_whisker(qualities: list[Record]) -> Record:
+    """Error bars, in percent, of accuracies with their intervals."""
+    low = [100 * (row["accuracy"] - row["interval"][0]) for row in qualities]
+    return whisker(low, [100 * (row["interval"][1] - row["accuracy"]) for row in qualities])
+
+
+def grid(report: Record) -> list[tuple[int, int]]:
+    """Every (batch, length) that was measured."""
+    return [(row["batch"], row["length"]) for row in report["variants"][0]["latency"]]
+
+
+def at(variant: Record, cell: tuple[int, int]) -> Record:
+    return next(row for row in variant["latency"] if (row["batch"], row["length"]) == cell)
+
+
+def tradeoff(report: Record) -> Figure:
+    cell = (report["cells"][-1]["batch"], report["cells"][-1]["length"])
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": row["name"],
+            "x": [at(row, cell)["p50"]],
+            "y": [100 * row["quality"]["accuracy"]],
+            "marker": {"size": 13, "color": colour(row), "symbol": SYMBOLS.get((row["runtime"], row["precision"]), "cross")},
+            **interval_whisker([row["quality"]]),
+        }
+        for row in report["variants"]
+    ]
+    axes = {"xaxis": {"title": {"text": "p50 latency, ms"}, "rangemode": "tozero"}, "yaxis": {"title": {"text": "accuracy, %"}}}
+    caption = (
+        f"Accuracy (whiskers: 95 % interval) against median latency at batch {cell[0]} × {cell[1]}: left and high is good."
+    )
+    return Figure("tradeoff", "Quality against time", caption, data, layout(380, **axes), wide=True)
+
+
+def bars(rows: list[Record], values: list[float], texts: list[str], unit: str, **extra: Any) -> tuple[list[Record], Record]:
+    """Horizontal bars, one a variant, the first on top."""
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [row["name"].replace(" ", "<br>", 1) for row in rows],
+        "x": values,
+        "marker": {"color": [colour(row) for row in rows]},
+        "text": texts,
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "textfont": {"color": "#ffffff"},
+        "hoverinfo": "x",
+        **extra,
+    }
+    axes = {
+        "xaxis": {"ticksuffix": f" {unit}", "nticks": 5, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "showgrid": False},
+    }
+    return [trace], layout(50 + 46 * len(rows), margin={**MARGIN, "b": 8}, bargap=0.3, showlegend=False, **axes)
+
+
+def latency(report: Record, cell: tuple[int, int]) -> Figure:
+    rows = report["variants"]
+    timings = [at(row, cell) for row in rows]
+    tails = whisker([0.0] * len(rows), [t["p95"] - t["p50"] for t in timings], "x")
+    data, frame = bars(rows, [t["p50"] for t in timings], [significant(t["p50"]) for t in timings], "ms", **tails)
+    where = f"batch {cell[0]} × {cell[1]} tokens"
+    caption = f"Median latency of one call with {where}; the whisker ends at p95. Shorter is better."
+    return Figure(f"latency-{cell[0]}-{cell[1]}", f"Latency, {where}", caption, data, frame)
+
+
+def stored(report: Record) -> Figure:
+    rows = report["variants"]
+    sizes = [row["bytes"] / 1e6 for row in rows]
+    data, frame = bars(rows, sizes, [significant(size) for size in sizes], "MB")
+    return Figure("stored", "Stored bytes", "Bytes of the weights on disk, in MB (10⁶). Shorter is better.", data, frame)
+
+
+def quality(report: Record) -> Figure | None:
+    rows = report["quality_by_stage"]
+    if not rows:
+        return None
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [row["stage"] for row in rows],
+        "y": [100 * row["accuracy"] for row in rows],
+        "marker": {"size": 9, "color": COMPRESSED},
+        "line": {"color": COMPRESSED, "width": 1.5},
+        "hoverinfo": "x+y",
+        **interval_whisker(rows),
+    }
+    level = 100 * rows[0]["accuracy"]
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level}
+    frame = layout(yaxis={"title": {"text": "accuracy, %"}}, xaxis={"showgrid": False}, showlegend=False)
+    frame["shapes"] = [{**line, "line": {"color": DENSE, "width": 1.2, "dash": "dot"}}]
+    caption = f"Accuracy after each stage with its 95 % interval on {rows[0]['rows']:,} rows; dotted: {rows[0]['stage']}, "
+    return Figure("quality", "Quality, stage by stage", f"{caption}{percent(rows[0]['accuracy'])}.", [trace], frame)
+
+
+def kept(report: Record) -> Figure | None:
+    layers = report["pruning"]["layers"]
+    if not layers:
+        return None
+    names = [str(row["layer"]) for row in layers]
+    heads = [[int(head in row["heads"]) for head in range(row["heads_of"])] for row in layers]
+    neurons = [share_by_bin(row["neurons"], row["neurons_of"]) for row in layers]
+    look = {"type": "heatmap", "y": names, "zmin": 0, "zmax": 1, "colorscale": [[0, PALE], [1, COMPRESSED]], "ygap": 3}
+    look |= {"showscale": False, "hoverinfo": "x+y+z"}
+    data = [{**look, "z": heads, "xgap": 3}, {**look, "z": neurons, "xgap": 1, "xaxis": "x2"}]
+    quiet = {"showgrid": False, "showticklabels": False, "ticks": ""}
+    frame = layout(
+        70 + 30 * len(layers),
+        xaxis={**quiet, "domain": [0, 0.4], "title": {"text": "heads", "standoff": 4}},
+        xaxis2={**quiet, "domain": [0.44, 1], "title": {"text": "FFN neurons", "standoff": 4}},
+        yaxis={"autorange": "reversed", "showgrid": False, "type": "category", "title": {"text": "layer"}},
+    )
+    left = [sum(len(row[key]) for row in layers) for key in ("heads", "neurons")]
+    of = [sum(row[f"{key}_of"] for row in layers) for key in ("heads", "neurons")]
+    caption = (
+        f"Filled is kept: {left[0]:,} of {of[0]:,} heads and {left[1]:,} of {of[1]:,} FFN neurons. "
+        f"Neurons in {len(neurons[0])} bins by index, the deeper the colour the more are left."
+    )
+    return Figure("kept", "What is left of each layer", caption, data, frame)
+
+
+def share_by_bin(kept_indices: list[int], total: int) -> list[float]:
+    """Share of neurons kept in each of up to BINS runs of neighbouring indices."""
+    count = min(BINS, total)
+    filled, sizes = [0] * count, [0] * count
+    for index in range(total):
+        sizes[index * count // total] += 1
+    for index in kept_indices:
+        filled[index * count // total] += 1
+    return [round(left / size, 3) for left, size in zip(filled, sizes, strict=True)]
+
+
+def losses(report: Record) -> Figure | None:
+    if not report["losses"]:
+        return None
+    colours = (DENSE, COMPRESSED, "#d9822b", "#7a5cc4")
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": stage,
+            "x": [row["step"] for row in rows],
+            "y": [row["loss"] for row in rows],
+            "line": {"color": colours[number % len(colours)], "width": 2},
+        }
+        for number, (stage, rows) in enumerate(report["losses"].items())
+    ]
+    frame = layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "training loss"}, "rangemode": "tozero"})
+    caption = "Training loss of each training stage. A distilled stage adds the teacher's term, so stages share no scale."
+    return Figure("losses", "Training", caption, data, {**frame, "showlegend": True})

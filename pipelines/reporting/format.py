@@ -1,0 +1,70 @@
+"""Numbers for readers: three significant digits, thousands separators, factors in words."""
+
+from __future__ import annotations
+
+import math
+
+GAIN = 0.03
+"""A factor within 3 % of 1 is no gain: the width that a comparison of a runtime with itself may have."""
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'."""
+    if value == 0:
+        return "0"
+    value = float(f"{value:.{digits - 1}e}")
+    if abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def factor(ratio: float, digits: int = 3) -> str:
+    """0.38123 -> '0.381 ×'."""
+    return f"{significant(ratio, digits)} ×"
+
+
+def gain(ratio: float, more: str, less: str, same: str, digits: int = 3) -> str:
+    """A ratio of old to new in words: 2.6 -> '2.60 × MORE', 0.5 -> '2.00 × LESS', within 3 % of 1 -> SAME."""
+    if abs(ratio - 1) <= GAIN:
+        return same
+    return f"{factor(ratio, digits)} {more}" if ratio > 1 else f"{factor(1 / ratio, digits)} {less}"
+
+
+def faster(before: float, after: float, digits: int = 3) -> str:
+    """Two latencies -> '2.60 × faster', '1.20 × slower' or 'no gain'."""
+    return gain(before / after, "faster", "slower", "no gain", digits)
+
+
+def smaller(before: float, after: float, digits: int = 3) -> str:
+    """Two sizes -> '3.10 × smaller', '1.20 × larger' or 'as large'."""
+    return gain(before / after, "smaller", "larger", "as large", digits)
+
+
+def percent(share: float) -> str:
+    """0.8601 -> '86.0 %'."""
+    return f"{100 * share:.1f} %"
+
+
+def points(difference: float, unit: str = " points") -> str:
+    """-0.0012 -> '−0.1 points', with a real minus sign; never '−0.0'."""
+    value = round(100 * difference, 1)
+    sign = "−" if value < 0 else "+" if value > 0 else ""
+    return f"{sign}{abs(value):.1f}{unit}"
+
+
+def interval(low: float, high: float) -> str:
+    """(0.835, 0.884) -> '83.5 to 88.4'."""
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def verdict(low: float, high: float) -> str:
+    """What a paired 95 % interval of accuracy(compressed) - accuracy(dense) allows one to say."""
+    if low <= 0 <= high:
+        return "not distinguishable from dense"
+    return "worse than dense" if high < 0 else "better than dense"
+
+
+def milliseconds(value: float) -> str:
+    """12.345 -> '12.3 ms'."""
+    return f"{significant(value)} ms"

@@ -1,0 +1,374 @@
+"""From a run's artifacts to one JSON account: `report.json`, from which the tables, figures and pages are made."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from compressor.cost import LayerShape, human_bytes
+from pipelines.reporting.format import (
+    factor,
+    faster,
+    gain,
+    interval,
+    milliseconds,
+    percent,
+    points,
+    significant,
+    smaller,
+    verdict,
+)
+from pipelines.reporting.machine import machine
+from pipelines.stage import Artifact, Inputs
+
+Record = dict[str, Any]
+
+DONE = {"tune": "tuned", "prune": "pruned", "recover": "recovered", "merge": "merged"}
+"""What a stage leaves behind, in words."""
+
+
+def gather(inputs: Inputs, measurements: Record) -> Record:
+    """The whole account of a run. `measurements` is what the benchmark wrote; stages that did not run leave empty lists."""
+    candidates = measurements["candidates"]
+    roles = roles_of(inputs, measurements)
+    cells = cells_of(roles["dense"])
+    trainable = trainable_rows(inputs, roles["dense"]["parameters"])
+    return {
+        "name": inputs.run.get("name", inputs.base.reference),
+        "model": inputs.base.reference,
+        "task": task_facts(inputs),
+        "seed": inputs.seed,
+        "headline": headline(roles, cells),
+        "notes": notes(roles, cells, candidates),
+        "baseline": roles["dense"]["name"],
+        "deployed": roles["compressed"]["name"],
+        "cells": [{"batch": batch, "length": length} for batch, length in cells],
+        "summary": summary(roles, cells, trainable),
+        "variants": [without_samples(row) for row in candidates],
+        "steps": gain_steps(roles, cells, candidates),
+        "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
+        "trainable": trainable,
+        "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
+        "pruning": pruning(inputs, roles),
+        "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
+        "flops": flops(roles),
+        "quality_by_stage": quality_by_stage(inputs, candidates),
+        "measured": {"device": measurements["device"], "rounds": measurements["rounds"]},
+        "machine": machine(measurements["device"]),
+    }
+
+
+def task_facts(inputs: Inputs) -> Record:
+    """The task without the folders of one person's disk."""
+    task = inputs.task
+    files = {"train": task.train.name, "validation": task.validation.name}
+    return {"kind": task.kind, **files, "text": list(task.text_columns), "label": task.label, "max_length": task.max_length}
+
+
+def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
+    """Who is compared: `dense` (PyTorch fp32), `compressed` (at the deployed precision) and, where exported, `onnx`,
+    dense ONNX fp32: the baseline that tells what compression gives beyond a change of runtime."""
+    candidates, repository = measurements["candidates"], inputs.nearest("repository")
+    wanted = [repository.metadata["precision"]] if repository else []
+    compressed = {row["precision"]: row for row in candidates if row["model"] == "compressed"}
+    precision = next(name for name in (*wanted, "int8", "fp32") if name in compressed)
+    roles = {
+        "dense": next(row for row in candidates if row["name"] == measurements["baseline"]),
+        "compressed": compressed[precision],
+    }
+    onnx = find(candidates, "dense", "fp32")
+    return {**roles, "onnx": onnx} if onnx else roles
+
+
+def without_samples(candidate: Record) -> Record:
+    """A candidate without the time of every round, which the measurements keep."""
+    timings = [{key: value for key, value in row.items() if key != "samples_ms"} for row in candidate["latency"]]
+    return {**candidate, "latency": timings}
+
+
+def find(candidates: list[Record], model: str, precision: str) -> Record | None:
+    """The ONNX candidate of a model and precision, None where it was not exported."""
+    wanted = (model, "onnxruntime", precision)
+    return next((row for row in candidates if (row["model"], row["runtime"], row["precision"]) == wanted), None)
+
+
+def cells_of(candidate: Record) -> list[tuple[int, int]]:
+    """The (batch, length) pairs that the summary shows: batch 1 and 8 where measured, else the least and the most; the last
+    is the headline's. Length 128 where measured, else the longest."""
+    batches, lengths = ({timing[key] for timing in candidate["latency"]} for key in ("batch", "length"))
+    length = 128 if 128 in lengths else max(lengths)
+    small, large = (1 if 1 in batches else min(batches)), (8 if 8 in batches else max(batches))
+    return [(batch, length) for batch in sorted({small, large})]
+
+
+def timing(candidate: Record, cell: tuple[int, int]) -> Record:
+    """The latency record of one (batch, length)."""
+    return next(row for row in candidate["latency"] if (row["batch"], row["length"]) == cell)
+
+
+def p50(candidate: Record, cell: tuple[int, int]) -> float:
+    """Median latency in milliseconds."""
+    return timing(candidate, cell)["p50"]
+
+
+def headline(roles: dict[str, Record], cells: list[tuple[int, int]]) -> str:
+    """The run in one sentence; what the runtime alone would give stands beside what compression gives."""
+    dense, compressed, cell = roles["dense"], roles["compressed"], cells[-1]
+    speed = gain(p50(dense, cell) / p50(compressed, cell), "faster", "slower", "No faster", 2)
+    onnx = f" ({faster(p50(roles['onnx'], cell), p50(compressed, cell), 2)} against dense ONNX)" if "onnx" in roles else ""
+    ours, theirs = compressed["quality"], dense["quality"]
+    judged = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
+    return (
+        f"{speed} than dense PyTorch at batch {cell[0]}{onnx}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
+        f"accuracy {percent(ours['accuracy'])} against {percent(theirs['accuracy'])} dense: {judged} on {ours['rows']:,} rows"
+    )
+
+
+def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record]) -> list[str]:
+    """What a reader has to know to judge the headline: the share of the runtime, of int8, and the doubt in the quality."""
+    dense, compressed = roles["dense"], roles["compressed"]
+    batch = cells[-1][0]
+    low, high = compressed["difference_interval"]
+    change = compressed["quality"]["accuracy"] - dense["quality"]["accuracy"]
+    lines = [
+        f"Accuracy changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
+        f"{compressed['quality']['rows']:,} rows): {verdict(low, high)}."
+    ]
+    if "onnx" in roles:
+        alone = faster(p50(dense, cells[-1]), p50(roles["onnx"], cells[-1]))
+        ours = faster(p50(roles["onnx"], cells[-1]), p50(compressed, cells[-1]))
+        lines.append(f"ONNX Runtime alone, dense and in fp32: {alone} at batch {batch}. Compression on top of it: {ours}.")
+    else:
+        lines.append("Dense ONNX fp32 was not exported: how much of the gain the runtime alone would give is not known.")
+    fp32, int8 = find(candidates, "compressed", "fp32"), find(candidates, "compressed", "int8")
+    if fp32 and int8:
+        lines.append(int8_note(fp32, int8, cells))
+    quantized = find(candidates, "dense", "int8")
+    if quantized and int8:
+        speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
+        lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
+    return lines
+
+
+def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
+    """Says plainly where int8 buys no time."""
+    ratios = [p50(fp32, cell) / p50(int8, cell) for cell in cells]
+    words = [gain(ratio, "the speed", "slower", "nothing here") for ratio in ratios]
+    speeds = ", ".join(f"{word} at batch {cell[0]}" for word, cell in zip(words, cells, strict=True))
+    return f"int8 over fp32 (both compressed) gives {speeds}; its file is {smaller(fp32['bytes'], int8['bytes'])}."
+
+
+def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record]) -> list[Record]:
+    """Rows of strings: metric, dense PyTorch, dense ONNX fp32, compressed, and the change against either."""
+    length = str(cells[-1][1])
+    rows = [
+        quality_row(roles),
+        *(trainable_row(row, roles["dense"]["parameters"]) for row in trainable),
+        compare(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
+        compare(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
+        compare(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
+        papers_row(roles["compressed"]["paper_flops_ratio"]),
+        *(latency_row(roles, cell) for cell in cells),
+    ]
+    throughput = f"throughput, batch {cells[-1][0]} × {cells[-1][1]}"
+    return [*rows, compare(roles, throughput, lambda row: timing(row, cells[-1])["throughput"], rows_per_second, more)]
+
+
+def giga(count: float) -> str:
+    return f"{significant(count / 1e9)} G"
+
+
+def rows_per_second(value: float) -> str:
+    return f"{significant(value)} rows/s"
+
+
+def relative(before: float, after: float) -> str:
+    return factor(after / before)
+
+
+def more(before: float, after: float) -> str:
+    return gain(after / before, "more", "less", "no gain")
+
+
+def compare(roles: dict[str, Record], metric: str, value, show, change) -> Record:
+    """One row: `value` of each role, shown by `show`; `change(before, after)` against dense PyTorch and dense ONNX."""
+    row = {"metric": metric, **{role: show(value(record)) for role, record in roles.items()}}
+    row["change"] = change(value(roles["dense"]), value(roles["compressed"]))
+    if "onnx" in roles:
+        row["change_onnx"] = change(value(roles["onnx"]), value(roles["compressed"]))
+    return row
+
+
+def papers_row(ratio: float) -> Record:
+    """The papers divide by the dense linear layers without deltas, so dense is 1 by definition; four digits, as printed."""
+    return {"metric": "FLOPs, the papers' way", "dense": "1 ×", "compressed": factor(ratio, 4), "change": factor(ratio, 4)}
+
+
+def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
+    """p50 of one (batch, length), each factor with the 95 % interval that the rounds allow."""
+    metric = f"p50 latency, batch {cell[0]} × {cell[1]}"
+    row = compare(roles, metric, lambda record: p50(record, cell), milliseconds, faster)
+    for key, role in (("change", "dense"), ("change_onnx", "onnx")):
+        if role in roles:
+            low, high = speedup_interval(timing(roles[role], cell), timing(roles["compressed"], cell))
+            low, high = (1 / high, 1 / low) if "slower" in row[key] else (low, high)
+            row[key] += f" ({significant(low)} to {significant(high)})"
+    return row
+
+
+def speedup_interval(before: Record, after: Record) -> tuple[float, float]:
+    """95 % bootstrap interval of the ratio of medians; rounds are interleaved, so both are judged on the same draws."""
+    import numpy as np
+
+    times = np.array([before["samples_ms"], after["samples_ms"]])
+    draws = np.random.default_rng(0).integers(0, times.shape[1], size=(2000, times.shape[1]))
+    slow, fast = np.median(times[:, draws], axis=2)
+    low, high = np.percentile(slow / fast, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def quality_row(roles: dict[str, Record]) -> Record:
+    """Accuracy with intervals; against dense PyTorch the paired interval and what it allows one to say."""
+
+    def shown(record: Record) -> str:
+        return f"{percent(record['quality']['accuracy'])} ({interval(*record['quality']['interval'])})"
+
+    def change(before: float, after: float) -> str:
+        return points(after - before)
+
+    row = compare(roles, "accuracy (95 % interval)", lambda record: record["quality"]["accuracy"], str, change)
+    low, high = roles["compressed"]["difference_interval"]
+    row["change"] += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high)}"
+    return {**row, **{role: shown(record) for role, record in roles.items()}}
+
+
+def trainable_row(row: Record, dense: int) -> Record:
+    """Trainable parameters of one training stage beside all that full tuning would move; the task head apart."""
+    return {
+        "metric": f"trainable in {row['stage']} (task head {row['head']:,} apart)",
+        "dense": f"{dense:,}",
+        "compressed": f"{row['body']:,}",
+        "change": f"{significant(100 * row['share_of_dense'])} % of dense",
+    }
+
+
+def gain_steps(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record]) -> list[Record]:
+    """The way from dense PyTorch to what is deployed, one change at a time; factors are against the step before.
+
+    A change that was not measured on its own is named together with the next one.
+    """
+    pruned = roles["compressed"]["layers"] != roles["dense"]["layers"]
+    words = [
+        ("ONNX Runtime", roles.get("onnx")),
+        ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32")),
+        ("int8", find(candidates, "compressed", "int8")),
+    ]
+    there, changes = [("dense PyTorch fp32", roles["dense"])], []
+    for change, record in words:
+        changes.append(change)
+        if record:
+            there.append((f"+ {' + '.join(changes)}", record))
+            changes = []
+    rows = []
+    for (step, record), (_, before) in zip(there, [there[0], *there], strict=False):
+        speeds = [
+            {"batch": cell[0], "p50": p50(record, cell), "speedup": p50(before, cell) / p50(record, cell)} for cell in cells
+        ]
+        quality = record["quality"]["accuracy"]
+        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], "accuracy": quality, "latency": speeds})
+    return rows
+
+
+def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
+    """What every training stage trained: counted on the live model, beside the closed form of its method."""
+    rows, omega = [], None
+    for artifact in inputs.artifacts:
+        omega = artifact if artifact.kind == "omega" else omega
+        if "trainable" not in artifact.metadata:
+            continue
+        counts = artifact.metadata["trainable"]
+        rows.append(
+            {
+                "stage": artifact.entry,
+                "method": artifact.metadata["method"],
+                "modules": artifact.metadata.get("modules", []),
+                "formula": artifact.metadata["formula"],
+                "closed_form": closed_form(artifact, omega, inputs),
+                **counts,
+                "share_of_dense": counts["body"] / dense_parameters,
+            }
+        )
+    return rows
+
+
+def closed_form(training: Artifact, omega: Artifact | None, inputs: Inputs) -> str:
+    """r(m+n)+N over the matrices in their shapes at that stage, e.g. '12 × (16 (384 + 384) + 16) = 147,648'.
+
+    Empty for full tuning, and where a stage goes on with older deltas, whose places were cut with their rows.
+    """
+    facts = training.metadata
+    if facts["method"] == "full" or "rank" not in facts:
+        return ""
+    places = omega.metadata if omega is not None and facts["method"] == "dsee" else {"modules": [], "count": 0}
+    hidden, layers = layers_at(training, inputs)
+    sizes = Counter(
+        (*sorted(shape.matrix(name, hidden)), places["count"] if name in places["modules"] else 0)
+        for shape in layers
+        for name in facts["modules"]
+    )
+    rank = facts["rank"]
+    terms = [
+        f"{number} × ({rank} ({out:,} + {into:,}){f' + {free}' if free else ''})" for (out, into, free), number in sizes.items()
+    ]
+    total = sum(number * (rank * (out + into) + free) for (out, into, free), number in sizes.items())
+    return f"{' + '.join(terms)} = {total:,}"
+
+
+def layers_at(training: Artifact, inputs: Inputs) -> tuple[int, list[LayerShape]]:
+    """Hidden size and the blocks' widths at a stage: the base's, less what had been removed by then."""
+    config = json.loads((inputs.base.folder / "config.json").read_text())
+    hidden, heads, kept = config["hidden_size"], config["num_attention_heads"], training.metadata.get("kept", {})
+    whole = {"heads": range(heads), "neurons": range(config["intermediate_size"])}
+    left = [kept.get(str(number), whole) for number in range(config["num_hidden_layers"])]
+    return hidden, [LayerShape(len(row["heads"]), hidden // heads, len(row["neurons"])) for row in left]
+
+
+def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
+    """What was asked, and per layer the original indices of heads and neurons that are left, out of how many."""
+    models = [artifact for artifact in inputs.artifacts if artifact.kind == "model"]
+    kept = next((a.metadata["kept"] for a in reversed(models) if a.metadata.get("kept")), {})
+    layers = []
+    for number, dense in enumerate(roles["dense"]["layers"]):
+        row = kept.get(str(number), {key: list(range(dense[key])) for key in ("heads", "neurons")})
+        layers.append({"layer": number, **row, "heads_of": dense["heads"], "neurons_of": dense["neurons"]})
+    asked = ("structure", "criterion", "remove")
+    items = [{"stage": a.entry, **{key: item[key] for key in asked}} for a in models for item in a.metadata.get("items", [])]
+    return {"items": items, "layers": layers if kept else []}
+
+
+def flops(roles: dict[str, Record]) -> list[Record]:
+    """Whole count by length (attention scores included) and the papers' ratio (linear layers, tune's deltas unmerged)."""
+    dense, compressed = roles["dense"], roles["compressed"]
+    return [
+        {
+            "length": int(length),
+            "dense": count,
+            "compressed": compressed["flops"][length],
+            "ratio": compressed["flops_ratio"][length],
+            "paper_ratio": compressed["paper_flops_ratio"],
+        }
+        for length, count in dense["flops"].items()
+    ]
+
+
+def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
+    """Accuracy after every stage that changes the model, then of each exported compressed file."""
+    rows = [(a.entry if a.entry != a.stage else DONE[a.stage], a.metadata["quality"]) for a in trained(inputs)]
+    rows += [(f"ONNX {row['precision']}", row["quality"]) for row in candidates if row["model"] == "compressed"]
+    return [{"stage": name, **quality} for name, quality in rows]
+
+
+def trained(inputs: Inputs) -> list[Artifact]:
+    """The model artifacts that carry a measured quality."""
+    return [artifact for artifact in inputs.artifacts if artifact.kind == "model" and "quality" in artifact.metadata]

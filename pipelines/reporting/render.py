@@ -1,0 +1,63 @@
+"""report.json's content as Markdown and as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+
+def environment():
+    """Templates beside this file; whatever the page shows is escaped, Markdown escapes its own signs."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    live = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    live.filters |= {"md": markdown, "bound": bound}
+    return live
+
+
+def bound(text: str) -> str:
+    """Keeps numbers with their units, and short brackets, on one line."""
+    text = re.sub(r"(?<=\d) (?=[×%]|ms|[KMG]?B\b)", "\u00a0", text)
+    return re.sub(r"\([^()]{1,20}\)", lambda found: found.group().replace(" ", "\u00a0"), text)
+
+
+def markdown(text: Any) -> str:
+    """Plain text in a Markdown line or table cell: nothing of it becomes markup."""
+    escaped = str(text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(escaped.split()))
+
+
+def to_markdown(report: dict[str, Any]) -> str:
+    """The report as Markdown tables."""
+    from pipelines.reporting.tables import facts, tables
+
+    return environment().get_template("report.md.j2").render(report=report, tables=tables(report), facts=facts(report))
+
+
+def to_html(report: dict[str, Any]) -> str:
+    """The report as one page: plotly inline once, no other file and no network."""
+    from plotly.offline import get_plotlyjs
+
+    from pipelines.reporting.figures import figures
+    from pipelines.reporting.tables import facts, tables
+
+    summary, *rest = tables(report)
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            summary=summary,
+            tables=rest,
+            facts=facts(report),
+            figures=figures(report),
+            plotly_js=get_plotlyjs(),
+        )
+    )

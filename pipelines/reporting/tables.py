@@ -1,0 +1,156 @@
+"""The report's tables as strings: one source for Markdown and for the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from compressor.cost import human_bytes
+from pipelines.reporting.format import factor, interval, milliseconds, percent, points, significant, verdict
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`align` has one letter a column: l(eft) for words, r(ight) for numbers. `rows` hold as many strings."""
+
+    id: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    align: str
+    rows: list[tuple[str, ...]]
+
+
+def tables(report: Record) -> list[Table]:
+    """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
+    every = (summary, steps, trainable, parity, variants, latency)
+    return [table for table in (make(report) for make in every) if table.rows]
+
+
+def summary(report: Record) -> Table:
+    precision = report["deployed"].removeprefix("compressed ")
+    columns = ("", "dense PyTorch", "dense ONNX fp32", f"compressed {precision}", "against PyTorch", "against ONNX fp32")
+    keys = ("metric", "dense", "onnx", "compressed", "change", "change_onnx")
+    rows = [tuple(row.get(key, "") for key in keys) for row in report["summary"]]
+    note = (
+        "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "
+        "FLOPs count a multiply-add as two and include the attention scores; "
+        "the papers count linear layers only and leave tune's deltas unmerged."
+    )
+    return Table("summary", "Dense and compressed", note, columns, "lrrrll", rows)
+
+
+def steps(report: Record) -> Table:
+    batches = [f"p50, batch {cell['batch']}" for cell in report["cells"]]
+    columns = ("", *(word for name in batches for word in (name, "factor")), "stored", "accuracy")
+    rows = []
+    for step in report["steps"]:
+        speeds = [(milliseconds(row["p50"]), factor(row["speedup"]) if rows else "") for row in step["latency"]]
+        times = [word for pair in speeds for word in pair]
+        rows.append((step["step"], *times, human_bytes(step["bytes"]), percent(step["accuracy"])))
+    note = "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain."
+    return Table("steps", "Where the gain comes from", note, columns, "l" + "r" * (len(columns) - 1), rows)
+
+
+def trainable(report: Record) -> Table:
+    columns = ("stage", "method", "modules", "formula", "closed form", "counted", "task head", "of dense")
+    rows = [
+        (
+            row["stage"],
+            row["method"],
+            ", ".join(row["modules"]),
+            row["formula"],
+            row["closed_form"],
+            f"{row['body']:,}",
+            f"{row['head']:,}",
+            f"{significant(100 * row['share_of_dense'])} %",
+        )
+        for row in report["trainable"]
+    ]
+    note = (
+        "r rank, m × n a matrix, N its places in Ω. Counted on the live model; the task head is always trained, counted apart."
+    )
+    return Table("trainable", "What was trained", note, columns, "lllllrrr", rows)
+
+
+def parity(report: Record) -> Table:
+    columns = ("stage", "hop", "rows", "max |Δlogit|", "labels agree", "accuracy", "allowed", "")
+    rows = [
+        (
+            row["stage"],
+            row["hop"],
+            f"{row['rows']:,}",
+            significant(row["max_difference"]),
+            percent(row["agreement"]),
+            f"{percent(row['metric_reference'])} → {percent(row['metric_candidate'])}",
+            row["bound"],
+            "passed" if row["passed"] else "FAILED",
+        )
+        for row in report["parity"]
+    ]
+    note = "Logits before and after each hop on real validation rows; a hop that fails its bound stops the run."
+    return Table("parity", "Is it the same function?", note, columns, "llrrrrll", rows)
+
+
+def variants(report: Record) -> Table:
+    columns = ("variant", "accuracy", "95 % interval", "against dense", "", "parameters", "stored")
+    rows = []
+    for row in report["variants"]:
+        low, high = row["difference_interval"]
+        is_baseline = row["name"] == report["baseline"]
+        rows.append(
+            (
+                row["name"],
+                percent(row["quality"]["accuracy"]),
+                interval(*row["quality"]["interval"]),
+                "" if is_baseline else f"{points(low, '')} to {points(high, '')}",
+                "baseline" if is_baseline else verdict(low, high),
+                f"{row['parameters']:,}",
+                human_bytes(row["bytes"]),
+            )
+        )
+    note = "Against dense: 95 % interval of the difference in points, a paired bootstrap over the same validation rows."
+    return Table("variants", "Every variant: quality and size", note, columns, "lrrrlrr", rows)
+
+
+def latency(report: Record) -> Table:
+    columns = ("variant", "batch", "length", "p50 ms", "p95 ms", "p99 ms", "IQR ms", "rows/s", "speed-up")
+    base = {(t["batch"], t["length"]): t["p50"] for row in report["variants"][:1] for t in row["latency"]}
+    rows = [
+        (
+            row["name"],
+            f"{t['batch']:,}",
+            f"{t['length']:,}",
+            *(significant(t[key]) for key in ("p50", "p95", "p99", "iqr", "throughput")),
+            factor(base[t["batch"], t["length"]] / t["p50"]),
+        )
+        for row in report["variants"]
+        for t in row["latency"]
+    ]
+    rounds = report["measured"]["rounds"]
+    note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
+    return Table("latency", "Every variant: latency", note, columns, "lrrrrrrrr", rows)
+
+
+def facts(report: Record) -> list[tuple[str, str]]:
+    """How it was measured, as (name, value)."""
+    measured, here, task = report["measured"], report["machine"], report["task"]
+    versions = ", ".join(f"{name} {number}" for name, number in here["versions"].items())
+    pruned = "; ".join(f"{i['structure']} by {i['criterion']}, {i['remove']} per layer" for i in report["pruning"]["items"])
+    rows = [
+        ("Base model", report["model"]),
+        ("Task", f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"),
+        ("Stages", " → ".join(row["id"] for row in report["stages"])),
+        ("Removed", pruned),
+        ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
+        ("Machine", f"{here.get('gpu', here['cpu'])}, {here['cores']} cores, {here['system']} (where this report was written)"),
+        ("Versions", f"Python {here['python']}, {versions}"),
+        (
+            "Intervals",
+            "95 % bootstrap over validation rows, 2,000 draws; differences are paired. One seed, no seed-to-seed spread",
+        ),
+        ("Seed", str(report["seed"])),
+    ]
+    return [(name, value) for name, value in rows if value]

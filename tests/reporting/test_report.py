@@ -1,0 +1,223 @@
+"""Numbers reach all three files, doubt is spoken plainly, absent stages leave no hole, and the page loads nothing."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from pipelines.reporting.figures import figures, share_by_bin
+from pipelines.reporting.format import faster, gain, points, significant, smaller, verdict
+from pipelines.reporting.tables import tables
+from tests.reporting.conftest import STAGES
+
+FILES = ("report.json", "report.md", "report.html")
+
+
+class Page(HTMLParser):
+    """Collects tags, ids, visible text and script sources; remembers that every element was closed."""
+
+    VOID = ("meta", "link", "br", "img", "input", "hr")
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.texts, self.scripts = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        (self.scripts if self.open and self.open[-1] == "script" else self.texts).append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def load(folder):
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def page(folder):
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def row(report, start):
+    return next(row for row in report["summary"] if row["metric"].startswith(start))
+
+
+def test_numbers_reach_all_three_files(write):
+    folder = write()
+    report, shown, markdown = load(folder), page(folder).text, (folder / "report.md").read_text(encoding="utf-8")
+    assert report["deployed"] == "compressed ONNX int8"
+    assert row(report, "accuracy")["change"] == "−1.0 points (−2.5 to +0.4): not distinguishable from dense"
+    assert row(report, "stored bytes") == {
+        "metric": "stored bytes",
+        "dense": "90.9 MB",
+        "onnx": "91.0 MB",
+        "compressed": "18.3 MB",
+        "change": "4.98 × smaller",
+        "change_onnx": "4.98 × smaller",
+    }
+    assert row(report, "trainable in tune")["change"] == "0.650 % of dense"
+    # paper_flops_ratio of 6 of 12 heads and half the FFN: 0.5 for the layers and 0.0104 for tune's deltas
+    assert row(report, "FLOPs, the papers")["change"] == "0.5104 ×"
+    assert row(report, "p50 latency, batch 8 × 128")["change"].startswith("4.11 × faster (")
+    assert row(report, "p50 latency, batch 8 × 128")["change_onnx"].startswith("2.84 × faster (")
+    for text in (
+        "18.3 MB",
+        "147,648",
+        "12 × (16 (384 + 384) + 16) = 147,648",
+        "22,703,618",
+        "2.84 × faster",
+        report["headline"],
+    ):
+        assert text in shown
+        assert text in markdown.replace("\\", "")
+
+
+def test_headline_names_runtime_and_doubt(write):
+    report = load(write())
+    assert report["headline"] == (
+        "4.1 × faster than dense PyTorch at batch 8 (2.8 × faster against dense ONNX), 5.0 × smaller, "
+        "accuracy 85.8 % against 86.8 % dense: not distinguishable on 800 rows"
+    )
+    assert "ONNX Runtime alone, dense and in fp32: 1.44 × faster at batch 8" in report["notes"][1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(-0.03, -0.01, "worse"), (-0.02, 0.0, "not distinguishable"), (0.001, 0.02, "better")],
+)
+def test_verdict_follows_the_paired_interval(write, low, high, words):
+    def edit(measured):
+        measured["candidates"][-1]["difference_interval"] = [low, high]
+
+    report = load(write(edit=edit))
+    assert f": {words} on 800 rows" in report["headline"]
+    assert verdict(low, high).startswith(words) and verdict(low, high) in row(report, "accuracy")["change"]
+
+
+def test_says_when_int8_gives_nothing(write):
+    def edit(measured):
+        fp32, int8 = measured["candidates"][-2:]
+        int8["latency"] = fp32["latency"]
+
+    report = load(write(edit=edit))
+    assert "gives nothing here at batch 1, nothing here at batch 8; its file is 3.96 × smaller" in report["notes"][2]
+
+
+def test_closed_form_equals_the_count(write):
+    for training in load(write())["trainable"]:
+        assert training["closed_form"].endswith(f" = {training['body']:,}")
+
+
+def test_every_parity_hop_in_order(write):
+    hops = [(record["stage"], record["hop"]) for record in load(write())["parity"]]
+    assert [stage for stage, _ in hops] == ["prune"] * 2 + ["merge"] + ["export"] * 4 + ["deploy"]
+    assert hops[-1] == ("deploy", "local session -> Triton")
+
+
+def test_quality_by_stage_goes_on_to_the_exported_files(write):
+    stages = [record["stage"] for record in load(write())["quality_by_stage"]]
+    assert stages == ["tuned", "pruned", "recovered", "merged", "ONNX fp32", "ONNX int8"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "candidates", "deployed", "absent"),
+    [
+        ({"prune", "select-2", "recover"}, None, "compressed ONNX int8", {"kept"}),
+        ({"deploy"}, None, "compressed ONNX int8", set()),
+        ({"deploy"}, ("dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32"), "compressed ONNX fp32", set()),
+        (
+            {"select", "select-2"},
+            ("dense PyTorch fp32", "dense ONNX int8", "compressed ONNX int8"),
+            "compressed ONNX int8",
+            set(),
+        ),
+    ],
+    ids=["no prune", "no deploy", "only fp32", "no select, only int8"],
+)
+def test_absent_stages_leave_no_hole(write, gone, candidates, deployed, absent):
+    report = load(folder := write(stages=[entry for entry in STAGES if entry not in gone], candidates=candidates))
+    assert report["deployed"] == deployed
+    assert {"kept"} - {figure["id"] for figure in figures(report)} == absent
+    assert not {record["stage"] for record in report["parity"]} & gone
+    has_baseline = candidates is None or "dense ONNX fp32" in candidates
+    assert ("change_onnx" in row(report, "parameters")) == ("against dense ONNX" in report["headline"]) == has_baseline
+    assert ("Dense ONNX fp32 was not exported" in report["notes"][1]) != has_baseline
+    assert page(folder).open == []
+
+
+def test_steps_name_together_what_was_not_measured_apart(write):
+    assert [step["step"] for step in load(write())["steps"]] == ["dense PyTorch fp32", "+ ONNX Runtime", "+ pruning", "+ int8"]
+    few = load(write(candidates=("dense PyTorch fp32", "compressed ONNX int8")))
+    assert [step["step"] for step in few["steps"]] == ["dense PyTorch fp32", "+ ONNX Runtime + pruning + int8"]
+
+
+def test_no_table_has_a_ragged_row(write):
+    for table in tables(load(write())):
+        assert len(table.columns) == len(table.align)
+        assert {len(line) for line in table.rows} == {len(table.columns)}
+
+
+def test_page_is_whole_and_loads_nothing(write):
+    shown = page(write())
+    assert shown.open == []
+    for tag, attributes in shown.tags:
+        assert tag not in ("link", "img", "iframe", "base")
+        assert not {"src", "href", "srcset", "action"} & set(attributes)
+    style = " ".join(shown.texts[: shown.texts.index("quickstart")])
+    assert "@import" not in style and "url(" not in style
+    assert len(shown.scripts) == 2, "plotly once, then the figures"
+    assert "http" not in shown.scripts[1]
+
+
+def test_every_figure_has_its_place_and_is_valid_plotly(write):
+    import plotly.graph_objects as go
+
+    report = load(folder := write())
+    places = {attributes["id"]: attributes for _, attributes in page(folder).tags if attributes.get("role") == "img"}
+    drawn = figures(report)
+    assert [figure["id"] for figure in drawn] == [
+        "tradeoff", "latency-1-128", "latency-8-128", "stored", "quality", "kept", "losses"
+    ]  # fmt: skip
+    for figure in drawn:
+        go.Figure({"data": figure["data"], "layout": figure["layout"]})
+        assert places[f"{figure['id']}-plot"]["aria-label"] == figure["caption"]
+
+
+def test_names_are_text_never_markup(write):
+    folder = write(name="<script>alert(1)</script>", reference="a|b<img src=x>")
+    shown, markdown = page(folder), (folder / "report.md").read_text(encoding="utf-8")
+    assert "alert(1)" not in "".join(shown.scripts)
+    assert "<script>alert(1)</script>" in shown.text
+    assert "<script>" not in markdown and "<img" not in markdown and "a\\|b&lt;img" in markdown
+
+
+def test_same_inputs_give_the_same_bytes(write):
+    first = {name: (write() / name).read_bytes() for name in FILES}
+    assert first == {name: (write() / name).read_bytes() for name in FILES}
+
+
+def test_nothing_of_the_disk_is_told(write):
+    folder = write()
+    for name in FILES:
+        assert not re.search(re.escape(str(folder.parent)), (folder / name).read_text(encoding="utf-8"))
+
+
+def test_numbers_for_readers():
+    assert [significant(value) for value in (0, 9.996, 0.38123, 1234.5, 22_703_618, 1.43e-6)] == [
+        "0", "10.0", "0.381", "1,230", "22,700,000", "1.43e-6"
+    ]  # fmt: skip
+    assert (points(-0.0001), points(-0.0125), points(0.02)) == ("0.0 points", "−1.2 points", "+2.0 points")
+    assert (faster(26, 10), faster(10, 12), faster(10, 10.2)) == ("2.60 × faster", "1.20 × slower", "no gain")
+    assert (smaller(3, 1), gain(1.0, "a", "b", "same")) == ("3.00 × smaller", "same")
+    assert share_by_bin([0, 1, 2, 40], 64) == [1.0, 0.5] + [0.0] * 18 + [0.5] + [0.0] * 11
