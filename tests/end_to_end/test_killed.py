@@ -1,0 +1,76 @@
+"""SIGKILL at seeded moments of a run of real stages: started again, the artifacts are those of an untouched run."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.tiny import STAGES, write_pipeline
+
+MOMENTS = 10
+
+# torch is imported once and every attempt is a fork: what is killed is the run, not ten imports
+RUNNER = textwrap.dedent(
+    """
+    import os, random, signal, sys, time
+    import export.onnx, transformers.trainer, onnxruntime, torch_pruning, compressor.training
+    from pathlib import Path
+    from pipelines.config import load_pipeline
+    from pipelines.runner import run_pipeline
+
+    path, out, moments = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+
+    def attempt(deadline):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run_pipeline(load_pipeline(path), out)
+                code = 0
+            finally:
+                os._exit(code)
+        end = time.monotonic() + deadline
+        while time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.005)
+        os.kill(child, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    draw = random.Random(0)
+    codes = [attempt(draw.uniform(0.05, 3.0)) for _ in range(moments)]
+    print(codes, file=sys.stderr)
+    sys.exit(attempt(200))
+    """
+)
+
+
+def run(path: Path, out: Path, moments: int) -> str:
+    """`moments` attempts that are killed, then one that may finish; returns what was said about their exit codes."""
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", RUNNER, str(path), str(out), str(moments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
+def contents(store: Path) -> dict[str, str]:
+    """Every published file and its sha256; nothing else may be left lying in the store."""
+    assert not [made.name for made in store.iterdir() if made.name.startswith((".work", ".old"))]
+    files = [file for file in sorted(store.rglob("*")) if file.is_file() and not file.name.startswith(".lock")]
+    return {str(file.relative_to(store)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_killed_ten_times_gives_the_same_bytes(tmp_path):
+    """Through the export, which is the last stage whose content holds no time."""
+    path = write_pipeline(tmp_path, stages=STAGES[:7], rows=80)
+    said = run(path, tmp_path / "killed", MOMENTS)
+    assert said.count(str(-signal.SIGKILL)) >= MOMENTS // 2, f"too few attempts were killed: {said}"
+    run(path, tmp_path / "whole", 0)
+    whole = contents(tmp_path / "whole" / ".store")
+    assert contents(tmp_path / "killed" / ".store") == whole
+    assert len([name for name in whole if name.endswith("artifact.json")]) == 7

@@ -1,0 +1,172 @@
+"""The whole product on a tiny model: every real stage, the command line, a live Triton server, the report, a second run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from compressor import load
+from compressor.errors import CheckError
+from compressor.tasks import TaskConfig
+from compressor.tasks.features import pad
+from export.sessions import run as run_onnx
+from export.sessions import session
+from pipelines.config import load_pipeline
+from pipelines.runner import run_pipeline
+from serving.client import predict
+from tests.tiny import STAGES, write_pipeline
+
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
+
+
+def compress(*arguments, **options) -> subprocess.CompletedProcess:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "pipelines.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(pipeline file, out folder, what was printed) of one uninterrupted run."""
+    folder = tmp_path_factory.mktemp("project")
+    path, out = write_pipeline(folder), folder / "runs"
+    done = compress("run", path, "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return path, out, done.stdout
+
+
+def artifact(out, name: str, number: int = 1):
+    """Folder and manifest of the `number`-th stage called `name`."""
+    stages = json.loads((out / "tiny" / "run.json").read_text())["stages"]
+    made = [stage["artifact"] for stage in stages if stage["stage"] == name][number - 1]
+    folder = out / ".store" / made
+    return folder, json.loads((folder / "artifact.json").read_text())
+
+
+def test_every_stage_and_the_summary(finished):
+    _, out, printed = finished
+    assert [stage["stage"] for stage in json.loads((out / "tiny" / "run.json").read_text())["stages"]] == [
+        next(iter(stage)) for stage in STAGES
+    ]
+    assert "p50 latency, batch 2" in printed and printed.rstrip().endswith("report.html")
+    report = json.loads((out / "tiny" / "report.json").read_text())
+    assert all(hop["passed"] for hop in report["parity"]) and len(report["parity"]) == 8
+    assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "onnx", "int8", "served"}
+
+
+def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):
+    """compressor.load, the exported graph and the live server answer alike on the same texts."""
+    _, out, _ = finished
+    merged, _ = artifact(out, "merge")
+    model = load(merged)
+    kept = json.loads((merged / "config.json").read_text())["per_layer_config"]
+    assert kept == {str(layer): {"num_attention_heads": 3, "intermediate_size": 12} for layer in (0, 1)}
+    onnx, manifest = artifact(out, "export")
+    rows = [{"input_ids": [2, 4, 17, 3], "token_type_ids": [0] * 4, "attention_mask": [1] * 4}]
+    batch = pad(rows, 0)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(values) for name, values in batch.items()}).logits.numpy()
+    exported = run_onnx(session(onnx / manifest["metadata"]["files"]["compressed"]["fp32"]["path"]), batch)
+    assert abs(exported - expected).max() < 1e-4
+
+
+def test_serve_and_predict(finished, tmp_path):
+    """`compress serve RUN` answers `compress predict`, and SIGTERM stops it cleanly."""
+    _, out, _ = finished
+    command = [sys.executable, "-m", "pipelines.cli", "serve", str(out / "tiny")]
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path)}
+    server = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        notes = tmp_path / "compress" / "servers"
+        deadline = time.monotonic() + 60
+        while not list(notes.glob("*.json")) and server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (note,) = notes.glob("*.json")
+        url = note.stem.replace("-", ":")
+        told = subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", "predict", url, "tiny", "the film was great", "a dull plot", "--json"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            check=True,
+        )
+        first, second = json.loads(told.stdout)
+        assert {"class0", "class1"} == set(first["scores"]) and sum(first["scores"].values()) == pytest.approx(1.0)
+        assert (first["label"], second["label"]) == ("class1", "class0")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        printed, _ = server.communicate(timeout=30)
+    assert server.returncode == 0 and printed.rstrip().endswith("stopped"), printed
+    assert not list(notes.glob("*.json"))
+
+
+def test_a_second_run_reuses_everything(finished):
+    path, out, _ = finished
+    before = {file: file.stat().st_mtime_ns for file in (out / ".store").rglob("*")}
+    again = compress("run", path, "--out", out)
+    assert again.returncode == 0 and again.stdout.count("reused") == len(STAGES)
+    assert {file: file.stat().st_mtime_ns for file in (out / ".store").rglob("*")} == before
+
+
+def test_the_report_loads_nothing_from_outside(finished):
+    _, out, _ = finished
+    parser, links = HTMLParser(), []
+    parser.handle_starttag = lambda tag, attributes: links.extend(
+        value for name, value in attributes if name in ("src", "href") and value
+    )
+    parser.feed((out / "tiny" / "report.html").read_text())
+    assert not [link for link in links if not link.startswith("#")]
+
+
+def test_pairs_three_classes_mpnet(tmp_path):
+    """Sentence pairs, three classes, the other architecture, full tuning, lora recovery, fp32 only: through the server."""
+    stages = [
+        {"tune": {"method": "full", "epochs": 1, "learning_rate": 0.002, "batch_size": 16}},
+        {"prune": {"structure": "heads", "criterion": "delta", "remove": 0.5}},
+        {"recover": {"method": "lora", "rank": 2, "epochs": 1}},
+        "merge",
+        {"export": {"precision": ["fp32"]}},
+        {"deploy": {"name": "pairs"}},
+    ]
+    path = write_pipeline(tmp_path, stages=stages, model_type="mpnet", pairs=True, classes=3, rows=60)
+    result = run_pipeline(load_pipeline(path), tmp_path / "runs")
+    metadata = {name: made.metadata for name, made in result.artifacts.items()}
+    assert metadata["tune"]["labels"] == ["class0", "class1", "class2"]
+    assert [len(row["heads"]) for row in metadata["prune"]["kept"].values()] == [2, 2]
+    assert metadata["deploy"]["parity"][0]["passed"] and metadata["merge"]["parity"][0]["max_difference"] == 0.0
+    from serving.server import EmbeddedServer
+
+    repository = result.artifacts["deploy"].folder / "repository"
+    with EmbeddedServer(repository, log_path=tmp_path / "triton.log") as server:
+        folder = repository / "pairs" / "tokenizer"
+        (answer,) = predict(server.url, "pairs", [("a good film", "the plot")], tokenizer_folder=folder)
+    assert set(answer.scores) == {"class0", "class1", "class2"}
+
+
+def test_a_failed_check_stops_the_run_and_publishes_nothing(tmp_path, monkeypatch):
+    """A fault in the surgery: the masked reference is not masked. Exit code 3, the hop and the row are named."""
+    path = write_pipeline(tmp_path, stages=STAGES[:3], rows=40)
+    monkeypatch.setattr("compressor.pruning.surgery.silence", lambda model, removals: None)
+    with pytest.raises(CheckError, match=r"E610 .*heads masked -> removed.*worst row \d+ of 20") as caught:
+        run_pipeline(load_pipeline(path), tmp_path / "runs")
+    assert caught.value.exit_code == 3
+    assert sorted(made.name.split("-")[0] for made in (tmp_path / "runs" / ".store").iterdir()) == ["select", "tune"]
+
+
+def test_recipes_are_sound():
+    """Both bundled recipes pass the checks that need no model; the paper's is its own setting."""
+    from pipelines.config import find_pipeline
+
+    for name in ("quickstart", "paper"):
+        pipeline = load_pipeline(find_pipeline(name))
+        assert isinstance(pipeline.task, TaskConfig) and pipeline.task.train.is_file()
+    prune = next(entry for entry in pipeline.stages if entry.name == "prune").config.items[0]
+    assert (prune.structure, prune.criterion, prune.remove) == ("heads", "delta", 3)
