@@ -15,7 +15,17 @@ from compressor.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
 """What a checkpoint carries along so that rows are tokenized as in training."""
 
 

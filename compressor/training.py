@@ -119,8 +119,8 @@ def train(
 ) -> list[dict]:
     """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
 
-    Deterministic for one seed and one thread count. `work` is Trainer's folder; nothing is saved there. Raises UserError
-    E406 when a parameter is no longer finite.
+    On the GPU where torch finds one. Deterministic for one seed and one thread count. `work` is Trainer's folder; nothing
+    is saved there. Raises UserError E406 when a parameter is no longer finite.
     """
     report = _Report(on_step)
     arguments = TrainingArguments(
@@ -151,5 +151,6 @@ def train(
         raise UserError(
             "E406", f"training diverged at learning_rate {schedule.learning_rate:g}", "Lower it, e.g. to a third of that"
         )
-    model.eval()
+    # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
+    model.cpu().eval()
     return report.losses

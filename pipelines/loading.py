@@ -79,3 +79,27 @@ def quality(logits: np.ndarray, labels: np.ndarray) -> dict:
     from compressor.tasks.metrics import accuracy, accuracy_interval
 
     return {"accuracy": accuracy(logits, labels), "interval": list(accuracy_interval(logits, labels)), "rows": len(labels)}
+
+
+def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:
+    """Measure quality on all validation rows and write the model's state; returns the metadata that every state has."""
+    from compressor.checkpoint import save_state
+    from compressor.methods import weights_moved
+    from compressor.pruning.surgery import kept_of
+    from compressor.tasks.features import torch_forward
+
+    logits = predict_rows(torch_forward(model), data.validation, data, workspace, "validating")
+    save_state(
+        model,
+        workspace.folder,
+        base=inputs.base.reference,
+        base_sha256=inputs.base.sha256,
+        label_names=data.label_names,
+    )
+    return {
+        "merged": False,
+        "weights_moved": weights_moved(model),
+        "quality": quality(logits, data.validation.labels),
+        "kept": kept_of(model),
+        "labels": data.label_names,
+    }

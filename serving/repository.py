@@ -15,23 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
+from compressor.models import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from onnx import ValueInfoProto
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 LOGITS = "logits"
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
 DATA_TYPES = {
     "FLOAT16": "TYPE_FP16",
     "FLOAT": "TYPE_FP32",

@@ -55,11 +55,12 @@ def predict(
     return np.stack(logits)
 
 
-def torch_forward(model, device: str = "cpu") -> Forward:
-    """A torch model in eval mode as a `Forward`."""
+def torch_forward(model) -> Forward:
+    """A torch model in eval mode as a `Forward`, on the device it is on."""
     import torch
 
     model.eval()
+    device = next(model.parameters()).device
 
     @torch.inference_mode()
     def forward(encoding: Encoding) -> np.ndarray:

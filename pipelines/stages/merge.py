@@ -37,7 +37,7 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     return {
         "merged": True,
         "parity": [result.to_json()],
-        "kept": previous.metadata.get("kept", {}),
+        "kept": previous.metadata["kept"],
         "quality": quality(logits, data.validation.labels),
         "labels": data.label_names,
     }

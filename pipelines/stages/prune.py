@@ -143,31 +143,17 @@ def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Re
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Carry out every item, compare removed against masked on validation rows, write the state."""
-    from compressor.checkpoint import load_state, save_state
-    from compressor.pruning.surgery import kept_of
-    from compressor.tasks.features import torch_forward
-    from pipelines.loading import load_data, load_model, predict_rows, quality
+    from compressor.checkpoint import load_state
+    from pipelines.loading import load_data, load_model, publish_model
 
     data, previous = load_data(inputs), inputs.nearest("model")
     model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
     # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
     base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
     steps = [carry_out(item, model, base, inputs.seed, data, workspace) for item in config.items]
-    logits = predict_rows(torch_forward(model), data.validation, data, workspace, "validating")
-    save_state(
-        model,
-        workspace.folder,
-        base=inputs.base.reference,
-        base_sha256=inputs.base.sha256,
-        label_names=data.label_names,
-    )
-    return {
-        **{key: previous.metadata[key] for key in ("merged", "weights_moved", "method", "labels")},
-        "items": steps,
-        "kept": kept_of(model),
-        "quality": quality(logits, data.validation.labels),
-        "parity": [step["parity"] for step in steps],
-    }
+    published = publish_model(model, inputs, data, workspace)
+    parity = [step["parity"] for step in steps]
+    return {**published, "method": previous.metadata["method"], "items": steps, "parity": parity}
 
 
 def carry_out(

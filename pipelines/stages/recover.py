@@ -103,7 +103,7 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
     model = load_model(previous, inputs.base)
     settings = prepare(model, config, previous, inputs)
     metadata = train_and_save(model, config, inputs, workspace, data, method=settings["method"], teacher=teacher)
-    return {**metadata, **settings, "distill": config.distill, "kept": previous.metadata.get("kept", {})}
+    return {**metadata, **settings, "distill": config.distill}
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:

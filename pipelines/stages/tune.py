@@ -92,12 +92,10 @@ def train_and_save(
     import tempfile
     from pathlib import Path
 
-    from compressor.checkpoint import save_state
     from compressor.methods import method as method_row
-    from compressor.methods import trainable_counts, weights_moved
-    from compressor.tasks.features import torch_forward
+    from compressor.methods import trainable_counts
     from compressor.training import Rows, Schedule, train
-    from pipelines.loading import predict_rows, quality
+    from pipelines.loading import publish_model
 
     row = method_row(method)
     schedule = Schedule(
@@ -119,24 +117,8 @@ def train_and_save(
             bar.advance()
 
         losses = train(model, dataset, data.pad_id, schedule, Path(work), on_step)
-    logits = predict_rows(torch_forward(model), data.validation, data, workspace, "validating")
-    save_state(
-        model,
-        workspace.folder,
-        base=inputs.base.reference,
-        base_sha256=inputs.base.sha256,
-        label_names=data.label_names,
-    )
-    return {
-        "merged": False,
-        "weights_moved": weights_moved(model),
-        "method": method,
-        "trainable": trainable,
-        "formula": row.formula,
-        "quality": quality(logits, data.validation.labels),
-        "losses": losses,
-        "labels": data.label_names,
-    }
+    published = publish_model(model, inputs, data, workspace)
+    return {**published, "method": method, "trainable": trainable, "formula": row.formula, "losses": losses}
 
 
 def settings_of(options: Options) -> dict[str, Any]:
