@@ -11,6 +11,7 @@ the dense graph runs twice as an A/A control, and a run whose control is off by 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
@@ -94,7 +95,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = resolve(options.model).folder
     with tempfile.TemporaryDirectory() as scratch:
-        graphs, flops = variants(folder, Path(scratch))
+        with contextlib.redirect_stdout(sys.stderr):  # the exporter tells of its progress
+            graphs, flops = variants(folder, Path(scratch))
         shapes = [(batch, options.length) for batch in options.batch]
         rows = measure(graphs, shapes, options.rounds)
     tables = {

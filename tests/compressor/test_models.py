@@ -1,0 +1,103 @@
+"""References to models, and states that only load on the base they were tuned on."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from compressor import load
+from compressor.checkpoint import save_state
+from compressor.cost import shape_of, shape_of_folder
+from compressor.errors import UserError
+from compressor.methods import Options, apply
+from compressor.models import build, head_names, resolve
+from tests.tiny import write_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def code_of(reference: str, relative_to) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve(reference, relative_to)
+    assert "\n" not in str(caught.value)
+    return caught.value.code
+
+
+def test_a_folder_is_relative_to_the_pipeline_file(folder):
+    found = resolve(f"./{folder.name}", folder.parent)
+    assert found.folder == folder.resolve() and len(found.sha256) == 64
+
+
+def test_a_package_is_found_without_being_imported(tmp_path, folder, monkeypatch):
+    package = tmp_path / "some_model_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "model").symlink_to(folder)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve("package:some_model_package/model").sha256 == resolve(str(folder)).sha256
+    assert "some_model_package" not in sys.modules
+    assert code_of("package:some_model_package/elsewhere", tmp_path) == "E303"
+    assert code_of("package:no_such_package/model", tmp_path) == "E303"
+
+
+def test_what_is_not_there_or_not_whole(tmp_path, folder, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert code_of("./nowhere", tmp_path) == "E303"
+    for missing in ("config.json", "model.safetensors", "tokenizer.json"):
+        part = tmp_path / f"without-{missing}"
+        part.mkdir()
+        for file in folder.iterdir():
+            if file.name != missing:
+                (part / file.name).symlink_to(file)
+        assert code_of(str(part), tmp_path) == "E304"
+
+
+def test_pruned_and_foreign_models_are_refused(tmp_path, folder):
+    for name, change, code in (
+        ("pruned", {"per_layer_config": {"0": {"intermediate_size": 3}}}, "E304"),
+        ("foreign", {"model_type": "gpt_neox"}, "E301"),
+    ):
+        part = tmp_path / name
+        part.mkdir()
+        for file in folder.iterdir():
+            (part / file.name).write_bytes(file.read_bytes())
+        config = json.loads((part / "config.json").read_text()) | change
+        (part / "config.json").write_text(json.dumps(config))
+        assert code_of(str(part), tmp_path) == code
+
+
+def test_one_changed_byte_changes_the_fingerprint(tmp_path, folder):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = bytearray((tmp_path / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    assert resolve(str(tmp_path)).sha256 != resolve(str(folder)).sha256
+
+
+def test_a_state_loads_on_its_own_base_only(tmp_path, folder):
+    base = resolve(str(folder))
+    model = build(folder, ["a", "b"])
+    apply(model, "lora", Options(modules=("query",), rank=2, alpha=4.0))
+    save_state(model, tmp_path / "state", base=str(folder), base_sha256=base.sha256, label_names=["a", "b"])
+    inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "state")(**inputs).logits, model(**inputs).logits)
+    other = write_model(tmp_path / "other", "mpnet")
+    with pytest.raises(UserError, match="E306"):
+        load(tmp_path / "state", base=other)
+    with pytest.raises(UserError, match="E305"):
+        load(tmp_path)
+
+
+def test_the_head_is_what_the_auto_class_added(folder):
+    """The pooler is in the file, so it belongs to the base and stays frozen."""
+    model = build(folder, ["a", "b", "c"])
+    assert head_names(model) == {"classifier.weight", "classifier.bias"}
+    assert shape_of(model) == shape_of_folder(folder, ["a", "b", "c"])
+    again = build(folder, ["a", "b", "c"])
+    assert torch.equal(model.classifier.weight, again.classifier.weight), "the head is drawn from the seed"
