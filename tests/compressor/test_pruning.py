@@ -27,9 +27,7 @@ def logits(model) -> torch.Tensor:
         return model(**encoding()).logits
 
 
-@harness
-@given(plan=plans)
-def test_removed_is_masked(architecture, plan):
+def assert_removed_is_masked(architecture: str, plan: dict[int, Removal]) -> None:
     """float64, deltas attached, unequal per layer, odd widths: equal to 1e-12; the widths are what was asked."""
     model = tuned(tiny(architecture), "dsee", ("query", "value", "output", "ffn_in", "ffn_out"))
     masked = merged_copy(model)
@@ -40,6 +38,19 @@ def test_removed_is_masked(architecture, plan):
         gone = plan.get(number, Removal())
         assert (layer.heads, layer.neurons) == (HEADS - len(gone.heads), NEURONS - len(gone.neurons))
     assert shape_of(model).parameters == sum(p.numel() for p in merge_all(model).parameters())
+
+
+@harness
+@given(plan=plans)
+def test_removed_is_masked(architecture, plan):
+    assert_removed_is_masked(architecture, plan)
+
+
+@pytest.mark.slow
+@settings(harness, max_examples=200)
+@given(plan=plans)
+def test_removed_is_masked_over_many_plans(architecture, plan):
+    assert_removed_is_masked(architecture, plan)
 
 
 @harness
