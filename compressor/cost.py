@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
+    from compressor.methods import Options
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -124,6 +126,29 @@ def human_bytes(count: float) -> str:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a training stage trains: a method's options, and `places` per matrix in the modules of Ω (`omega_modules`)."""
+
+    method: str
+    options: Options
+    places: int = 0
+    omega_modules: tuple[str, ...] = ()
+
+    def count(self, shape: ModelShape) -> int:
+        """The closed form of its trainable parameters in a model of `shape`, task head apart."""
+        from compressor.methods import method
+
+        row = method(self.method)
+        if row.trains_base:
+            return shape.parameters - shape.head
+        matrices = [(name, layer.matrix(name, shape.hidden)) for layer in shape.layers for name in self.options.modules]
+        return sum(
+            row.count(out, into, self.options, self.places if row.uses_omega and name in self.omega_modules else 0)
+            for name, (out, into) in matrices
+        )
+
+
+@dataclass(frozen=True)
 class Plan:
     """The account that `--dry-run` keeps while it walks the stages: nothing is trained, everything is closed form."""
 
@@ -133,8 +158,8 @@ class Plan:
     places: int = 0
     modules: tuple[str, ...] = ()
     trainable: tuple[tuple[str, int], ...] = ()
-    tuned: tuple = ()
-    """Config and method of the last training stage, which `recover: {method: same}` goes on with."""
+    trained: tuple[Trained, ...] = ()
+    """Every training stage whose deltas are there, which `recover: {method: same}` goes on with."""
     length: int = 128
 
     @classmethod

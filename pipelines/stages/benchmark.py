@@ -77,13 +77,11 @@ def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dic
     }
 
 
-def delta_of_tune(inputs: Inputs) -> dict[str, Any]:
-    """What the tune's unmerged delta costs, for the papers' FLOPs: modules, rank and places (0 after full tuning)."""
-    tuned, omega = inputs.dense.metadata, inputs.nearest("omega")
+def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
+    """What the tune's unmerged delta costs, for the papers' FLOPs: modules, rank and places (nothing after full tuning)."""
     if tuned["method"] == "full":
         return {"modules": (), "rank": 0, "places": 0}
-    places = omega.metadata["count"] if omega is not None and tuned["method"] == "dsee" else 0
-    return {"modules": tuned["modules"], "rank": tuned["rank"], "places": places}
+    return {key: tuned[key] for key in ("modules", "rank", "places")}
 
 
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         grid = [(batch, length) for length in config.length for batch in config.batch]
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
             timings = measure(variants, grid, config.rounds, seed=inputs.seed, on_round=bar.advance)
-    delta = delta_of_tune(inputs)
+    delta = delta_of_tune(inputs.dense.metadata)
     reference = logits[rows[0].name]
     records = []
     for row in rows:
@@ -136,7 +134,6 @@ STAGE = Stage(
     config=BenchmarkConfig,
     produces="measurements",
     needs=("model", "onnx"),
-    accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
     run=run,

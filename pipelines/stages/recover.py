@@ -15,7 +15,7 @@ from pipelines.stages.tune import (
     load_omega,
     merged_problems,
     method_problems,
-    planned_trainable,
+    planned,
     settings_of,
     train_and_save,
 )
@@ -107,9 +107,11 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
-    what, method = plan.tuned if config.method == "same" else (config, config.method)
-    count = planned_trainable(what, method, plan)
-    return replace(plan, tuned=(what, method), trainable=(*plan.trainable, ("recover", count)))
+    """`same` trains all the deltas that are there; its count is an upper bound, since pruning may have cut places of Ω."""
+    own = () if config.method == "same" else (planned(config, config.method, plan),)
+    there = own if config.method == "full" else plan.trained + own
+    count = sum(trained.count(plan.shape) for trained in own or plan.trained)
+    return replace(plan, trained=there, trainable=(*plan.trainable, ("recover", count)))
 
 
 STAGE = Stage(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compressor.cost import Plan
+from compressor.cost import Plan, Trained
 from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
@@ -147,29 +147,19 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
     options = config.options(modules, load_omega(inputs), group="1")
     apply(model, config.method, options)
     metadata = train_and_save(model, config, inputs, workspace, data, method=config.method)
-    return {**metadata, **settings_of(options)}
+    places = selected.metadata["count"] if selected and config.method == "dsee" else 0
+    return {**metadata, **settings_of(options), "places": places}
 
 
-def planned_trainable(config: TrainingConfig, method: str, plan: Plan) -> int:
-    """The closed form of what a method trains, task head apart."""
-    from compressor.methods import method as method_row
-
-    row = method_row(method)
-    if row.trains_base:
-        return plan.shape.parameters - plan.shape.head
+def planned(config: TrainingConfig, method: str, plan: Plan) -> Trained:
+    """What a stage of this config would train at this point of the plan."""
     modules = config.modules or plan.modules or ("query", "value")
-    options = config.options(modules, None, "plan")
-    total = 0
-    for layer in plan.shape.layers:
-        for name in modules:
-            out, into = layer.matrix(name, plan.shape.hidden)
-            total += row.count(out, into, options, plan.places if row.uses_omega and name in plan.modules else 0)
-    return total
+    return Trained(method, config.options(modules, None, "plan"), plan.places, plan.modules)
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
-    count = planned_trainable(config, config.method, plan)
-    return replace(plan, tuned=(config, config.method), trainable=(*plan.trainable, ("tune", count)))
+    own = planned(config, config.method, plan)
+    return replace(plan, trained=(own,), trainable=(*plan.trainable, ("tune", own.count(plan.shape))))
 
 
 STAGE = Stage(

@@ -76,6 +76,19 @@ def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):
     assert abs(exported - expected).max() < 1e-4
 
 
+def test_the_dry_run_foretold_it(finished):
+    """Closed forms against what was trained and written; nothing is run."""
+    path, out, _ = finished
+    plan = run_pipeline(load_pipeline(path), out, dry_run=True).plan
+    trained = {name: artifact(out, name)[1]["metadata"]["trainable"]["body"] for name in ("tune", "recover")}
+    assert dict(plan.trainable) == trained
+    merged = load(artifact(out, "merge")[0])
+    assert plan.shape.parameters == sum(parameter.numel() for parameter in merged.parameters())
+    measured = json.loads((artifact(out, "benchmark")[0] / "measurements.json").read_text())["candidates"]
+    compressed = next(row for row in measured if row["model"] == "compressed")
+    assert plan.shape.flops(16) == compressed["flops"]["16"]
+
+
 def test_serve_and_predict(finished, tmp_path):
     """`compress serve RUN` answers `compress predict`, and SIGTERM stops it cleanly."""
     _, out, _ = finished
