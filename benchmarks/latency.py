@@ -47,13 +47,13 @@ def pruned(folder: Path, heads: float, neurons: float) -> nn.Module:
     return model
 
 
-def variants(folder: Path, scratch: Path) -> tuple[list[Variant], dict[str, int]]:
-    """Every graph to time, and FLOPs of one row of 128 tokens by plan."""
+def variants(folder: Path, scratch: Path, length: int) -> tuple[list[Variant], dict[str, int]]:
+    """Every graph to time, and FLOPs of one row of `length` tokens by plan."""
     sample = {name: np.ones((2, 8), dtype=np.int64) for name in ("input_ids", "attention_mask")}
     result, flops = [], {}
     for name, (heads, neurons) in PLANS.items():
         model = pruned(folder, heads, neurons)
-        flops[name] = shape_of(model).flops(128)
+        flops[name] = shape_of(model).flops(length)
         paths = export_onnx(model, sample, scratch / name.replace(" ", "_"))
         result += [
             Variant(f"{name} fp32 fused", "onnxruntime", paths["fp32"]),
@@ -96,7 +96,7 @@ def main() -> None:
     folder = resolve(options.model).folder
     with tempfile.TemporaryDirectory() as scratch:
         with contextlib.redirect_stdout(sys.stderr):  # the exporter tells of its progress
-            graphs, flops = variants(folder, Path(scratch))
+            graphs, flops = variants(folder, Path(scratch), options.length)
         shapes = [(batch, options.length) for batch in options.batch]
         rows = measure(graphs, shapes, options.rounds)
     tables = {

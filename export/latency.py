@@ -70,7 +70,8 @@ class Worker:
 
     def __init__(self, variant: Variant, threads: int | None, log: IO[str]):
         self.variant, self.log = variant, log
-        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "export.latency_worker"],
             stdin=subprocess.PIPE,
@@ -91,9 +92,11 @@ class Worker:
         line = self.process.stdout.readline()
         if line:
             return json.loads(line)
-        self.process.wait()
+        status = self.process.wait()
         self.log.seek(0)
         last = next((text.strip() for text in reversed(self.log.read().splitlines()) if text.strip()), "no message")
+        # killed by a signal (out of memory, say), it left no message of its own
+        last += f" (killed by signal {-status})" if status < 0 else ""
         raise UserError(
             "E603", f"'{self.variant.name}' cannot be measured: {last}", "Check that the model loads in this runtime"
         )

@@ -7,6 +7,7 @@ by whoever calls this (export/parity.py).
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,8 +64,10 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
 
     if min(encoding["input_ids"].shape) < 2:
         raise UserError("E601", f"sample of shape {encoding['input_ids'].shape}", "Give at least 2 rows of 2 tokens")
-    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in encoding}
-    inputs = {name: torch.from_numpy(values) for name, values in encoding.items()}
+    # a forward with **kwargs would swallow the others and leave dead inputs in the graph
+    accepted = inspect.signature(model.forward).parameters
+    inputs = {name: torch.from_numpy(values) for name, values in encoding.items() if name in accepted}
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
     with unchanged(model), torch.no_grad():
         config = OnnxConfig(dynamic_shapes=dynamic, opset_version=OPSET)
         program, _ = OnnxExporter().export_program(model, inputs, config)
@@ -126,10 +129,11 @@ def quantized_dynamic(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def save(proto: onnx.ModelProto, path: Path) -> None:
-    """One file up to 2 GB, above that with PATH.data beside it."""
-    import onnx
-
+    """One file up to 2 GB, above that with PATH.data beside it; `proto` stays as it is."""
     if proto.ByteSize() < SINGLE_FILE_LIMIT:
         path.write_bytes(proto.SerializeToString(deterministic=True))
         return
-    onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}.data")
+    import onnx_ir
+
+    # onnx.save would empty `proto`, which int8 is still to be made from, and append to an old data file
+    onnx_ir.save(onnx_ir.from_proto(proto), path, external_data=f"{path.name}.data")

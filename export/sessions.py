@@ -22,8 +22,10 @@ def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -
     with the CPU without a word).
     """
     import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+    if not path.is_file():
+        raise UserError("E602", "no such ONNX file", "Check the path, or export the model again", str(path))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     # idle pools that spin take the cores from whatever runs beside this session
@@ -33,8 +35,17 @@ def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -
         options.intra_op_num_threads = threads
     try:
         live = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[device]])
-    except (Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile) as error:
-        reason = str(error).split(":")[-1].strip()
+    except (
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.NoSuchFile,
+        state.NotImplemented,
+        state.RuntimeException,
+    ) as error:
+        # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from PATH failed:REASON", the cause last
+        reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:")[-160:].strip(" .")
         raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
     if live.get_providers()[0] != PROVIDERS[device]:
         raise UserError(

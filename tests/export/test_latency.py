@@ -5,7 +5,7 @@ import pytest
 
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
-from export.latency import Variant, measure, summarize
+from export.latency import Variant, measure, summarize, workers
 
 
 def test_two_runtimes_are_measured_at_every_shape(tmp_path, exported):
@@ -32,6 +32,13 @@ def test_a_worker_that_cannot_load_is_one_clear_error(tmp_path):
     broken.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"E603 'broken' cannot be measured: .*E602"):
         measure([Variant("broken", "onnxruntime", broken)], [(1, 4)], 1)
+
+
+def test_a_worker_that_is_killed_says_so(exported):
+    with workers([Variant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)], None) as [live]:
+        live.process.kill()
+        with pytest.raises(UserError, match=r"E603 'onnx' cannot be measured: .*killed by signal 9"):
+            live.time(1, 4)
 
 
 def test_summary_by_hand():

@@ -20,6 +20,8 @@ def test_exported_equals_pytorch(name, exported):
     forward = torch_forward(made.model)
     for path in (made.fp32, made.fused):
         live = session(path)
+        # MPNet's sample has token_type_ids, which its forward does not take
+        assert [value.name for value in live.get_inputs()] == ["input_ids", "attention_mask"]
         assert [value.shape for value in live.get_inputs()] == [["batch", "sequence"]] * 2
         assert [(value.name, value.shape) for value in live.get_outputs()] == [("logits", ["batch", 3])]
         for shape in SHAPES:
@@ -33,8 +35,10 @@ def test_exported_equals_pytorch(name, exported):
 @pytest.mark.parametrize("name", MODELS)
 def test_int8_is_close_and_small(name, exported):
     made, batch = exported(name), encoding(8, 20)
-    reference = torch_forward(made.model)(batch)
-    assert np.abs(run(session(made.int8), batch) - reference).max() < 0.1 * np.abs(reference).max()
+    live, reference = session(made.int8), torch_forward(made.model)(batch)
+    assert [value.shape for value in live.get_inputs()] == [["batch", "sequence"]] * 2
+    assert [(value.name, value.shape) for value in live.get_outputs()] == [("logits", ["batch", 3])]
+    assert np.abs(run(live, batch) - reference).max() < 0.1 * np.abs(reference).max()
     # a tiny graph is mostly nodes, so only the weights are compared: a quarter of the bytes, and their scales
     assert weight_bytes(made.int8) < 0.5 * weight_bytes(made.fp32)
 
@@ -66,7 +70,12 @@ def test_large_models_get_their_weights_beside_the_graph(tmp_path, monkeypatch, 
     copy = onnx.ModelProto()
     copy.CopyFrom(made.graph)
     save(copy, path)
-    assert (tmp_path / "model.onnx.data").stat().st_size > path.stat().st_size
+    size = (tmp_path / "model.onnx.data").stat().st_size
+    assert size > path.stat().st_size
+    # nothing is taken out of the graph, and a second save replaces the data instead of growing them
+    assert copy == made.graph
+    save(copy, path)
+    assert (tmp_path / "model.onnx.data").stat().st_size == size
     batch = encoding(3, 5)
     assert np.allclose(run(session(path), batch), torch_forward(made.model)(batch), atol=1e-5)
 
@@ -74,9 +83,19 @@ def test_large_models_get_their_weights_beside_the_graph(tmp_path, monkeypatch, 
 def test_session_errors(tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
-    for path in (broken, tmp_path / "missing.onnx"):
-        with pytest.raises(UserError, match="E602"):
+    with pytest.raises(UserError, match=r"E602 .*broken.onnx: .*\(Protobuf parsing failed\)"):
+        session(broken)
+    for path in (tmp_path, tmp_path / "missing.onnx"):
+        with pytest.raises(UserError, match=r"E602 .*no such ONNX file"):
             session(path)
+
+
+def test_an_op_that_the_runtime_lacks_is_named(tmp_path, exported):
+    graph, path = onnx.load(exported("bert-dense").fp32), tmp_path / "strange.onnx"
+    graph.graph.node[5].op_type = "Nonsense"
+    onnx.save(graph, path)
+    with pytest.raises(UserError, match=r"E602 .*Nonsense"):
+        session(path)
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
