@@ -121,6 +121,22 @@ def stages(as_json: bool) -> None:
         click.echo(f"{'':<10} keys: {', '.join(_keys(stage.config))}")
 
 
+@list_.command(epilog="Example: compress list methods --json")
+@click.option("--json", "as_json", is_flag=True, help="Print every property of every method.")
+def methods(as_json: bool) -> None:
+    """List the tuning methods, with the closed form of what each trains."""
+    from compressor.methods import NAMES, method
+
+    keys = ("name", "summary", "formula", "learning_rate", "source", "uses_rank", "uses_omega", "trains_base", "mergeable")
+    rows = [{key: getattr(method(name), key) for key in keys} for name in NAMES]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for row in rows:
+        click.echo(f"{row['name']:<10} {row['summary']}")
+        click.echo(f"{'':<10} trains {row['formula']}; {row['source']}")
+
+
 def _keys(config: type[BaseModel]) -> Iterator[str]:
     """Keys of a config; a list of mappings is shown by the keys of one of them, as users write it."""
     from pipelines.faults import models_in

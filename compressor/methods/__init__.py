@@ -1,6 +1,7 @@
 """Tuning methods: each composes deltas and a selection, and says by a closed form what it trains.
 
-A new method is one file here with a `METHOD` and one word in `NAMES`; the shared test harness then covers it.
+A new method is one file here with a `METHOD` and one word in `NAMES`; the shared test harness then covers it. Importing this
+package and its rows loads no torch: pipeline files are checked, and methods listed, without it.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
-from compressor.anatomy import Layer, layers_of
 from compressor.errors import UserError
 
-NAMES = ("dsee", "lora", "full")
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compressor.anatomy import Layer
+
+NAMES = ("dsee", "lora", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,12 @@ class Method:
     count: Callable[[int, int, Options, int], int]
     learning_rate: float
     """Default peak rate."""
-    uses_rank: bool = True
+    source: str
+    """Paper and section."""
+    uses_rank: bool = False
     uses_omega: bool = False
     trains_base: bool = False
+    mergeable: bool = True
 
 
 def method(name: str) -> Method:
@@ -60,6 +67,8 @@ def apply(model: nn.Module, name: str, options: Options) -> None:
 
     Poolers of the base stay frozen; the task head is set trainable by `set_trainable`.
     """
+    from compressor.anatomy import layers_of
+
     chosen = method(name)
     for layer in layers_of(model):
         for module in options.modules:

@@ -1,7 +1,13 @@
 """Full fine-tuning: every pretrained weight moves. The expensive baseline."""
 
-from compressor.anatomy import Layer
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from compressor.methods import Method, Options
+
+if TYPE_CHECKING:
+    from compressor.anatomy import Layer
 
 
 def attach_nothing(layer: Layer, module: str, options: Options) -> None:
@@ -15,6 +21,6 @@ METHOD = Method(
     attach=attach_nothing,
     count=lambda out_features, in_features, options, places: out_features * in_features,
     learning_rate=1e-4,
-    uses_rank=False,
+    source="the baseline of all four papers",
     trains_base=True,
 )

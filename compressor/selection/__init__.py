@@ -23,12 +23,22 @@ def _magnitude(weight: Tensor, seed: int) -> Tensor:
     return weight.abs()
 
 
+def _pafi(weight: Tensor, seed: int) -> Tensor:
+    """The smallest |θ| first (Liao et al. 2023). In float64, where no two magnitudes of float32 share a reciprocal."""
+    return weight.double().abs().reciprocal()
+
+
 def _random(weight: Tensor, seed: int) -> Tensor:
     # + 1: a uniform draw may be exactly 0, which would read as "not a candidate"
     return torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) + 1.0
 
 
-SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {"rpca": _rpca, "magnitude": _magnitude, "random": _random}
+SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "rpca": _rpca,
+    "magnitude": _magnitude,
+    "pafi": _pafi,
+    "random": _random,
+}
 
 
 def choose(scores: Tensor, count: int) -> Tensor:

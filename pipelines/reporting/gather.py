@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from compressor.cost import LayerShape, human_bytes
+from compressor.methods import method
 from pipelines.reporting.format import (
     factor,
     faster,
@@ -308,9 +309,10 @@ def closed_form(training: Artifact, omega: Artifact | None, inputs: Inputs) -> s
     Empty for full tuning, and where a stage goes on with older deltas, whose places were cut with their rows.
     """
     facts = training.metadata
-    if facts["method"] == "full" or "rank" not in facts:
+    row = method(facts["method"])
+    if row.trains_base or "rank" not in facts:
         return ""
-    places = omega.metadata if omega is not None and facts["method"] == "dsee" else {"modules": [], "count": 0}
+    places = omega.metadata if omega is not None and row.uses_omega else {"modules": [], "count": 0}
     hidden, layers = layers_at(training, inputs)
     sizes = Counter(
         (*sorted(shape.matrix(name, hidden)), places["count"] if name in places["modules"] else 0)
@@ -318,9 +320,10 @@ def closed_form(training: Artifact, omega: Artifact | None, inputs: Inputs) -> s
         for name in facts["modules"]
     )
     rank = facts["rank"]
-    terms = [
-        f"{number} × ({rank} ({out:,} + {into:,}){f' + {free}' if free else ''})" for (out, into, free), number in sizes.items()
-    ]
+    terms = []
+    for (out, into, free), number in sizes.items():
+        parts = [f"{rank} ({out:,} + {into:,})"] * bool(rank) + [str(free)] * bool(free)
+        terms.append(f"{number} × ({' + '.join(parts)})")
     total = sum(number * (rank * (out + into) + free) for (out, into, free), number in sizes.items())
     return f"{' + '.join(terms)} = {total:,}"
 

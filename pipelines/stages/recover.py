@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.cost import Plan
+from compressor.methods import NAMES, method
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.stages.tune import (
     TrainingConfig,
@@ -30,33 +31,38 @@ if TYPE_CHECKING:
 class RecoverConfig(TrainingConfig):
     """`same` goes on with the deltas that are there; another method adds its own and freezes those."""
 
-    method: Literal["same", "dsee", "lora", "full"] = "same"
+    method: Literal["same", *NAMES] = "same"
     epochs: float = Field(default=1, gt=0)
     distill: bool = True
 
 
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    if not any(entry.name == "tune" for entry in earlier):
+    names = [entry.name for entry in earlier]
+    if "tune" not in names:
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
     yield from merged_problems("recover", earlier)
+    since = len(names) - names[::-1].index("prune") if "prune" in names else names.index("tune") + 1
+    fresh = next((entry for entry in reversed(earlier[since:]) if entry.name == "select"), None)
     if config.method == "same":
-        for key in ("rank", "alpha", "modules"):
-            if getattr(config, key) is not None:
-                yield Problem("E403", f"{key} means nothing to method same", "Remove the key, or name another method", (key,))
+        yield from same_problems(config, fresh)
         return
-    names = [entry.name for entry in earlier]
-    since_cut = len(names) - names[::-1].index("prune") if "prune" in names else names.index("tune") + 1
-    fresh = next((entry for entry in reversed(earlier[since_cut:]) if entry.name == "select"), None)
-    if config.method == "dsee" and fresh is None:
-        yield Problem(
-            "E404",
-            "dsee needs places in the matrices as they are now",
-            "Put a select between prune and recover, or use method: lora or same",
-            ("method",),
-        )
+    row = method(config.method)
+    if row.uses_omega and fresh is None:
+        mend = "Put a select between prune and recover, or use method: lora or same"
+        yield Problem("E404", f"{row.name} needs places in the matrices as they are now", mend, ("method",))
         return
-    yield from method_problems(config, config.method, fresh)
+    yield from method_problems(config, row, fresh)
+
+
+def same_problems(config: RecoverConfig, fresh: Entry | None) -> Iterable[Problem]:
+    """`same` goes on with what is there: it takes no settings and no new places."""
+    for key in ("rank", "alpha", "modules"):
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to method same", "Remove the key, or name another method", (key,))
+    if fresh is not None:
+        mend = "Use method: dsee or selective, or drop the select"
+        yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", mend)
 
 
 def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
@@ -75,10 +81,10 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
         return {"method": before}
     selected = inputs.nearest("omega")
     modules = config.modules or (tuple(selected.metadata["modules"]) if selected else ("query", "value"))
-    omega = load_omega(inputs) if config.method == "dsee" else None
-    options = config.options(modules, omega, group=str(len(groups) + 1))
-    apply(model, config.method, options)
-    return {"method": config.method, **settings_of(options)}
+    row = method(config.method)
+    options = config.options(modules, load_omega(inputs) if row.uses_omega else None, group=str(len(groups) + 1))
+    apply(model, row.name, options)
+    return {"method": row.name, **settings_of(row, options)}
 
 
 def teach(dense: Artifact, inputs: Inputs, data: Data, workspace: Workspace) -> np.ndarray:
@@ -102,7 +108,7 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
     torch.manual_seed(inputs.seed)
     model = load_model(previous, inputs.base)
     settings = prepare(model, config, previous, inputs)
-    metadata = train_and_save(model, config, inputs, workspace, data, method=settings["method"], teacher=teacher)
+    metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), teacher=teacher)
     return {**metadata, **settings, "distill": config.distill}
 
 

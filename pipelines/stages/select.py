@@ -16,7 +16,7 @@ from pipelines.stages.tune import merged_problems
 class SelectConfig(StageConfig):
     """Score every weight, keep the best `count` places of each matrix."""
 
-    score: Literal["rpca", "magnitude", "random"] = "rpca"
+    score: Literal["rpca", "magnitude", "pafi", "random"] = "rpca"
     scope: Literal["matrix"] = "matrix"
     count: int = Field(default=16, ge=1, description="places per matrix")
     modules: Modules = ("query", "value")

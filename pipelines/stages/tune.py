@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.cost import Plan, Trained
+from compressor.methods import NAMES, Method, Options, method
 from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
-    from compressor.methods import Options
     from pipelines.loading import Data
 
 
@@ -31,8 +32,6 @@ class TrainingConfig(StageConfig):
 
     def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in."""
-        from compressor.methods import Options
-
         rank = self.rank or 16
         return Options(modules=modules, rank=rank, alpha=self.alpha or 2.0 * rank, group=group, omega=omega)
 
@@ -40,30 +39,23 @@ class TrainingConfig(StageConfig):
 class TuneConfig(TrainingConfig):
     """Train a method's parameters and the task head. `modules` defaults to those of the select before it."""
 
-    method: Literal["dsee", "lora", "full"] = "dsee"
+    method: Literal[NAMES] = "dsee"
 
 
-def method_problems(config: TrainingConfig, method: str, omega: Entry | None) -> Iterable[Problem]:
+def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) -> Iterable[Problem]:
     """Faults of a method's keys that need no model: shared by tune and recover."""
-    if method == "full":
-        for key in ("rank", "alpha", "modules"):
-            if getattr(config, key) is not None:
-                yield Problem("E403", f"{key} means nothing to method full", "Remove the key", (key,))
-    if method == "dsee" and omega is None:
-        yield Problem("E404", "dsee needs places for its sparse part", "Put a select before it, or use method: lora")
-    if method != "dsee" and omega is not None:
-        yield Problem(
-            "E404", f"{method} does not use the places that '{omega.id}' chooses", "Use method: dsee, or drop the select"
-        )
-    if method == "dsee" and omega is not None and config.modules is not None:
+    meaningless = [] if row.uses_rank else ["rank", "alpha"]
+    for key in [*meaningless, "modules"] if row.trains_base else meaningless:
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to method {row.name}", "Remove the key", (key,))
+    if not row.uses_omega and omega is not None:
+        mend = "Use method: dsee or selective, or drop the select"
+        yield Problem("E404", f"{row.name} does not use the places that '{omega.id}' chooses", mend)
+    if row.uses_omega and omega is not None and config.modules is not None:
         missing = [name for name in omega.config.modules if name not in config.modules]
         if missing:
-            yield Problem(
-                "E404",
-                f"select chose places in {', '.join(missing)}, which is not tuned",
-                "Make the modules agree",
-                ("modules",),
-            )
+            what = f"select chose places in {', '.join(missing)}, which is not tuned"
+            yield Problem("E404", what, "Make the modules agree", ("modules",))
 
 
 def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -75,7 +67,10 @@ def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
         yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
-    yield from method_problems(config, config.method, next((e for e in reversed(earlier) if e.name == "select"), None))
+    row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.name == "select"), None)
+    if row.uses_omega and omega is None:
+        yield Problem("E404", f"{row.name} needs places for its sparse part", "Put a select before it, or use method: lora")
+    yield from method_problems(config, row, omega)
 
 
 def train_and_save(
@@ -85,19 +80,17 @@ def train_and_save(
     workspace: Workspace,
     data: Data,
     *,
-    method: str,
-    teacher=None,
+    row: Method,
+    teacher: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata."""
     import tempfile
     from pathlib import Path
 
-    from compressor.methods import method as method_row
     from compressor.methods import trainable_counts
     from compressor.training import Rows, Schedule, train
     from pipelines.loading import publish_model
 
-    row = method_row(method)
     schedule = Schedule(
         epochs=config.epochs,
         learning_rate=config.learning_rate or row.learning_rate,
@@ -118,12 +111,13 @@ def train_and_save(
 
         losses = train(model, dataset, data.pad_id, schedule, Path(work), on_step)
     published = publish_model(model, inputs, data, workspace)
-    return {**published, "method": method, "trainable": trainable, "formula": row.formula, "losses": losses}
+    return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
 
 
-def settings_of(options: Options) -> dict[str, Any]:
-    """The options as they stand in an artifact's metadata."""
-    return {"rank": options.rank, "alpha": options.alpha, "modules": list(options.modules)}
+def settings_of(row: Method, options: Options) -> dict[str, Any]:
+    """The options as they stand in an artifact's metadata; rank 0 where the method has no low-rank part."""
+    ranked = {"rank": options.rank, "alpha": options.alpha} if row.uses_rank else {"rank": 0, "alpha": 0.0}
+    return {**ranked, "modules": list(options.modules)}
 
 
 def load_omega(inputs: Inputs) -> dict | None:
@@ -145,16 +139,17 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
     selected = inputs.nearest("omega")
     modules = config.modules or (tuple(selected.metadata["modules"]) if selected else ("query", "value"))
     options = config.options(modules, load_omega(inputs), group="1")
-    apply(model, config.method, options)
-    metadata = train_and_save(model, config, inputs, workspace, data, method=config.method)
-    places = selected.metadata["count"] if selected and config.method == "dsee" else 0
-    return {**metadata, **settings_of(options), "places": places}
+    row = method(config.method)
+    apply(model, row.name, options)
+    metadata = train_and_save(model, config, inputs, workspace, data, row=row)
+    places = selected.metadata["count"] if selected and row.uses_omega else 0
+    return {**metadata, **settings_of(row, options), "places": places}
 
 
-def planned(config: TrainingConfig, method: str, plan: Plan) -> Trained:
-    """What a stage of this config would train at this point of the plan."""
+def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
+    """What a stage with this config and method would train at this point of the plan."""
     modules = config.modules or plan.modules or ("query", "value")
-    return Trained(method, config.options(modules, None, "plan"), plan.places, plan.modules)
+    return Trained(name, config.options(modules, None, "plan"), plan.places, plan.modules)
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
@@ -164,7 +159,7 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
 
 STAGE = Stage(
     name="tune",
-    summary="train a small change of the frozen model (dsee, lora), or everything (full)",
+    summary="train a small change of the frozen model (dsee, lora, selective), or everything (full)",
     config=TuneConfig,
     produces="model",
     accepts=("omega",),

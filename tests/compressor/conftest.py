@@ -53,7 +53,7 @@ def tuned(model, method: str, modules=("query", "value"), places: int = 5):
         for layer in layers_of(model)
         for name in modules
     }
-    apply(model, method, Options(modules=modules, rank=2, alpha=4.0, group="1", omega=omega if method == "dsee" else None))
+    apply(model, method, Options(modules=modules, rank=2, alpha=4.0, group="1", omega=omega))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name not in model.head_parameter_names:

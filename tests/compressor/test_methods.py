@@ -147,7 +147,12 @@ def test_training_learns_repeats_and_moves_nothing_else(method, tmp_path):
     results = []
     for _ in range(2):
         model = tiny("bert", torch.float32)
-        apply(model, method, Options(modules=MODULES, rank=2, alpha=4.0))
+        omega = {
+            layer.linear_path(name): torch.arange(0, layer.linear(name).weight.numel(), 3, dtype=torch.int32)
+            for layer in layers_of(model)
+            for name in MODULES
+        }
+        apply(model, method, Options(modules=MODULES, rank=2, alpha=4.0, omega=omega))
         frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
         losses = train(model, rows_of(64), 1, Schedule(epochs=6, learning_rate=5e-3, batch_size=8, seed=4), tmp_path)
         assert losses[-1]["loss"] < losses[0]["loss"]

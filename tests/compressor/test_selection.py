@@ -1,5 +1,7 @@
 """Ω: exactly N places, deterministic ties, planted spikes found, and no silent "everything"."""
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from compressor.errors import UserError
 from compressor.selection import SCORES, choose, select
 from compressor.selection.rpca import decompose
+from pipelines.stages.select import SelectConfig
 
 
 def planted(size: int = 64, rank: int = 8, spikes: int = 16, height: float = 2.0, seed: int = 0):
@@ -54,6 +57,20 @@ def test_too_few_candidates_is_an_error_not_everything():
         choose(torch.zeros(8, 8), 1)
     with pytest.raises(UserError, match="E401"):
         select(torch.zeros(64, 64), "rpca", 16, seed=0)
+
+
+@pytest.mark.parametrize(("score", "largest"), [("magnitude", True), ("pafi", False)])
+def test_magnitude_takes_the_largest_and_pafi_the_smallest(score, largest):
+    """Against a brute-force sort, with zeros and equal magnitudes among the candidates."""
+    weight = torch.randn(12, 10, generator=torch.Generator().manual_seed(1))
+    weight[3, 4], weight[5, 6], weight[7, 8] = 0.0, 0.25, -0.25
+    flat = weight.abs().flatten().tolist()
+    order = sorted(range(120), key=lambda place: (-flat[place] if largest else flat[place], place))
+    assert select(weight, score, 17, seed=0).tolist() == sorted(order[:17])
+
+
+def test_the_stage_offers_every_score():
+    assert set(get_args(SelectConfig.model_fields["score"].annotation)) == set(SCORES)
 
 
 @pytest.mark.parametrize("score", sorted(SCORES))

@@ -85,6 +85,13 @@ def test_list_stages(compress):
     assert rows[1]["config"]["properties"]["rank"]["description"]
 
 
+def test_list_methods(compress):
+    code, shown, _ = compress("list", "methods")
+    assert code == 0 and "r(m+n)+N per matrix" in shown
+    rows = {row["name"]: row for row in json.loads(compress("list", "methods", "--json")[1])}
+    assert rows["selective"]["uses_omega"] and not rows["selective"]["uses_rank"] and rows["full"]["trains_base"]
+
+
 def test_serve_wants_a_run_that_deployed(project, out, compress):
     code, _, error = compress("serve", out)
     assert (code, error[:4]) == (2, "E805")
