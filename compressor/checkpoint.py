@@ -68,10 +68,11 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def load_state(folder: Path, base_folder: Path, *, changes: bool = True) -> nn.Module:
+def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: int = 0) -> nn.Module:
     """The model that `save_state` described, chains attached, in eval mode.
 
-    With `changes=False`: the pretrained base in the same pruned shapes, without deltas or tuned weights.
+    With `changes=False`: the pretrained base in the same pruned shapes, without deltas or tuned weights. `seed` is what
+    torch's random state follows from afterwards.
     """
     from safetensors.torch import load_file
 
@@ -79,7 +80,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True) -> nn.M
     from compressor.pruning.surgery import restore_kept
 
     description = json.loads((folder / STATE_FILE).read_text())
-    model = build(base_folder, description["labels"])
+    model = build(base_folder, description["labels"], seed)
     restore_kept(model, description["kept"])
     if not changes:
         return model

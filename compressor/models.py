@@ -117,7 +117,8 @@ def _digest(folder: Path) -> str:
 def build(folder: Path, label_names: list[str], seed: int = 0) -> nn.Module:
     """The pretrained model of `folder` with a fresh classification head, in float32 and eval mode.
 
-    The head is drawn from `seed`. `head_names(model)` tells which parameters it made.
+    The head is drawn from `seed`. `head_names(model)` tells which parameters it made. Raises UserError E304 when the file
+    lacks tensors of the base: they would be random.
     """
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -134,7 +135,12 @@ def build(folder: Path, label_names: list[str], seed: int = 0) -> nn.Module:
     )
     prefix = f"{model.base_model_prefix}."
     outside = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}
-    model.head_parameter_names = frozenset(outside | set(loading["missing_keys"]))
+    missing = set(loading["missing_keys"]) - outside
+    broken = sorted(name for name in missing if not name.startswith(f"{prefix}pooler."))
+    if broken:
+        what = f"the weights lack {len(broken)} tensors of the base, e.g. {', '.join(broken[:3])}"
+        raise UserError("E304", what, "Give a whole model", str(folder))
+    model.head_parameter_names = frozenset(outside | missing)
     return model.eval()
 
 

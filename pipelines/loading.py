@@ -59,19 +59,24 @@ def load_data(inputs: Inputs) -> Data:
     return Data(train, validation, task.label_names, tokenizer.pad_token_id or 0)
 
 
-def load_model(artifact: Artifact, base: BaseModelReference) -> nn.Module:
-    """The model of an artifact with its chains attached: a state on the base, or a merged checkpoint."""
+def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> nn.Module:
+    """The model of an artifact with its chains attached: a state on the base, or a merged checkpoint.
+
+    `seed` sets torch's random state, which new deltas are drawn from afterwards.
+    """
     from compressor.checkpoint import load, load_state
 
-    return load(artifact.folder) if artifact.metadata["merged"] else load_state(artifact.folder, base.folder)
+    return load(artifact.folder) if artifact.metadata["merged"] else load_state(artifact.folder, base.folder, seed=seed)
 
 
-def predict_rows(forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str) -> np.ndarray:
+def predict_rows(
+    forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = 32
+) -> np.ndarray:
     """Logits (rows, classes) of any `Forward`, with a progress bar."""
     from compressor.tasks.features import predict
 
     with workspace.progress(description, len(rows)) as bar:
-        return predict(forward, rows.tokens, data.pad_id, on_batch=bar.advance)
+        return predict(forward, rows.tokens, data.pad_id, batch_size=batch_size, on_batch=bar.advance)
 
 
 def quality(logits: np.ndarray, labels: np.ndarray) -> dict:

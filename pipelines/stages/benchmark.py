@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from pipelines.stage import Inputs, Stage, StageConfig, Workspace
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class BenchmarkConfig(StageConfig):
     """Interleaved rounds over every runtime; one process a runtime, so that idle thread pools disturb nobody."""
 
-    batch: list[int] = Field(default=[1, 8], min_length=1)
-    length: list[int] = Field(default=[128], min_length=1, description="tokens a row")
+    batch: list[PositiveInt] = Field(default=[1, 8], min_length=1)
+    length: list[PositiveInt] = Field(default=[128], min_length=1, description="tokens a row")
     rounds: int = Field(default=20, ge=3)
     device: Literal["cpu", "cuda"] = "cpu"
 

@@ -42,7 +42,9 @@ def prove(config: DeployConfig, onnx: Artifact, precision: str, data: Data, work
 
     rows = data.validation.sample(PARITY_ROWS)
     path = onnx.folder / onnx.metadata["files"]["compressed"][precision]["path"]
-    local = onnx_logits(path, rows, data, workspace, "local session")
+    # one batch size on both sides: dynamic int8 scales depend on what shares a batch
+    batch = min(32, config.max_batch_size)
+    local = onnx_logits(path, rows, data, workspace, "local session", batch)
     with (
         EmbeddedServer(workspace.folder / "repository", log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
@@ -53,7 +55,7 @@ def prove(config: DeployConfig, onnx: Artifact, precision: str, data: Data, work
             features = {name: values for name, values in encoding.items() if name in wanted}
             return client.infer(config.name, features)["logits"]
 
-        served = predict_rows(forward, rows, data, workspace, "through the live server")
+        served = predict_rows(forward, rows, data, workspace, "through the live server", batch)
     result = compare("local session -> Triton", "served", local, served, rows.labels)
     require(result)
     return result.to_json()

@@ -67,13 +67,13 @@ def export_one(
     return parity, files
 
 
-def onnx_logits(path: Path, rows: Rows, data: Data, workspace: Workspace, description: str) -> np.ndarray:
+def onnx_logits(path: Path, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = 32) -> np.ndarray:
     """Logits (rows, classes) of an ONNX file in ONNX Runtime."""
     from export.sessions import run, session
     from pipelines.loading import predict_rows
 
     live = session(path)
-    return predict_rows(lambda encoding: run(live, encoding), rows, data, workspace, description)
+    return predict_rows(lambda encoding: run(live, encoding), rows, data, workspace, description, batch_size)
 
 
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:

@@ -61,8 +61,11 @@ class PruneConfig(StageConfig):
 
 
 def count_to_remove(remove: int | float, available: int, structure: str) -> int:
-    """How many of a layer's `available` structures go. Raises UserError E501 when none would be left."""
+    """How many of a layer's `available` structures go. Raises UserError E501 when none would go, or none be left."""
     count = round(remove * available) if isinstance(remove, float) else remove
+    if count == 0:
+        what = f"remove: {remove} is less than one of the {available} {structure} of a layer"
+        raise UserError("E501", what, f"Use at least {1 / available:.2g}")
     if count >= available:
         raise UserError(
             "E501", f"remove: {remove} leaves none of the {available} {structure} of a layer", f"Use at most {available - 1}"

@@ -99,14 +99,12 @@ def teach(dense: Artifact, inputs: Inputs, data: Data, workspace: Workspace) -> 
 
 def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Train the pruned model with a fresh optimizer and schedule, and write its state."""
-    import torch
-
     from pipelines.loading import load_data, load_model
 
     data, previous = load_data(inputs), inputs.nearest("model")
     teacher = teach(inputs.dense, inputs, data, workspace) if config.distill else None
-    torch.manual_seed(inputs.seed)
-    model = load_model(previous, inputs.base)
+    # the seed reaches the new deltas through the random state that loading leaves behind
+    model = load_model(previous, inputs.base, inputs.seed)
     settings = prepare(model, config, previous, inputs)
     metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), teacher=teacher)
     return {**metadata, **settings, "distill": config.distill}
@@ -129,6 +127,7 @@ STAGE = Stage(
     accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "torch-pruning", "tokenizers"),
+    version=2,
     run=run,
     check=check,
     plan=plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,6 +27,11 @@ def plan(config: SelectConfig, plan: Plan) -> Plan:
     return replace(plan, places=config.count, modules=config.modules)
 
 
+def seed_of(seed: int, path: str) -> int:
+    """A seed of each matrix's own."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {path}".encode()).digest()[:4])
+
+
 def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the cut shapes."""
     from safetensors.torch import save_file
@@ -44,7 +50,9 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     omega = {}
     with workspace.progress(f"choosing {config.count} places of each matrix", len(matrices)) as bar:
         for path, weight in matrices:
-            omega[path] = select(weight, config.score, config.count, inputs.seed)
+            # equal shapes would draw equal places from one seed; RPCA only starts from its draw
+            seed = seed_of(inputs.seed, path) if config.score == "random" else inputs.seed
+            omega[path] = select(weight, config.score, config.count, seed)
             bar.advance()
     save_file(omega, workspace.folder / "omega.safetensors")
     return {"score": config.score, "count": config.count, "modules": list(config.modules), "matrices": len(omega)}

@@ -101,3 +101,15 @@ def test_the_head_is_what_the_auto_class_added(folder):
     assert shape_of(model) == shape_of_folder(folder, ["a", "b", "c"])
     again = build(folder, ["a", "b", "c"])
     assert torch.equal(model.classifier.weight, again.classifier.weight), "the head is drawn from the seed"
+
+
+def test_weights_that_lack_a_layer_are_not_a_random_head(tmp_path, folder):
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    whole = {name: tensor for name, tensor in tensors.items() if ".layer.1." not in name}
+    save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"E304 .*lack \d+ tensors of the base"):
+        build(tmp_path, ["a", "b"])
