@@ -154,7 +154,6 @@ class Plan:
 
     dense: ModelShape
     shape: ModelShape
-    rows_of_data: int = 0
     places: int = 0
     modules: tuple[str, ...] = ()
     trainable: tuple[tuple[str, int], ...] = ()
@@ -167,9 +166,8 @@ class Plan:
         """The account of the dense model, before any stage."""
         from compressor.tasks.reading import read_task
 
-        data = read_task(task)
-        shape = shape_of_folder(base_folder, data.label_names)
-        return cls(shape, shape, rows_of_data=len(data.train), length=task.max_length)
+        shape = shape_of_folder(base_folder, read_task(task).label_names)
+        return cls(shape, shape, length=task.max_length)
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(what, before, after) for the table."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from compressor.cost import Plan
 from compressor.errors import UserError
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
-from pipelines.stages.tune import merged_problems
+from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -102,7 +102,7 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
         if entry.name in ("tune", "recover") and entry.config.method == "full":
             return None
         if entry.name in ("tune", "recover") and entry.config.method != "same":
-            touched |= set(entry.config.modules or selected or ("query", "value"))
+            touched |= set(entry.config.modules or selected or DEFAULT_MODULES)
     return touched
 
 

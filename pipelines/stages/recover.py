@@ -14,8 +14,10 @@ from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.stages.tune import (
     TrainingConfig,
     load_omega,
+    meaningless,
     merged_problems,
     method_problems,
+    modules_of,
     planned,
     settings_of,
     train_and_save,
@@ -57,9 +59,7 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
 
 def same_problems(config: RecoverConfig, fresh: Entry | None) -> Iterable[Problem]:
     """`same` goes on with what is there: it takes no settings and no new places."""
-    for key in ("rank", "alpha", "modules"):
-        if getattr(config, key) is not None:
-            yield Problem("E403", f"{key} means nothing to method same", "Remove the key, or name another method", (key,))
+    yield from meaningless(config, ("rank", "alpha", "modules"), "same")
     if fresh is not None:
         mend = "Use method: dsee or selective, or drop the select"
         yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", mend)
@@ -79,9 +79,7 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
     if config.method == "same":
         set_trainable(model, base=False, groups=groups)
         return {"method": before}
-    selected = inputs.nearest("omega")
-    modules = config.modules or (tuple(selected.metadata["modules"]) if selected else ("query", "value"))
-    row = method(config.method)
+    row, modules = method(config.method), modules_of(config, inputs)
     options = config.options(modules, load_omega(inputs) if row.uses_omega else None, group=str(len(groups) + 1))
     apply(model, row.name, options)
     return {"method": row.name, **settings_of(row, options)}

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pipelines.loading import Data
 
 
+DEFAULT_MODULES = ("query", "value")
+"""What the papers tune, where neither the stage nor a select before it says otherwise."""
+
+
 class TrainingConfig(StageConfig):
     """What tune and recover share. `learning_rate` defaults to the method's own."""
 
@@ -42,12 +46,17 @@ class TuneConfig(TrainingConfig):
     method: Literal[NAMES] = "dsee"
 
 
+def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
+    """A fault for each of `keys` that was given although the method called `name` does not read it."""
+    for key in keys:
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to method {name}", "Remove the key, or name another method", (key,))
+
+
 def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) -> Iterable[Problem]:
     """Faults of a method's keys that need no model: shared by tune and recover."""
-    meaningless = [] if row.uses_rank else ["rank", "alpha"]
-    for key in [*meaningless, "modules"] if row.trains_base else meaningless:
-        if getattr(config, key) is not None:
-            yield Problem("E403", f"{key} means nothing to method {row.name}", "Remove the key", (key,))
+    unused = () if row.uses_rank else ("rank", "alpha")
+    yield from meaningless(config, (*unused, "modules") if row.trains_base else unused, row.name)
     if not row.uses_omega and omega is not None:
         mend = "Use method: dsee or selective, or drop the select"
         yield Problem("E404", f"{row.name} does not use the places that '{omega.id}' chooses", mend)
@@ -120,6 +129,12 @@ def settings_of(row: Method, options: Options) -> dict[str, Any]:
     return {**ranked, "modules": list(options.modules)}
 
 
+def modules_of(config: TrainingConfig, inputs: Inputs) -> tuple[str, ...]:
+    """The config's own modules, or those of the nearest select, or the papers' query and value."""
+    selected = inputs.nearest("omega")
+    return config.modules or (tuple(selected.metadata["modules"]) if selected else DEFAULT_MODULES)
+
+
 def load_omega(inputs: Inputs) -> dict | None:
     """Ω of the nearest select, path -> int32 indices; None without one."""
     from safetensors.torch import load_file
@@ -136,8 +151,7 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
 
     data = load_data(inputs)
     model = build(inputs.base.folder, data.label_names, inputs.seed)
-    selected = inputs.nearest("omega")
-    modules = config.modules or (tuple(selected.metadata["modules"]) if selected else ("query", "value"))
+    selected, modules = inputs.nearest("omega"), modules_of(config, inputs)
     options = config.options(modules, load_omega(inputs), group="1")
     row = method(config.method)
     apply(model, row.name, options)
@@ -148,7 +162,7 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
     """What a stage with this config and method would train at this point of the plan."""
-    modules = config.modules or plan.modules or ("query", "value")
+    modules = config.modules or plan.modules or DEFAULT_MODULES
     return Trained(name, config.options(modules, None, "plan"), plan.places, plan.modules)
 
 
