@@ -19,32 +19,27 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 STATE_FILE = "state.json"
-FORMAT = 1
+FORMAT = 2
+WEIGHTS, WITH_INSERTS, INSERTS_FILE = "model.safetensors", "model_with_inserts.safetensors", "inserts.json"
 
 
 def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str]) -> None:
-    """Write state.json, head.safetensors, deltas.safetensors, and weights.safetensors where the base's weights moved.
+    """Write state.json, head.safetensors, changes.safetensors, and weights.safetensors where the base's weights moved.
 
     `base` is the reference the user wrote; its sha256 is checked on loading. Masks are not part of this format yet.
     """
     from safetensors.torch import save_file
 
-    from compressor.deltas import Mask, chain, parametrized_layers, tensors_of
     from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
+    from compressor.storage import describe
 
     folder.mkdir(parents=True, exist_ok=True)
-    links, tensors = {}, {}
-    for path, layer in parametrized_layers(model).items():
-        if any(isinstance(link, Mask) for link in chain(layer)):
-            raise ValueError(f"{path}: a state cannot hold masks")
-        links[path] = [link.settings() for link in chain(layer)]
-        for index, link in enumerate(chain(layer)):
-            tensors |= {f"{path}|{index}.{name}": tensor for name, tensor in tensors_of(link).items()}
+    changes, tensors = describe(model)
     weights = _plain_weights(model)
     head = {name: weights.pop(name) for name in sorted(head_names(model))}
     save_file(head, folder / "head.safetensors")
-    save_file(tensors, folder / "deltas.safetensors")
+    save_file(tensors, folder / "changes.safetensors")
     if weights_moved(model):
         save_file(weights, folder / "weights.safetensors")
     description = {
@@ -53,19 +48,25 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
         "labels": label_names,
         "weights_moved": weights_moved(model),
         "kept": kept_of(model),
-        "links": links,
+        "changes": changes,
     }
     (folder / STATE_FILE).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
 
 
 def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as it would be without chains: original weights under their plain names."""
-    marker, original = ".parametrizations.weight.", ".parametrizations.weight.original"
-    return {
-        name.replace(original, ".weight"): tensor.contiguous()
-        for name, tensor in model.state_dict().items()
-        if marker not in name or name.endswith(original)
-    }
+    """The state dict as it would be without changes: original weights under their plain names, tied ones once."""
+    result, seen = {}, set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:  # tied to one before
+            continue
+        seen.add(id(tensor))
+        tensor = tensor.detach()
+        owner, _, rest = name.partition(".parametrizations.")
+        if rest and rest.count(".") == 1 and rest.endswith(".original"):
+            result[f"{owner}.{rest.removesuffix('.original')}"] = tensor.contiguous()
+        elif not rest and ".inserts." not in name:
+            result[name] = tensor.contiguous()
+    return result
 
 
 def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: int = 0) -> nn.Module:
@@ -76,26 +77,47 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     """
     from safetensors.torch import load_file
 
-    from compressor.deltas import attach, rebuild
     from compressor.pruning.surgery import restore_kept
 
-    description = json.loads((folder / STATE_FILE).read_text())
+    description = _read_description(folder)
     model = build(base_folder, description["labels"], seed)
     restore_kept(model, description["kept"])
     if not changes:
         return model
     _load_strictly(model, load_file(folder / "head.safetensors"), set(head_names(model)), folder)
     if description["weights_moved"]:
-        body = set(model.state_dict()) - head_names(model)
+        body = set(_plain_weights(model)) - head_names(model)
         _load_strictly(model, load_file(folder / "weights.safetensors"), body, folder)
         model.weights_moved = True
-    tensors = load_file(folder / "deltas.safetensors")
-    for path, settings in description["links"].items():
-        for index, setting in enumerate(settings):
-            prefix = f"{path}|{index}."
-            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            attach(model.get_submodule(path), rebuild(setting, own))
+    _restore_strictly(model, description["changes"], load_file(folder / "changes.safetensors"), folder)
     return model.eval()
+
+
+def _read_description(folder: Path) -> dict:
+    """state.json. Raises UserError E305 when it is damaged or of another format."""
+    try:
+        description = json.loads((folder / STATE_FILE).read_text())
+        number = description["format"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError("E305", f"{STATE_FILE} cannot be read", "The folder is damaged", str(folder)) from None
+    if number != FORMAT:
+        mend = "Make it again with this version"
+        raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", mend, str(folder))
+    return description
+
+
+def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Attach the recorded changes: every tensor is used and none is missing. Raises UserError E305."""
+    from compressor.storage import describe, restore
+
+    try:
+        restore(model, description, tensors)
+        same = describe(model)[1].keys() == tensors.keys()
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
+        same = False
+    if not same:
+        mend = "The folder is damaged or mixed up"
+        raise UserError("E305", "the recorded changes and their tensors do not fit together", mend, str(folder)) from None
 
 
 def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[str], folder: Path) -> None:
@@ -121,18 +143,23 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     """Write the merged `model` (no chains) as config.json, model.safetensors and the tokenizer's files.
 
     config.json carries `per_layer_config` with the head count and FFN width of every layer that was pruned, so a stock
-    `from_pretrained` fails loudly instead of loading something else.
+    `from_pretrained` fails loudly instead of loading something else. Adapters and prefixes, which cannot be merged, are
+    described in inserts.json; all tensors are then in a file that a stock `from_pretrained` does not find.
     """
     from safetensors.torch import save_file
 
-    from compressor.deltas import parametrized_layers
+    from compressor.deltas import chains
     from compressor.pruning.surgery import kept_of
+    from compressor.storage import describe
 
-    if parametrized_layers(model):
+    if any(chains(model)):
         raise ValueError("merge the model before saving a checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    changes, inserted = describe(model)
+    weights_file = WITH_INSERTS if inserted else WEIGHTS
+    save_file({**_plain_weights(model), **inserted}, folder / weights_file, metadata={"format": "pt"})
+    if inserted:
+        (folder / INSERTS_FILE).write_text(json.dumps(changes, indent=1, sort_keys=True) + "\n")
     config = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
     kept = kept_of(model)
@@ -155,7 +182,7 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
     """
     folder = Path(folder)
     if (folder / STATE_FILE).is_file():
-        recorded = json.loads((folder / STATE_FILE).read_text())["base"]
+        recorded = _read_description(folder)["base"]
         found = resolve(str(base or recorded["reference"]))
         if found.sha256 != recorded["sha256"]:
             raise UserError(
@@ -164,7 +191,7 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
                 "Give the same base: load(folder, base=...)",
             )
         return load_state(folder, found.folder)
-    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
+    if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in (WEIGHTS, WITH_INSERTS)):
         raise UserError("E305", "no model here", "Give a folder with config.json and model.safetensors", str(folder))
     return _load_checkpoint(folder)
 
@@ -177,18 +204,26 @@ def _load_checkpoint(folder: Path) -> nn.Module:
 
     from compressor.pruning.surgery import resize
 
-    raw = json.loads((folder / "config.json").read_text())
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+    except ValueError:
+        raise UserError("E305", "config.json cannot be read", "The folder is damaged", str(folder)) from None
+    inserts = folder / INSERTS_FILE
     per_layer = raw.pop("per_layer_config", None) or {}
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
+    inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         resize(model, per_layer, tensors)
-    if set(tensors) != set(model.state_dict()):
-        odd = sorted(set(tensors) ^ set(model.state_dict()))[:3]
+    expected = set(_plain_weights(model))
+    if set(tensors) != expected:
+        odd = sorted(set(tensors) ^ expected)[:3]
         raise UserError("E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", str(folder))
     try:
-        model.load_state_dict(tensors, strict=True, assign=True)
+        # not strict: tied weights stand in the file once; every other name was compared above
+        model.load_state_dict(tensors, strict=False, assign=True)
+        model.tie_weights()
     except RuntimeError as error:
         raise UserError(
             "E305", f"sizes disagree ({str(error).splitlines()[1].strip()})", "The folder is damaged", str(folder)
@@ -197,6 +232,8 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     if per_layer:
         # only now: reading config.num_attention_heads on such a config raises, and building a model reads it
         model.config.per_layer_config = per_layer
+    if inserts.is_file():
+        _restore_strictly(model, json.loads(inserts.read_text()), inserted, folder)
     model.head_parameter_names = frozenset(
         name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")
     )

@@ -14,49 +14,72 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
+    from compressor.anatomy import Layer
     from compressor.methods import Options
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The widths of one block that pruning changes."""
+    """The widths of one block that pruning changes, and the matrices that it has."""
 
     heads: int
     head_size: int
     neurons: int
+    key_value_heads: int | None = None
+    """Fewer than `heads` where several query heads share one; None: as many."""
+    modules: tuple[str, ...] = ("query", "key", "value", "output", "ffn_in", "ffn_out")
+    biased: bool = True
+    """The matrices have a bias each."""
 
     @property
     def width(self) -> int:
-        """Rows of query, key and value."""
+        """Rows of query."""
         return self.heads * self.head_size
 
     def matrix(self, module: str, hidden: int) -> tuple[int, int]:
         """(out, in) of one matrix in the anatomy's words."""
-        sizes = {"output": (hidden, self.width), "ffn_in": (self.neurons, hidden), "ffn_out": (hidden, self.neurons)}
-        return sizes.get(module, (self.width, hidden))
+        word = module.removeprefix("cross_")
+        if word in ("key", "value"):
+            return (self.key_value_heads or self.heads) * self.head_size, hidden
+        sizes = {"query": (self.width, hidden), "output": (hidden, self.width), "ffn_out": (hidden, self.neurons)}
+        return sizes.get(word, (self.neurons, hidden))
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """A model as its cost sees it. `other` counts every parameter outside the blocks' linear layers, task head included;
-    `head_macs` are the multiply-adds a row spends in pooler and classifier."""
+    `head_macs` are the multiply-adds a row spends in pooler and classifier; `other_biases` the biases of the norms."""
 
     hidden: int
     layers: tuple[LayerShape, ...]
     other: int
     head: int
     head_macs: int
+    other_biases: int = 0
+
+    def matrices(self, modules: Sequence[str] | None = None) -> list[tuple[str, int, int]]:
+        """(module, out, in) of every matrix of the blocks that `modules` name; of all by default."""
+        return [
+            (name, *layer.matrix(name, self.hidden))
+            for layer in self.layers
+            for name in layer.modules
+            if modules is None or name in modules
+        ]
+
+    @property
+    def biases(self) -> int:
+        """Every bias of the base, its pooler's apart."""
+        blocks = (layer.matrix(name, self.hidden)[0] for layer in self.layers if layer.biased for name in layer.modules)
+        return self.other_biases + sum(blocks)
 
     @property
     def parameters(self) -> int:
         """Every parameter, task head included."""
-        blocks = sum(4 * self.hidden * s.width + 3 * s.width + self.hidden for s in self.layers)
-        ffn = sum(2 * self.hidden * s.neurons + s.neurons + self.hidden for s in self.layers)
-        return self.other + blocks + ffn
+        return self.other + self.linear_macs() + self.biases - self.other_biases
 
     def linear_macs(self) -> int:
         """Multiply-adds of the blocks' linear layers for one token."""
-        return sum(self.hidden * (4 * s.width + 2 * s.neurons) for s in self.layers)
+        return sum(out * into for _, out, into in self.matrices())
 
     def flops(self, length: int, batch: int = 1) -> int:
         """FLOPs of one forward pass over `batch` rows of `length` tokens."""
@@ -65,31 +88,39 @@ class ModelShape:
 
     def pruned(self, heads: Sequence[int], neurons: Sequence[int]) -> ModelShape:
         """The same model with so many heads and neurons left in each layer."""
-        layers = tuple(replace(s, heads=h, neurons=n) for s, h, n in zip(self.layers, heads, neurons, strict=True))
+        layers = tuple(
+            replace(s, heads=h, key_value_heads=h, neurons=n) for s, h, n in zip(self.layers, heads, neurons, strict=True)
+        )
         return replace(self, layers=layers)
 
 
 def shape_of(model: nn.Module) -> ModelShape:
-    """The shape of a live model (chains do not count)."""
+    """The shape of a live model (what was added to it does not count)."""
     from torch import nn
 
-    from compressor.anatomy import layers_of
-    from compressor.deltas import Delta
+    from compressor.anatomy import biases_of, layers_of
+    from compressor.deltas import Change, original
     from compressor.models import head_names
 
     layers = layers_of(model)
-    inside = {id(layer.linear(name)) for layer in layers for name in layer.row.modules}
-    deltas = {id(p) for module in model.modules() if isinstance(module, Delta) for p in module.parameters()}
+    inside = {id(layer.linear(name)) for layer in layers for name in layer.names}
+    added = {id(p) for module in model.modules() if isinstance(module, Change) for p in module.parameters()}
     blocks = {id(p) for module in model.modules() if id(module) in inside for p in module.parameters()}
     outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in inside]
     parameters = dict(model.named_parameters())
     return ModelShape(
         hidden=model.config.hidden_size,
-        layers=tuple(LayerShape(layer.heads, layer.head_size, layer.neurons) for layer in layers),
-        other=sum(p.numel() for p in parameters.values() if id(p) not in blocks | deltas),
+        layers=tuple(_layer_shape(layer) for layer in layers),
+        other=sum(p.numel() for p in parameters.values() if id(p) not in blocks | added),
         head=sum(parameters[name].numel() for name in head_names(model)),
         head_macs=sum(linear.in_features * linear.out_features for linear in outside),
+        other_biases=sum(original(owner, "bias").numel() for owner in biases_of(model) if id(owner) not in inside),
     )
+
+
+def _layer_shape(layer: Layer) -> LayerShape:
+    biased = getattr(layer.linear("ffn_out"), "bias", None) is not None
+    return LayerShape(layer.heads, layer.head_size, layer.neurons, layer.key_value_heads, layer.names, biased)
 
 
 def shape_of_folder(folder: Path, label_names: list[str]) -> ModelShape:
@@ -106,9 +137,8 @@ def shape_of_folder(folder: Path, label_names: list[str]) -> ModelShape:
 
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
-    """Multiply-adds of unmerged deltas for one token: r (m + n) + N per matrix."""
-    matrices = [s.matrix(name, shape.hidden) for s in shape.layers for name in modules]
-    return sum(rank * (out + into) + places for out, into in matrices)
+    """Multiply-adds of unmerged deltas for one token: Σ r (m + n) + |Ω|."""
+    return sum(rank * (out + into) for _, out, into in shape.matrices(modules)) + places
 
 
 def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[str], rank: int, places: int) -> float:
@@ -126,26 +156,45 @@ def human_bytes(count: float) -> str:
 
 
 @dataclass(frozen=True)
+class Places:
+    """How many places of Ω a select chooses, in closed form: `count` a matrix, a layer or in all, or a share of them."""
+
+    modules: tuple[str, ...]
+    scope: str = "matrix"
+    count: int | None = None
+    ratio: float | None = None
+
+    def total(self, shape: ModelShape) -> int:
+        """|Ω| in a model of `shape`. A share is rounded down in each scope, as the papers do."""
+        sizes = {
+            "matrix": [out * into for _, out, into in shape.matrices(self.modules)],
+            "layer": [
+                sum(out * into for _, out, into in replace(shape, layers=(layer,)).matrices(self.modules))
+                for layer in shape.layers
+            ],
+        }
+        scopes = sizes.get(self.scope) or [sum(sizes["matrix"])]
+        return sum(self.of(size) for size in scopes)
+
+    def of(self, size: int) -> int:
+        """The places chosen among `size`."""
+        return self.count if self.count is not None else int(self.ratio * size)
+
+
+@dataclass(frozen=True)
 class Trained:
-    """What a training stage trains: a method's options, and `places` per matrix in the modules of Ω (`omega_modules`)."""
+    """What a training stage trains: a method's options, and the places of Ω where it uses them."""
 
     method: str
     options: Options
-    places: int = 0
-    omega_modules: tuple[str, ...] = ()
+    places: Places | None = None
 
     def count(self, shape: ModelShape) -> int:
         """The closed form of its trainable parameters in a model of `shape`, task head apart."""
         from compressor.methods import method
 
         row = method(self.method)
-        if row.trains_base:
-            return shape.parameters - shape.head
-        matrices = [(name, layer.matrix(name, shape.hidden)) for layer in shape.layers for name in self.options.modules]
-        return sum(
-            row.count(out, into, self.options, self.places if row.uses_omega and name in self.omega_modules else 0)
-            for name, (out, into) in matrices
-        )
+        return row.count(shape, self.options, self.places.total(shape) if row.uses_omega and self.places else 0)
 
 
 @dataclass(frozen=True)
@@ -154,8 +203,8 @@ class Plan:
 
     dense: ModelShape
     shape: ModelShape
-    places: int = 0
-    modules: tuple[str, ...] = ()
+    places: Places | None = None
+    """Of the last select."""
     trainable: tuple[tuple[str, int], ...] = ()
     trained: tuple[Trained, ...] = ()
     """Every training stage whose deltas are there, which `recover: {method: same}` goes on with."""

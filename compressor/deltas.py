@@ -1,31 +1,78 @@
 """Trainable changes of frozen weights, as parametrizations: W -> W + ΔW -> M ⊙ (W + ΔW).
 
-A delta is a module whose forward takes a weight and returns a weight of the same shape. Deltas chain on `layer.weight`
-in the order of `attach`; a mask closes the chain. Merging keeps the computed weight and drops the chain.
+A delta is a module whose forward takes a tensor and returns one of the same shape. Deltas chain on a layer's `weight` (or
+`bias`) in the order of `attach`; a mask closes the chain. Merging keeps the computed tensor and drops the chain.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from compressor.sources import Masked, Own
 
-class Delta(nn.Module):
-    """One link W -> W + ΔW. `group` names the stage that made it, so that a later stage can train its own links alone."""
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a stored tensor a matrix (out, in) lies: output rows [start, stop) of it, stored as (in, out) or not."""
+
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+
+    def read(self, stored: Tensor) -> Tensor:
+        """The matrix, as a view."""
+        whole = stored.T if self.transposed else stored
+        return whole if self.rows is None else whole[self.rows[0] : self.rows[1]]
+
+    def write(self, stored: Tensor, matrix: Tensor) -> Tensor:
+        """A copy of `stored` with the matrix in its place."""
+        if self.rows is not None:
+            whole = stored.T if self.transposed else stored
+            matrix = torch.cat([whole[: self.rows[0]], matrix, whole[self.rows[1] :]])
+        # contiguous, as it is stored and merged: BLAS sums another layout in another order
+        return matrix.T.contiguous() if self.transposed else matrix
+
+
+WHOLE = Place()
+
+
+class Change(nn.Module):
+    """What a method adds to a frozen model. `group` names the stage that made it, so that a later one trains its own alone."""
 
     kind: str
     group: str = ""
+
+    def settings(self) -> dict:
+        """What, beside the tensors, rebuilds this change (JSON)."""
+        return {"kind": self.kind, "group": self.group}
+
+
+class Delta(Change):
+    """One link W -> W + ΔW. A subclass says how in `change`; `place` is the matrix it sees of the stored tensor."""
+
+    place: Place = WHOLE
+
+    def change(self, weight: Tensor) -> Tensor:
+        """W + ΔW for a matrix (out, in), or a bias (out,)."""
+        raise NotImplementedError
+
+    def forward(self, stored: Tensor) -> Tensor:
+        if self.place == WHOLE:
+            return self.change(stored)
+        return self.place.write(stored, self.change(self.place.read(stored)))
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Delta:
         """The same change for a weight of `shape` (out, in) that keeps `rows` and `columns` only (sorted int64)."""
         raise NotImplementedError
 
     def settings(self) -> dict:
-        """What, beside the tensors, rebuilds this link (JSON)."""
-        return {"kind": self.kind, "group": self.group}
+        place = {"rows": self.place.rows} if self.place.rows else {}
+        return {**super().settings(), **place, **({"transposed": True} if self.place.transposed else {})}
 
 
 class LowRank(Delta):
@@ -36,22 +83,37 @@ class LowRank(Delta):
 
     kind = "low_rank"
 
-    def __init__(self, A: Tensor, B: Tensor, scale: float, group: str = ""):
+    def __init__(self, source: Own | Masked, scale: float, group: str = ""):
         super().__init__()
-        self.A, self.B, self.scale, self.group = nn.Parameter(A), nn.Parameter(B), scale, group
+        self.source, self.scale, self.group = source, scale, group
+
+    @staticmethod
+    def tensors(weight: Tensor, rank: int) -> dict[str, Tensor]:
+        """A and B at the start, for `weight` (out, in)."""
+        out_features, in_features = weight.shape
+        A = torch.empty(rank, in_features, dtype=weight.dtype, device=weight.device).normal_(std=0.02)
+        return {"A": A, "B": weight.new_zeros(out_features, rank)}
 
     @classmethod
     def start(cls, weight: Tensor, rank: int, alpha: float, group: str = "") -> LowRank:
         """A fresh link for `weight` (out, in)."""
-        out_features, in_features = weight.shape
-        A = torch.empty(rank, in_features, dtype=weight.dtype, device=weight.device).normal_(std=0.02)
-        return cls(A, weight.new_zeros(out_features, rank), alpha / rank, group)
+        return cls(Own(cls.tensors(weight, rank)), alpha / rank, group)
 
-    def forward(self, weight: Tensor) -> Tensor:
+    @property
+    def A(self) -> Tensor:
+        return self.source.read("A")
+
+    @property
+    def B(self) -> Tensor:
+        return self.source.read("B")
+
+    def change(self, weight: Tensor) -> Tensor:
         return torch.addmm(weight, self.B, self.A, alpha=self.scale)
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> LowRank:
-        return LowRank(self.A.detach()[:, columns].clone(), self.B.detach()[rows].clone(), self.scale, self.group)
+        # blocks of unequal size cannot share a prototype: each keeps what it saw of it
+        A, B = self.A.detach()[:, columns].clone(), self.B.detach()[rows].clone()
+        return LowRank(Own({"A": A, "B": B}), self.scale, self.group)
 
     def settings(self) -> dict:
         return {**super().settings(), "scale": self.scale}
@@ -76,9 +138,9 @@ class Sparse(Delta):
         """A fresh link for `weight` (out, in); `omega` (N,) sorted flat indices into it."""
         return cls(omega, weight.new_zeros(omega.numel()), group)
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def change(self, weight: Tensor) -> Tensor:
         # index_add on the flat view, not `+ dense zeros`: adding 0.0 would turn -0.0 into 0.0 outside Ω
-        return weight.flatten().index_add(0, self.omega, self.values).view_as(weight)
+        return weight.flatten().index_add(0, self.omega, self.values).view(weight.shape)
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Sparse:
         width = shape[1]
@@ -86,6 +148,22 @@ class Sparse(Delta):
         kept = torch.isin(row, rows) & torch.isin(column, columns)
         new_row, new_column = torch.searchsorted(rows, row[kept]), torch.searchsorted(columns, column[kept])
         return Sparse(new_row * len(columns) + new_column, self.values.detach()[kept].clone(), self.group)
+
+
+class Offset(Delta):
+    """b + Δb: a whole tensor moves. For biases (BitFit), where no low-rank or sparse form is smaller."""
+
+    kind = "offset"
+
+    def __init__(self, values: Tensor, group: str = ""):
+        super().__init__()
+        self.values, self.group = nn.Parameter(values), group
+
+    def change(self, weight: Tensor) -> Tensor:
+        return weight + self.values
+
+    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Offset:
+        return Offset(self.values.detach()[rows].clone(), self.group)
 
 
 class Mask(nn.Module):
@@ -99,77 +177,65 @@ class Mask(nn.Module):
         return weight * self.keep
 
 
-KINDS = {cls.kind: cls for cls in (LowRank, Sparse)}
-"""Every stored kind of delta. A new kind is a class above and a word here."""
+def chain(layer: nn.Module, name: str = "weight") -> list[nn.Module]:
+    """The parametrizations of one tensor of `layer`, first applied first; empty when there are none."""
+    return list(layer.parametrizations[name]) if parametrize.is_parametrized(layer, name) else []
 
 
-def tensors_of(link: Delta) -> dict[str, Tensor]:
-    """The tensors of a link as stored: its state dict, detached and contiguous."""
-    return {name: tensor.detach().contiguous() for name, tensor in link.state_dict().items()}
+def original(layer: nn.Module, name: str = "weight") -> Tensor:
+    """The frozen tensor at the start of the chain."""
+    return layer.parametrizations[name].original if chain(layer, name) else getattr(layer, name)
 
 
-def rebuild(settings: dict, tensors: dict[str, Tensor]) -> Delta:
-    """The link that `settings()` and `tensors_of` described."""
-    arguments = {name: value for name, value in settings.items() if name != "kind"}
-    return KINDS[settings["kind"]](**tensors, **arguments)
-
-
-def chain(layer: nn.Module) -> list[nn.Module]:
-    """The parametrizations of `layer.weight`, first applied first; empty when there are none."""
-    return list(layer.parametrizations.weight) if parametrize.is_parametrized(layer, "weight") else []
-
-
-def original_weight(layer: nn.Module) -> Tensor:
-    """The frozen weight (out, in) at the start of the chain."""
-    return layer.parametrizations.weight.original if chain(layer) else layer.weight
-
-
-def attach(layer: nn.Module, module: nn.Module) -> None:
-    """Append a delta or a mask to the chain of `layer.weight` and freeze the original weight.
+def attach(layer: nn.Module, module: nn.Module, name: str = "weight") -> None:
+    """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
     Raises ValueError when a delta would follow a mask: it would escape it.
     """
-    if not isinstance(module, Mask) and any(isinstance(link, Mask) for link in chain(layer)):
+    if not isinstance(module, Mask) and any(isinstance(link, Mask) for link in chain(layer, name)):
         raise ValueError(f"cannot attach {type(module).__name__} behind a mask")
-    parametrize.register_parametrization(layer, "weight", module)
-    layer.parametrizations.weight.original.requires_grad_(False)
+    parametrize.register_parametrization(layer, name, module)
+    original(layer, name).requires_grad_(False)
 
 
 @torch.no_grad()
-def delta_of(layer: nn.Module) -> Tensor:
+def delta_of(layer: nn.Module, place: Place = WHOLE) -> Tensor:
     """ΔW as the merged layer would have it, masks left out: (out, in), zero where nothing is attached."""
-    original = original_weight(layer)
-    changed = original
+    before = original(layer)
+    changed = before
     for link in chain(layer):
         if not isinstance(link, Mask):
             changed = link(changed)
-    return changed - original
+    return place.read(changed - before)
 
 
-def merge(layer: nn.Module) -> None:
-    """Keep the computed weight, drop the chain. Bit-exact."""
-    if chain(layer):
-        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
-        layer.weight = nn.Parameter(layer.weight.detach())
+def merge(layer: nn.Module, name: str = "weight") -> None:
+    """Keep the computed tensor, drop the chain. Bit-exact."""
+    if chain(layer, name):
+        value = getattr(layer, name).detach()
+        parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
+        setattr(layer, name, nn.Parameter(value))
 
 
-def detach(layer: nn.Module) -> list[nn.Module]:
-    """Take the whole chain off and give it back; the weight is the original again, bit for bit."""
-    links = chain(layer)
+def detach(layer: nn.Module, name: str = "weight") -> list[nn.Module]:
+    """Take the whole chain off and give it back; the tensor is the original again, bit for bit."""
+    links = chain(layer, name)
     if links:
-        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+        parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
     return links
 
 
-def parametrized_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Path -> layer for every layer of `model` that carries a chain."""
-    return {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module, "weight")}
+def chains(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """(path of the owner, owner, tensor's name) for every chain of `model`."""
+    for path, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            yield from ((path, module, name) for name in list(module.parametrizations))
 
 
 def merge_all(model: nn.Module) -> nn.Module:
-    """Merge every chain of `model` in place and return it."""
-    for layer in parametrized_layers(model).values():
-        merge(layer)
+    """Merge every chain of `model` in place and return it. Inserted modules stay: they cannot be merged."""
+    for _, layer, name in list(chains(model)):
+        merge(layer, name)
     return model
 
 
@@ -178,13 +244,14 @@ def merged_copy(model: nn.Module) -> nn.Module:
     """A copy of `model` with every chain merged; the model keeps its chains.
 
     Never `deepcopy` and then merge: both copies share the class that torch made for a parametrized layer, and merging
-    one takes the `weight` property from the other.
+    one takes the `weight` property from the other. So the copy's layers get their first class back by hand.
     """
     result = copy.deepcopy(model)
-    for path, layer in parametrized_layers(model).items():
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        plain.weight = nn.Parameter(layer.weight.detach().clone())
-        if layer.bias is not None:
-            plain.bias = nn.Parameter(layer.bias.detach().clone())
-        result.set_submodule(path, plain)
+    for path in {path for path, _, _ in chains(model)}:
+        layer, source = result.get_submodule(path), model.get_submodule(path)
+        names = list(source.parametrizations)
+        layer.__class__ = type(source).__bases__[0]
+        del layer.parametrizations
+        for name in names:
+            layer.register_parameter(name, nn.Parameter(getattr(source, name).detach().clone()))
     return result.train(model.training)

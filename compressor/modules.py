@@ -6,8 +6,21 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-MODULES = ("query", "key", "value", "output", "ffn_in", "ffn_out")
-"""In the order of the computation; `all` in a config means every one."""
+MODULES = (
+    "query",
+    "key",
+    "value",
+    "output",
+    "cross_query",
+    "cross_key",
+    "cross_value",
+    "cross_output",
+    "ffn_in",
+    "ffn_gate",
+    "ffn_out",
+)
+"""In the order of the computation; `all` in a config means every one that the architecture has. `ffn_gate` is the gated half
+of a GLU, `cross_*` is a decoder's attention to its encoder."""
 
 
 def _expand(value: Any) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ class Schedule:
 
     epochs: float
     learning_rate: float
+    mask_learning_rate: float | None = None
+    """Of ProPETL's scores; None: as everything else."""
     batch_size: int = 32
     warmup: float = 0.06
     weight_decay: float = 0.0

@@ -127,7 +127,7 @@ def methods(as_json: bool) -> None:
     """List the tuning methods, with the closed form of what each trains."""
     from compressor.methods import NAMES, method
 
-    keys = ("name", "summary", "formula", "learning_rate", "source", "uses_rank", "uses_omega", "trains_base", "mergeable")
+    keys = ("name", "summary", "formula", "learning_rate", "source", "reads", "uses_omega", "trains_base", "mergeable")
     rows = [{key: getattr(method(name), key) for key in keys} for name in NAMES]
     if as_json:
         click.echo(json.dumps(rows, indent=1, ensure_ascii=False))

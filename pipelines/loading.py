@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 from pipelines.stage import Artifact, BaseModelReference, Inputs, Workspace
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from compressor.tasks.features import Forward
 
@@ -32,6 +33,11 @@ class Rows:
         """`count` rows evenly spread over the lengths, so that short and long rows are all seen."""
         order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
         chosen = [order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
+        return Rows([self.tokens[row] for row in chosen], self.labels[chosen])
+
+    def draw(self, count: int, seed: int) -> Rows:
+        """`count` rows (all, when there are fewer) at random."""
+        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
         return Rows([self.tokens[row] for row in chosen], self.labels[chosen])
 
 
@@ -77,6 +83,17 @@ def predict_rows(
 
     with workspace.progress(description, len(rows)) as bar:
         return predict(forward, rows.tokens, data.pad_id, batch_size=batch_size, on_batch=bar.advance)
+
+
+def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """(inputs, labels) of rows of similar length, as tensors."""
+    import torch
+
+    from compressor.tasks.features import batches, pad
+
+    for chosen in batches(rows.tokens, batch_size):
+        batch = pad([rows.tokens[row] for row in chosen], pad_id)
+        yield {key: torch.from_numpy(value) for key, value in batch.items()}, torch.from_numpy(rows.labels[chosen])
 
 
 def quality(logits: np.ndarray, labels: np.ndarray) -> dict:

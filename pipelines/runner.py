@@ -318,8 +318,9 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
     entry, inputs = run.entries[number], _inputs(run, number, earlier)
     stage, task = load_stage(entry.name), run.pipeline.task
     content = {str(path): {"sha256": sha256, "ending": path.suffix} for path, sha256 in run.ready.data.items()}
+    reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
     task_parts = {
-        key: content.get(str(value), value) if stage.reads_data or str(value) not in content else None
+        key: content.get(str(value), value) if reads_data or str(value) not in content else None
         for key, value in task.model_dump(mode="json").items()
     }
     return fingerprint(

@@ -120,7 +120,8 @@ class Stage:
     `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
     the distributions whose versions enter the fingerprint; `version` is raised when the stage's own results change.
     `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
-    `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint.
+    `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
+    it depends on the config it is a function of it.
     """
 
     name: str
@@ -131,7 +132,7 @@ class Stage:
     needs: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
     uses_dense: bool = False
-    reads_data: bool = True
+    reads_data: bool | Callable[[Any], bool] = True
     packages: tuple[str, ...] = ("torch", "transformers")
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()

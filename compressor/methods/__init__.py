@@ -1,4 +1,4 @@
-"""Tuning methods: each composes deltas and a selection, and says by a closed form what it trains.
+"""Tuning methods: each composes changes and a selection, and says by a closed form what it trains.
 
 A new method is one file here with a `METHOD` and one word in `NAMES`; the shared test harness then covers it. Importing this
 package and its rows loads no torch: pipeline files are checked, and methods listed, without it.
@@ -8,51 +8,82 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from compressor.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressor.anatomy import Layer
+    from compressor.cost import ModelShape
 
-NAMES = ("dsee", "lora", "selective", "full")
+NAMES = ("dsee", "lora", "selective", "bitfit", "adapter", "prefix", "propetl", "full")
+
+Placement = Literal["pfeiffer", "houlsby"]
+Shared = Literal["adapter", "lora", "prefix"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a method may read. `omega` maps a matrix's path to its Ω (sorted flat int32); empty: no sparse part."""
+    """What a method may read; each says in `reads` what it does. `group` names the stage.
 
-    modules: tuple[str, ...]
+    `omega` maps a matrix's path to its Ω (sorted flat int32); a matrix that is not there has no sparse part.
+    """
+
+    modules: tuple[str, ...] = ("query", "value")
     rank: int = 16
     alpha: float = 32.0
+    bottleneck: int = 64
+    """Inner width of an adapter."""
+    placement: Placement = "pfeiffer"
+    length: int = 64
+    """Positions of a prefix."""
+    shared: Shared = "adapter"
+    """What a ProPETL prototype is."""
+    keep: float = 0.5
+    """Share of a prototype that each block's mask keeps, k in the paper."""
     group: str = "tune"
     omega: Mapping[str, Tensor] | None = None
 
 
+OPTIONS = ("modules", "rank", "alpha", "bottleneck", "placement", "length", "shared", "keep", "mask_learning_rate")
+"""Keys of a training stage that only some methods read."""
+
+
 @dataclass(frozen=True)
 class Method:
-    """A row of the table. `attach(layer, module name, options)` adds the links of one matrix.
+    """A row of the table. `attach(model, options)` adds what the method trains to a frozen model.
 
-    `count(out, in, options, places)` is the closed form of its trainable parameters for one matrix; `trains_base` means
-    the pretrained weights themselves move.
+    `count(shape, options, places)` is the closed form of its trainable parameters, task head apart; `places` is |Ω| over
+    all matrices.
     """
 
     name: str
     summary: str
     formula: str
-    attach: Callable[[Layer, str, Options], None]
-    count: Callable[[int, int, Options, int], int]
+    attach: Callable[[nn.Module, Options], None]
+    count: Callable[[ModelShape, Options, int], int]
     learning_rate: float
     """Default peak rate."""
     source: str
     """Paper and section."""
-    uses_rank: bool = False
+    reads: tuple[str, ...] = ()
     uses_omega: bool = False
+    """Trains values on the places that a select stage chose."""
     trains_base: bool = False
+    """The pretrained weights themselves move."""
     mergeable: bool = True
+    """Merging leaves a model of the base's architecture."""
+    identity: bool = True
+    """The model computes the same before the first step."""
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What each of the method's kinds reads of `reads`; `unread` tells what a kind leaves."""
+
+    def unread(self, variant: str) -> tuple[str, ...]:
+        """The keys that mean nothing to one kind, although others read them."""
+        of_kinds = {key for keys in self.variants.values() for key in keys}
+        return tuple(key for key in self.reads if key in of_kinds and key not in self.variants[variant])
 
 
 def method(name: str) -> Method:
@@ -63,22 +94,18 @@ def method(name: str) -> Method:
 
 
 def apply(model: nn.Module, name: str, options: Options) -> None:
-    """Freeze the base, attach the method's links to every block and leave exactly its parameters trainable.
+    """Freeze the base, add what the method trains and leave exactly that and the task head trainable.
 
-    Poolers of the base stay frozen; the task head is set trainable by `set_trainable`.
+    Poolers of the base stay frozen. Raises UserError E302 (modules) and E407 where the architecture has no place for it.
     """
-    from compressor.anatomy import layers_of
-
     chosen = method(name)
-    for layer in layers_of(model):
-        for module in options.modules:
-            chosen.attach(layer, module, options)
+    chosen.attach(model, options)
     set_trainable(model, base=chosen.trains_base, groups=(options.group,))
 
 
 def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> None:
-    """requires_grad for the task head, the links of `groups` and, with `base`, the whole base; for nothing else."""
-    from compressor.deltas import Delta
+    """requires_grad for the task head, the changes of `groups` and, with `base`, the whole base; for nothing else."""
+    from compressor.deltas import Change
     from compressor.models import head_names
 
     head = head_names(model)
@@ -86,7 +113,7 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(base or name in head)
     for module in model.modules():
-        if isinstance(module, Delta):
+        if isinstance(module, Change):
             module.requires_grad_(module.group in groups)
 
 
@@ -96,7 +123,7 @@ def weights_moved(model: nn.Module) -> bool:
 
 
 def trainable_counts(model: nn.Module) -> dict[str, int]:
-    """Trainable scalars of a live model: {"head": task head, "body": everything else}."""
+    """Trainable scalars of a live model: {"head": task head, "body": everything else}. What is shared counts once."""
     from compressor.models import head_names
 
     head = head_names(model)

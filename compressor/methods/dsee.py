@@ -7,28 +7,30 @@ from typing import TYPE_CHECKING
 from compressor.methods import Method, Options, lora, selective
 
 if TYPE_CHECKING:
-    from compressor.anatomy import Layer
+    from torch import nn
+
+    from compressor.cost import ModelShape
 
 
-def attach_both(layer: Layer, module: str, options: Options) -> None:
-    """Add a LowRank link, and a Sparse one where Ω has places in this matrix."""
-    lora.attach_low_rank(layer, module, options)
-    selective.attach_sparse(layer, module, options)
+def attach_both(model: nn.Module, options: Options) -> None:
+    """Add a LowRank link to every chosen matrix, and a Sparse one where Ω has places."""
+    lora.attach_low_rank(model, options)
+    selective.attach_sparse(model, options)
 
 
-def count(out_features: int, in_features: int, options: Options, places: int) -> int:
-    """r (m + n) + N (DSEE table 1)."""
-    return lora.count(out_features, in_features, options, places) + places
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """Σ r (m + n) + |Ω| (DSEE table 1)."""
+    return lora.count(shape, options, places) + places
 
 
 METHOD = Method(
     name="dsee",
     summary="low-rank update plus sparse values on the places RPCA chose",
-    formula="r(m+n)+N per matrix",
+    formula="r(m+n) per matrix + |Ω|",
     attach=attach_both,
     count=count,
     learning_rate=1e-3,
     source="Chen et al. 2023 (DSEE), section 3.2",
-    uses_rank=True,
+    reads=("modules", "rank", "alpha"),
     uses_omega=True,
 )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
-    from compressor.anatomy import Layer
+    from torch import nn
 
 
-def attach_nothing(layer: Layer, module: str, options: Options) -> None:
-    """Full fine-tuning has no links: the weights themselves are trained."""
+def attach_nothing(model: nn.Module, options: Options) -> None:
+    """Full fine-tuning adds nothing: the weights themselves are trained."""
 
 
 METHOD = Method(
@@ -19,7 +19,7 @@ METHOD = Method(
     summary="every weight of the model",
     formula="mn per matrix, and embeddings, norms, biases, pooler",
     attach=attach_nothing,
-    count=lambda out_features, in_features, options, places: out_features * in_features,
+    count=lambda shape, options, places: shape.parameters - shape.head,
     learning_rate=1e-4,
     source="the baseline of all four papers",
     trains_base=True,

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
-    from compressor.anatomy import Layer
+    from torch import nn
+
+    from compressor.cost import ModelShape
 
 
-def attach_low_rank(layer: Layer, module: str, options: Options) -> None:
-    """Add a LowRank link to one matrix of one block."""
-    from compressor.deltas import LowRank, attach
+def attach_low_rank(model: nn.Module, options: Options) -> None:
+    """Add a LowRank link to every chosen matrix."""
+    from compressor.anatomy import matrices_of
+    from compressor.deltas import LowRank
 
-    linear = layer.linear(module)
-    attach(linear, LowRank.start(linear.weight, options.rank, options.alpha, options.group))
+    for matrix in matrices_of(model, options.modules):
+        matrix.attach(LowRank.start(matrix.original, options.rank, options.alpha, options.group))
 
 
-def count(out_features: int, in_features: int, options: Options, places: int) -> int:
-    """r (m + n)."""
-    return options.rank * (out_features + in_features)
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """Σ r (m + n)."""
+    return sum(options.rank * (out + into) for _, out, into in shape.matrices(options.modules))
 
 
 METHOD = Method(
@@ -31,5 +34,5 @@ METHOD = Method(
     count=count,
     learning_rate=1e-3,
     source="Hu et al. 2022, section 4.1",
-    uses_rank=True,
+    reads=("modules", "rank", "alpha"),
 )

@@ -1,4 +1,4 @@
-"""Selective tuning: W + P_Ω(S) alone, Ω chosen beforehand by the stage `select` (PaFi, MagPruning, random, RPCA places)."""
+"""Selective tuning: W + P_Ω(S) alone, Ω chosen beforehand by the stage `select` (SAM, Fish, PaFi, MagPruning, random)."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from typing import TYPE_CHECKING
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
-    from compressor.anatomy import Layer
+    from torch import nn
+
+    from compressor.cost import ModelShape
 
 
-def attach_sparse(layer: Layer, module: str, options: Options) -> None:
-    """Add a Sparse link to one matrix, where Ω has places in it."""
-    from compressor.deltas import Sparse, attach
+def attach_sparse(model: nn.Module, options: Options) -> None:
+    """Add a Sparse link to every chosen matrix in which Ω has places."""
+    from compressor.anatomy import matrices_of
+    from compressor.deltas import Sparse
 
-    omega = (options.omega or {}).get(layer.linear_path(module))
-    if omega is not None:
-        linear = layer.linear(module)
-        attach(linear, Sparse.start(linear.weight, omega, options.group))
+    for matrix in matrices_of(model, options.modules):
+        omega = (options.omega or {}).get(matrix.path)
+        if omega is not None and len(omega):
+            matrix.attach(Sparse.start(matrix.original, omega, options.group))
 
 
-def count(out_features: int, in_features: int, options: Options, places: int) -> int:
-    """N."""
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """|Ω|."""
     return places
 
 
 METHOD = Method(
     name="selective",
     summary="values on the chosen places, every other weight frozen",
-    formula="N per matrix",
+    formula="|Ω|",
     attach=attach_sparse,
     count=count,
     learning_rate=1e-3,
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi)",
+    reads=("modules",),
     uses_omega=True,
 )

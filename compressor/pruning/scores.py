@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.anatomy import Layer, layers_of
-from compressor.deltas import delta_of, original_weight
+from compressor.deltas import original
 from compressor.errors import UserError
 
 Structure = Literal["heads", "neurons"]
@@ -31,13 +31,13 @@ def changes_of(model: nn.Module, base: nn.Module | None = None) -> dict[str, Ten
     """ΔW of every matrix that changed: of its chain, or against the same matrix of `base` after full tuning."""
     result = {}
     for number, layer in enumerate(layers_of(model)):
-        for name in layer.row.modules:
-            linear = layer.linear(name)
-            delta = delta_of(linear)
+        for name in layer.names:
+            matrix = layer.matrix(name)
+            delta = matrix.delta
             if base is not None:
-                delta = linear.weight.detach() - layers_of(base)[number].linear(name).weight.detach()
+                delta = matrix.weight.detach() - layers_of(base)[number].matrix(name).weight.detach()
             if delta.any():
-                result[layer.linear_path(name)] = delta
+                result[matrix.path] = delta
     return result
 
 
@@ -68,7 +68,7 @@ def _judged(layer: Layer, name: str, criterion: Criterion, changes: Changes) -> 
     if criterion == "delta":
         path = layer.linear_path(name)
         return changes[path].abs() if path in changes else torch.zeros_like(linear.weight)
-    weight = original_weight(linear) if criterion == "weight" else linear.weight
+    weight = original(linear) if criterion == "weight" else linear.weight
     return weight.detach().abs()
 
 

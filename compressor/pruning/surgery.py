@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from compressor.anatomy import Layer, layers_of
+from compressor.anatomy import ARCHITECTURES, Layer, layers_of, row_of_model
 from compressor.deltas import Delta, attach, detach
 from compressor.errors import UserError
-from compressor.modules import MODULES
+from compressor.inserts import inserts_of
 
 Kept = dict[str, dict[str, list[int]]]
 """Layer number (a JSON key) -> {"heads": original indices left, "neurons": original indices left}; {} when dense."""
@@ -40,15 +40,30 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
 
     The hidden size stays. Raises UserError E501 when a layer would lose all its heads or all its neurons.
     """
+    _check_prunable(model)
     layers = layers_of(model)
     for index, removal in removals.items():
         _check_something_left(index, layers[index], removal)
     before = kept_of(model) or _everything(layers)
-    chains = {(index, name): detach(layer.linear(name)) for index, layer in enumerate(layers) for name in MODULES}
+    chains = {
+        (index, name, tensor): detach(layer.linear(name), tensor)
+        for index, layer in enumerate(layers)
+        for name in layer.names
+        for tensor in ("weight", "bias")
+    }
     _cut_base(model, layers, removals)
-    for (index, name), links in chains.items():
-        _attach_cut(layers[index], name, links, removals.get(index, Removal()))
+    for (index, name, tensor), links in chains.items():
+        _attach_cut(layers[index], name, tensor, links, removals.get(index, Removal()))
+    for index, removal in removals.items():
+        _cut_prefixes(layers[index], removal)
     model.kept_structures = _without(before, removals)
+
+
+def _check_prunable(model: nn.Module) -> None:
+    if not row_of_model(model).prunable:
+        what = f"heads and neurons of architecture '{model.config.model_type}' cannot be removed yet"
+        can = ", ".join(row.model_type for row in ARCHITECTURES.values() if row.prunable)
+        raise UserError("E307", what, f"Those of {can} can; leave out the prune")
 
 
 def _check_something_left(index: int, layer: Layer, removal: Removal) -> None:
@@ -94,8 +109,8 @@ def _cut_base(model: nn.Module, layers: list[Layer], removals: Mapping[int, Remo
         for index, removal in removals.items():
             layer = layers[index]
             if removal.heads:
-                _prune_heads(graph, layer, _rows_of_heads(removal.heads, layer.head_size).tolist())
                 keep = _complement(removal.heads, layer.heads)
+                _prune_heads(graph, layer, _rows_of_heads(removal.heads, layer.head_size).tolist())
                 layer.set_heads(len(keep))
                 layer.keep_position_bias(keep.to(device))
             if removal.neurons:
@@ -129,18 +144,25 @@ def _prune_group(graph, layer: Layer, root: str, rows: list[int], expected: set[
     group.prune()
 
 
-def _attach_cut(layer: Layer, name: str, links: list[Delta], removal: Removal) -> None:
-    """Put the chain of one matrix back, cut by the same indices as the matrix was."""
+def _attach_cut(layer: Layer, name: str, tensor: str, links: list[Delta], removal: Removal) -> None:
+    """Put the chain of one matrix, or of its bias, back, cut by the same indices as the tensor was."""
     linear = layer.linear(name)
     for link in links:
         cut = link
         if removal.heads or removal.neurons:
             shape, rows, columns = _kept_rows_and_columns(layer, name, linear, removal)
             cut = link.cut(shape, rows, columns)
-        trainable = [parameter.requires_grad for parameter in link.parameters()]
-        attach(linear, cut)
-        for parameter, flag in zip(cut.parameters(), trainable, strict=True):
-            parameter.requires_grad_(flag)
+        # all of a link is trained, or nothing
+        cut.requires_grad_(any(parameter.requires_grad for parameter in link.parameters()))
+        attach(linear, cut, tensor)
+
+
+def _cut_prefixes(layer: Layer, removal: Removal) -> None:
+    """Prefixes lose the heads that their attention lost."""
+    if not removal.heads or not inserts_of(layer.attention):
+        return
+    keep = _rows_of_heads(_complement(removal.heads, layer.heads + len(removal.heads)).tolist(), layer.head_size)
+    layer.attention.inserts = nn.ModuleList(prefix.cut(keep) for prefix in layer.attention.inserts)
 
 
 def _kept_rows_and_columns(layer: Layer, name: str, linear: nn.Linear, removal: Removal):
@@ -211,7 +233,7 @@ def resize(model: nn.Module, per_layer: Mapping, tensors: Mapping[str, Tensor]) 
         _resize_linear(layer.linear("ffn_in"), out_features=neurons)
         _resize_linear(layer.linear("ffn_out"), in_features=neurons)
         layer.set_heads(heads)
-        if f"{layer.path}.{layer.row.attention}.kept_heads.heads" in tensors:
+        if f"{layer.attention_path}.kept_heads.heads" in tensors:
             layer.keep_position_bias(torch.arange(heads))
 
 

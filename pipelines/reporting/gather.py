@@ -283,9 +283,8 @@ def gain_steps(roles: dict[str, Record], cells: list[tuple[int, int]], candidate
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
     """What every training stage trained: counted on the live model, beside the closed form of its method."""
-    rows, omega = [], None
+    rows = []
     for artifact in inputs.artifacts:
-        omega = artifact if artifact.kind == "omega" else omega
         if "trainable" not in artifact.metadata:
             continue
         counts = artifact.metadata["trainable"]
@@ -295,7 +294,7 @@ def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
                 "method": artifact.metadata["method"],
                 "modules": artifact.metadata.get("modules", []),
                 "formula": artifact.metadata["formula"],
-                "closed_form": closed_form(artifact, omega, inputs),
+                "closed_form": closed_form(artifact, inputs),
                 **counts,
                 "share_of_dense": counts["body"] / dense_parameters,
             }
@@ -303,29 +302,22 @@ def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
     return rows
 
 
-def closed_form(training: Artifact, omega: Artifact | None, inputs: Inputs) -> str:
-    """r(m+n)+N over the matrices in their shapes at that stage, e.g. '12 × (16 (384 + 384) + 16) = 147,648'.
+def closed_form(training: Artifact, inputs: Inputs) -> str:
+    """The count that the method's formula gives; for low-rank methods over the matrices in their shapes at that stage, e.g.
+    '12 × 16 (384 + 384) + 192 = 147,648'.
 
     Empty for full tuning, and where a stage goes on with older deltas, whose places were cut with their rows.
     """
     facts = training.metadata
-    row = method(facts["method"])
-    if row.trains_base or "rank" not in facts:
+    if "closed_form" not in facts or method(facts["method"]).trains_base:
         return ""
-    places = omega.metadata if omega is not None and row.uses_omega else {"modules": [], "count": 0}
+    total, rank = f"{facts['closed_form']:,}", facts["rank"]
+    if not rank:
+        return total
     hidden, layers = layers_at(training, inputs)
-    sizes = Counter(
-        (*sorted(shape.matrix(name, hidden)), places["count"] if name in places["modules"] else 0)
-        for shape in layers
-        for name in facts["modules"]
-    )
-    rank = facts["rank"]
-    terms = []
-    for (out, into, free), number in sizes.items():
-        parts = [f"{rank} ({out:,} + {into:,})"] * bool(rank) + [str(free)] * bool(free)
-        terms.append(f"{number} × ({' + '.join(parts)})")
-    total = sum(number * (rank * (out + into) + free) for (out, into, free), number in sizes.items())
-    return f"{' + '.join(terms)} = {total:,}"
+    sizes = Counter(tuple(sorted(shape.matrix(name, hidden))) for shape in layers for name in facts["modules"])
+    terms = [f"{number} × {rank} ({out:,} + {into:,})" for (out, into), number in sizes.items()]
+    return f"{' + '.join(terms + [str(facts['places'])] * bool(facts['places']))} = {total}"
 
 
 def layers_at(training: Artifact, inputs: Inputs) -> tuple[int, list[LayerShape]]:

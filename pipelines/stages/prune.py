@@ -110,28 +110,16 @@ def score(
     item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> list[Tensor]:
     """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
-    import torch
-
     from compressor.pruning.scores import changes_of, random_scores, taylor_scores, weight_scores
+    from pipelines.loading import tensor_batches
 
     if item.criterion == "random":
         return random_scores(model, item.structure, seed)
     if item.criterion != "taylor":
         return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
     rows = data.train.sample(item.rows)
-    batches = ((encoding, torch.from_numpy(labels)) for encoding, labels in _tensor_batches(rows, data.pad_id))
     with workspace.progress(f"scoring {item.structure} by taylor", len(rows)) as bar:
-        return taylor_scores(model, item.structure, batches, bar.advance)
-
-
-def _tensor_batches(rows, pad_id: int):
-    import torch
-
-    from compressor.tasks.features import batches, pad
-
-    for chosen in batches(rows.tokens, 32):
-        batch = pad([rows.tokens[row] for row in chosen], pad_id)
-        yield {key: torch.from_numpy(value) for key, value in batch.items()}, rows.labels[chosen]
+        return taylor_scores(model, item.structure, tensor_batches(rows, data.pad_id, 32), bar.advance)
 
 
 def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:
@@ -203,6 +191,7 @@ STAGE = Stage(
     accepts=("model",),
     packages=("torch", "transformers", "torch-pruning", "tokenizers"),
     run=run,
+    version=2,
     check=check,
     plan=plan,
 )

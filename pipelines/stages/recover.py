@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.cost import Plan
-from compressor.methods import NAMES, method
+from compressor.methods import NAMES, OPTIONS, method
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.stages.tune import (
     TrainingConfig,
@@ -59,7 +59,7 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
 
 def same_problems(config: RecoverConfig, fresh: Entry | None) -> Iterable[Problem]:
     """`same` goes on with what is there: it takes no settings and no new places."""
-    yield from meaningless(config, ("rank", "alpha", "modules"), "same")
+    yield from meaningless(config, OPTIONS, "same")
     if fresh is not None:
         mend = "Use method: dsee or selective, or drop the select"
         yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", mend)
@@ -67,10 +67,10 @@ def same_problems(config: RecoverConfig, fresh: Entry | None) -> Iterable[Proble
 
 def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
     """Make the parameters to train trainable, in place; returns the method that says what they are, and its settings."""
-    from compressor.deltas import Delta, merge_all
+    from compressor.deltas import Change, merge_all
     from compressor.methods import apply, set_trainable
 
-    groups = sorted({module.group for module in model.modules() if isinstance(module, Delta)})
+    groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
     before = previous.metadata["method"]
     if config.method == "full" or (config.method == "same" and before == "full"):
         merge_all(model)
@@ -82,7 +82,7 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
     row, modules = method(config.method), modules_of(config, inputs)
     options = config.options(modules, load_omega(inputs) if row.uses_omega else None, group=str(len(groups) + 1))
     apply(model, row.name, options)
-    return {"method": row.name, **settings_of(row, options)}
+    return {"method": row.name, **settings_of(row, options, model)}
 
 
 def teach(dense: Artifact, inputs: Inputs, data: Data, workspace: Workspace) -> np.ndarray:
@@ -125,7 +125,7 @@ STAGE = Stage(
     accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "torch-pruning", "tokenizers"),
-    version=2,
+    version=3,
     run=run,
     check=check,
     plan=plan,

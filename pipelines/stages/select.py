@@ -1,30 +1,66 @@
-"""Stage `select`: choose Ω, the places of each matrix that the sparse part of a delta may change."""
+"""Stage `select`: choose Ω, the places of the weights that a sparse update may change."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compressor.cost import Plan
+from compressor.cost import Places, Plan
 from compressor.modules import Modules
-from pipelines.stage import Inputs, Stage, StageConfig, Workspace
-from pipelines.stages.tune import merged_problems
+from compressor.selection.settings import DATA_SCORES, DataScore, Scope, WeightScore
+from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+DEFAULT_COUNT = 16
+"""Places of each matrix where nothing is said: N of DSEE."""
 
 
 class SelectConfig(StageConfig):
-    """Score every weight, keep the best `count` places of each matrix."""
+    """Score every weight, keep the best places of each matrix, each layer or the whole model."""
 
-    score: Literal["rpca", "magnitude", "pafi", "random"] = "rpca"
-    scope: Literal["matrix"] = "matrix"
-    count: int = Field(default=16, ge=1, description="places per matrix")
-    modules: Modules = ("query", "value")
+    score: WeightScore | DataScore = "rpca"
+    scope: Scope = "matrix"
+    count: int | None = Field(default=None, ge=1, description="places in each scope, default 16 a matrix")
+    ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
+    modules: Modules = DEFAULT_MODULES
+    samples: int | None = Field(default=None, ge=1, description="training rows for fish, sam and d3, default 1024")
+    batch_size: int | None = Field(default=None, ge=1, description="rows a gradient; default 1 for fish, 16 for sam and d3")
+    mode: Literal["train", "eval"] | None = Field(default=None, description="dropout on or off (default) for fish, sam, d3")
+    clip: float | None = Field(default=None, gt=0, description="clip each batch's gradient to this norm: fish, sam, d3")
+    exp: float | None = Field(default=None, description="exponent of d3's |g|/(|θ|+eps)^exp, default 0")
+    eps: float | None = Field(default=None, gt=0, description="eps of d3, default 1")
+
+    @property
+    def places(self) -> Places:
+        count = DEFAULT_COUNT if self.count is None and self.ratio is None else self.count
+        return Places(self.modules, self.scope, count, self.ratio)
+
+
+OF_DATA, OF_D3 = ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
+
+
+def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    yield from merged_problems("select", earlier)
+    if config.count is not None and config.ratio is not None:
+        yield Problem("E403", "count and ratio are both given", "Keep one of them", ("ratio",))
+    if config.scope != "matrix" and config.count is None and config.ratio is None:
+        yield Problem("E403", f"scope {config.scope} needs a count or a ratio", "Say how many, e.g. ratio: 0.005", ("scope",))
+    unread = (*(OF_DATA if config.score not in DATA_SCORES else ()), *(OF_D3 if config.score != "d3" else ()))
+    for key in unread:
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to score {config.score}", "Remove it, or name another score", (key,))
 
 
 def plan(config: SelectConfig, plan: Plan) -> Plan:
-    return replace(plan, places=config.count, modules=config.modules)
+    return replace(plan, places=config.places)
 
 
 def seed_of(seed: int, path: str) -> int:
@@ -36,26 +72,75 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the cut shapes."""
     from safetensors.torch import save_file
 
-    from compressor.anatomy import layers_of
+    from compressor.anatomy import layers_of, matrices_of
+    from compressor.selection import choose_all
+
+    judged = _by_gradients if config.score in DATA_SCORES else _by_weights
+    model, scores = judged(config, inputs, workspace)
+    layer_of = {layer.matrix(name).path: number for number, layer in enumerate(layers_of(model)) for name in layer.names}
+    omega = choose_all(scores, layer_of, config.places)
+    save_file(omega, workspace.folder / "omega.safetensors")
+    total = sum(len(places) for places in omega.values())
+    weights = sum(matrix.original.numel() for matrix in matrices_of(model, config.modules))
+    return {
+        "score": config.score,
+        "scope": config.scope,
+        "modules": list(config.modules),
+        "matrices": len(omega),
+        "places": total,
+        "of": weights,
+    }
+
+
+def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Scores of the pretrained weights, in the shapes that are left."""
+    from compressor.anatomy import matrices_of
     from compressor.checkpoint import load_state
     from compressor.models import build
-    from compressor.selection import select
+    from compressor.selection import weight_score
 
     earlier = inputs.nearest("model")
     if earlier is None:
         model = build(inputs.base.folder, ["0", "1"])
     else:
         model = load_state(earlier.folder, inputs.base.folder, changes=False)
-    matrices = [(layer.linear_path(name), layer.linear(name).weight) for layer in layers_of(model) for name in config.modules]
-    omega = {}
-    with workspace.progress(f"choosing {config.count} places of each matrix", len(matrices)) as bar:
-        for path, weight in matrices:
+    scores, matrices = {}, matrices_of(model, config.modules)
+    with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
+        for matrix in matrices:
             # equal shapes would draw equal places from one seed; RPCA only starts from its draw
-            seed = seed_of(inputs.seed, path) if config.score == "random" else inputs.seed
-            omega[path] = select(weight, config.score, config.count, seed)
+            seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
+            scores[matrix.path] = weight_score(matrix.original, config.score, seed)
             bar.advance()
-    save_file(omega, workspace.folder / "omega.safetensors")
-    return {"score": config.score, "count": config.count, "modules": list(config.modules), "matrices": len(omega)}
+    return model, scores
+
+
+def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Scores by the task's gradients, at the model as the next stage will train it: tuned so far, with its head."""
+    from compressor.anatomy import matrices_of
+    from compressor.deltas import merge_all
+    from compressor.models import build
+    from compressor.selection.gradients import Asking, Heuristic, gradient_scores
+    from pipelines.loading import load_data, load_model, tensor_batches
+
+    data, earlier = load_data(inputs), inputs.nearest("model")
+    if earlier is None:
+        model = build(inputs.base.folder, data.label_names, inputs.seed)
+    else:
+        model = merge_all(load_model(earlier, inputs.base, inputs.seed))
+    rows = data.train.draw(config.samples or 1024, inputs.seed)
+    size = config.batch_size or (1 if config.score == "fish" else 16)
+    heuristic = Heuristic(**{key: getattr(config, key) for key in OF_D3 if getattr(config, key) is not None})
+    with workspace.progress(f"scoring by {config.score}", len(rows)) as bar:
+        scores = gradient_scores(
+            model,
+            matrices_of(model, config.modules),
+            config.score,
+            tensor_batches(rows, data.pad_id, size),
+            asking=Asking(config.mode == "train", config.clip),
+            heuristic=heuristic,
+            on_batch=bar.advance,
+        )
+    return model, scores
 
 
 STAGE = Stage(
@@ -64,8 +149,10 @@ STAGE = Stage(
     config=SelectConfig,
     produces="omega",
     accepts=("model",),
-    reads_data=False,
-    check=lambda config, earlier: merged_problems("select", earlier),
+    reads_data=lambda config: config.score in DATA_SCORES,
+    packages=("torch", "transformers", "tokenizers"),
+    version=2,
+    check=check,
     run=run,
     plan=plan,
 )

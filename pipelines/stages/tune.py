@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.cost import Plan, Trained
-from compressor.methods import NAMES, Method, Options, method
+from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, method
 from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
@@ -27,17 +27,27 @@ DEFAULT_MODULES = ("query", "value")
 class TrainingConfig(StageConfig):
     """What tune and recover share. `learning_rate` defaults to the method's own."""
 
+    modules: Modules | None = None
     rank: int | None = Field(default=None, ge=1, description="rank of the low-rank part, default 16")
     alpha: float | None = Field(default=None, gt=0, description="scale alpha/rank of the low-rank part, default 2 x rank")
-    modules: Modules | None = None
+    bottleneck: int | None = Field(default=None, ge=1, description="inner width of adapters, default 64")
+    placement: Placement | None = Field(
+        default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
+    )
+    length: int | None = Field(default=None, ge=1, description="positions of a prefix, default 64")
+    shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
+    keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
+    mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")
     epochs: float = Field(default=2, gt=0)
     learning_rate: float | None = Field(default=None, gt=0)
     batch_size: int = Field(default=32, ge=1)
 
     def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in."""
-        rank = self.rank or 16
-        return Options(modules=modules, rank=rank, alpha=self.alpha or 2.0 * rank, group=group, omega=omega)
+        names = ("rank", "bottleneck", "placement", "length", "shared", "keep")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        alpha = self.alpha or 2.0 * (self.rank or Options.rank)
+        return Options(modules=modules, alpha=alpha, group=group, omega=omega, **given)
 
 
 class TuneConfig(TrainingConfig):
@@ -55,8 +65,10 @@ def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Itera
 
 def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) -> Iterable[Problem]:
     """Faults of a method's keys that need no model: shared by tune and recover."""
-    unused = () if row.uses_rank else ("rank", "alpha")
-    yield from meaningless(config, (*unused, "modules") if row.trains_base else unused, row.name)
+    yield from meaningless(config, (key for key in OPTIONS if key not in row.reads), row.name)
+    if row.name == "propetl":
+        shared = config.shared or Options.shared
+        yield from meaningless(config, row.unread(shared), f"propetl with shared: {shared}")
     if not row.uses_omega and omega is not None:
         mend = "Use method: dsee or selective, or drop the select"
         yield Problem("E404", f"{row.name} does not use the places that '{omega.id}' chooses", mend)
@@ -100,9 +112,11 @@ def train_and_save(
     from compressor.training import Rows, Schedule, train
     from pipelines.loading import publish_model
 
+    rate = config.learning_rate or row.learning_rate
     schedule = Schedule(
         epochs=config.epochs,
-        learning_rate=config.learning_rate or row.learning_rate,
+        learning_rate=rate,
+        mask_learning_rate=config.mask_learning_rate or 10 * rate,
         batch_size=config.batch_size,
         weight_decay=0.01 if row.trains_base else 0.0,
         seed=inputs.seed,
@@ -123,10 +137,19 @@ def train_and_save(
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
 
 
-def settings_of(row: Method, options: Options) -> dict[str, Any]:
-    """The options as they stand in an artifact's metadata; rank 0 where the method has no low-rank part."""
-    ranked = {"rank": options.rank, "alpha": options.alpha} if row.uses_rank else {"rank": 0, "alpha": 0.0}
-    return {**ranked, "modules": list(options.modules)}
+def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, Any]:
+    """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata."""
+    from compressor.cost import shape_of
+
+    places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
+    given = {key: getattr(options, key) for key in row.reads if hasattr(options, key)}
+    return {
+        **given,
+        "modules": list(options.modules) if "modules" in row.reads else [],
+        "rank": options.rank if row.reads == ("modules", "rank", "alpha") else 0,
+        "places": places,
+        "closed_form": row.count(shape_of(model), options, places),
+    }
 
 
 def modules_of(config: TrainingConfig, inputs: Inputs) -> tuple[str, ...]:
@@ -151,19 +174,17 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
 
     data = load_data(inputs)
     model = build(inputs.base.folder, data.label_names, inputs.seed)
-    selected, modules = inputs.nearest("omega"), modules_of(config, inputs)
-    options = config.options(modules, load_omega(inputs), group="1")
+    options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
     row = method(config.method)
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    places = selected.metadata["count"] if selected and row.uses_omega else 0
-    return {**metadata, **settings_of(row, options), "places": places}
+    return {**metadata, **settings_of(row, options, model)}
 
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
     """What a stage with this config and method would train at this point of the plan."""
-    modules = config.modules or plan.modules or DEFAULT_MODULES
-    return Trained(name, config.options(modules, None, "plan"), plan.places, plan.modules)
+    modules = config.modules or (plan.places.modules if plan.places else DEFAULT_MODULES)
+    return Trained(name, config.options(modules, None, "plan"), plan.places)
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
@@ -173,11 +194,12 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
 
 STAGE = Stage(
     name="tune",
-    summary="train a small change of the frozen model (dsee, lora, selective), or everything (full)",
+    summary="train a small change of the frozen model (see list methods), or everything (full)",
     config=TuneConfig,
     produces="model",
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
+    version=2,
     run=run,
     check=check,
     plan=plan,

@@ -14,6 +14,7 @@ from compressor.deltas import LowRank, Sparse, merge_all, merged_copy
 from compressor.errors import UserError
 from compressor.pruning.scores import changes_of, lowest, random_scores, taylor_scores, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
+from compressor.sources import Own
 from tests.compressor.conftest import HEADS, LAYERS, NEURONS, encoding, tiny, tuned
 
 some_heads = st.sets(st.integers(0, HEADS - 1), max_size=HEADS - 1).map(sorted)
@@ -196,7 +197,7 @@ def test_links_shrink_to_the_right_places():
     rows, columns = torch.tensor([0, 2, 5]), torch.tensor([1, 3, 4])
     weight = torch.zeros(6, 5)
     omega = torch.tensor([1, 3, 11, 14, 29], dtype=torch.int32)
-    for link in (LowRank(torch.randn(2, 5), torch.randn(6, 2), 2.0), Sparse(omega, torch.arange(1.0, 6.0))):
+    for link in (LowRank(Own({"A": torch.randn(2, 5), "B": torch.randn(6, 2)}), 2.0), Sparse(omega, torch.arange(1.0, 6.0))):
         dense = link(weight)
         cut = link.cut((6, 5), rows, columns)
         assert torch.allclose(cut(torch.zeros(3, 3)), dense[rows][:, columns])

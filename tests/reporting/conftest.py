@@ -22,7 +22,7 @@ KEPT = {
     for layer in range(6)
 }
 PRUNED = DENSE.pruned([6] * 6, [768] * 6)
-TUNED = {"modules": ("query", "value"), "rank": 16, "places": 16}
+TUNED = {"modules": ("query", "value"), "rank": 16, "places": 192}
 
 
 @dataclass
@@ -81,11 +81,11 @@ def measurements(names=None):
     return {"device": "cpu", "rounds": 20, "baseline": "dense PyTorch fp32", "candidates": chosen}
 
 
-def training(method, rank, modules, body, accuracy, kept=None, loss=0.65):
+def training(method, rank, modules, body, accuracy, kept=None, loss=0.65, places=192):
     losses = [{"step": 10 * n, "loss": round(loss / n**0.3 + 0.02 * (-1) ** n, 4)} for n in range(1, 26)]
     return {
         "merged": False, "weights_moved": False, "method": method, "trainable": {"head": 770, "body": body},
-        "formula": "r(m+n)+N per matrix",
+        "formula": "r(m+n) per matrix + |Ω|", "places": places, "closed_form": body,
         "quality": quality(accuracy), "losses": losses, "labels": ["bad", "good"], "rank": rank, "alpha": 2.0 * rank,
         "modules": list(modules), **({"kept": kept, "distill": True} if kept else {}),
     }  # fmt: skip
@@ -108,7 +108,7 @@ STAGES = {
         ],
     }),
     "select-2": ("omega", {"score": "rpca", "count": 16, "modules": list(ALL), "matrices": 36}),
-    "recover": ("model", training("dsee", 8, ALL, 221_760, 0.86, KEPT, loss=0.4)),
+    "recover": ("model", training("dsee", 8, ALL, 221_760, 0.86, KEPT, loss=0.4, places=576)),
     "merge": ("model", {
         "merged": True, "kept": KEPT, "quality": quality(0.86),
         "parity": [parity("deltas -> merged", "merged", 0.0, "equal bit for bit")],

@@ -1,0 +1,49 @@
+"""Bottleneck adapters behind the FFN (Pfeiffer et al. 2021) or behind attention and FFN (Houlsby et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor.methods import Method, Options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.cost import ModelShape
+
+BEHIND = {"pfeiffer": ("ffn_out",), "houlsby": ("output", "ffn_out")}
+"""The matrices behind which a placement puts adapters."""
+
+
+def attach_adapters(model: nn.Module, options: Options) -> None:
+    """Put an adapter behind every matrix of the placement. Its up-projection starts at 0, so the model starts unchanged."""
+    from compressor.anatomy import matrices_of
+    from compressor.inserts import Adapter, insert
+    from compressor.sources import Own
+
+    for matrix in matrices_of(model, BEHIND[options.placement]):
+        source = Own(Adapter.tensors(matrix.original[:, 0], options.bottleneck, std=0.0))
+        insert(matrix.owner, Adapter(source, options.group))
+
+
+def size(hidden: int, bottleneck: int) -> int:
+    """2 b d + b + d: one adapter."""
+    return 2 * bottleneck * hidden + bottleneck + hidden
+
+
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """Σ (2 b d + b + d) over the places."""
+    return sum(size(out, options.bottleneck) for _, out, _ in shape.matrices(BEHIND[options.placement]))
+
+
+METHOD = Method(
+    name="adapter",
+    summary="small bottleneck modules behind the blocks' sublayers",
+    formula="2bd+b+d per adapter",
+    attach=attach_adapters,
+    count=count,
+    learning_rate=1e-3,
+    source="Houlsby et al. 2019, section 2.1; Pfeiffer et al. 2021, section 3.2",
+    reads=("bottleneck", "placement"),
+    mergeable=False,
+)

@@ -1,0 +1,43 @@
+"""BitFit (Ben-Zaken et al. 2022): the biases alone, those of the norms too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+from compressor.methods import Method, Options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.cost import ModelShape
+
+
+def attach_offsets(model: nn.Module, options: Options) -> None:
+    """Add an Offset to every bias of the base, its pooler apart. Raises UserError E407 where there is none."""
+    import torch
+
+    from compressor.anatomy import biases_of
+    from compressor.deltas import Offset, attach
+
+    owners = biases_of(model)
+    if not owners:
+        raise UserError("E407", f"architecture '{model.config.model_type}' has no biases", "Use another method, e.g. lora")
+    for owner in owners:
+        attach(owner, Offset(torch.zeros_like(owner.bias), options.group), "bias")
+
+
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """Every bias of the base."""
+    return shape.biases
+
+
+METHOD = Method(
+    name="bitfit",
+    summary="the biases, every weight frozen",
+    formula="every bias outside the pooler",
+    attach=attach_offsets,
+    count=count,
+    learning_rate=1e-3,
+    source="Ben-Zaken et al. 2022, section 3",
+)

@@ -1,0 +1,96 @@
+"""ProPETL (Zeng et al. 2023): one prototype adapter, LoRA or prefix for all blocks; each block learns a mask over it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+from compressor.methods import Method, Options, adapter, prefix
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compressor.cost import ModelShape
+    from compressor.sources import Masked
+
+
+class Prototypes:
+    """The prototypes of one model by name, made when they are first asked for."""
+
+    def __init__(self, options: Options):
+        self.options, self.made = options, {}
+
+    def masked(self, name: str, tensors: dict[str, Tensor]) -> Masked:
+        """The prototype called `name` behind a fresh mask. `tensors` are its start, if it is new.
+
+        Raises UserError E407 where a block would need another size of it.
+        """
+        from compressor.sources import Masked, Prototype, Scores
+
+        prototype = self.made.setdefault(name, Prototype(f"{self.options.group}.{name}", tensors, self.options.group))
+        if any(prototype.size(part) != tensor.shape for part, tensor in tensors.items()):
+            raise UserError("E407", f"the blocks' {name} differ in size: one prototype cannot serve all", "Use adapter or lora")
+        return Masked(prototype, Scores(prototype, self.options.keep))
+
+
+def attach_prototypes(model: nn.Module, options: Options) -> None:
+    """Give every block its masked view of the prototype. Each of `modules` has one, as q and v in the paper."""
+    ATTACH[options.shared](model, options, Prototypes(options))
+
+
+def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
+    from compressor.anatomy import matrices_of
+    from compressor.inserts import Adapter, insert
+
+    for matrix in matrices_of(model, adapter.BEHIND["pfeiffer"]):
+        # both projections are drawn: a mask over zeros gets no gradient
+        tensors = Adapter.tensors(matrix.original[:, 0], options.bottleneck, std=0.02)
+        insert(matrix.owner, Adapter(prototypes.masked("adapter", tensors), options.group))
+
+
+def _share_lora(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
+    from compressor.anatomy import matrices_of
+    from compressor.deltas import LowRank
+
+    for matrix in matrices_of(model, options.modules):
+        source = prototypes.masked(matrix.name, LowRank.tensors(matrix.original, options.rank))
+        matrix.attach(LowRank(source, options.alpha / options.rank, options.group))
+
+
+def _share_prefix(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
+    from compressor.inserts import Prefix, insert
+
+    for attention, key in prefix.attentions(model):
+        insert(attention, Prefix(prototypes.masked("prefix", Prefix.tensors(key, options.length)), options.group))
+
+
+ATTACH = {"adapter": _share_adapter, "lora": _share_lora, "prefix": _share_prefix}
+
+
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """n + n' L: the prototype and a score for every maskable entry in each block (biases have none)."""
+    if options.shared == "adapter":
+        (_, hidden, _), *_ = behind = shape.matrices(adapter.BEHIND["pfeiffer"])
+        return adapter.size(hidden, options.bottleneck) + len(behind) * 2 * options.bottleneck * hidden
+    if options.shared == "prefix":
+        keys = [2 * options.length * out for _, out, _ in shape.matrices(("key",))]
+        return keys[0] + sum(keys)
+    sizes: dict[str, list[int]] = {}
+    for name, out, into in shape.matrices(options.modules):
+        sizes.setdefault(name, []).append(options.rank * (out + into))
+    return sum(own[0] + sum(own) for own in sizes.values())
+
+
+METHOD = Method(
+    name="propetl",
+    summary="one prototype adapter, LoRA or prefix for all blocks, a learned mask in each",
+    formula="n + n'L (n prototype, n' what is masked)",
+    attach=attach_prototypes,
+    count=count,
+    learning_rate=1e-3,
+    source="Zeng et al. 2023 (ProPETL), sections 3.2 and 3.3",
+    reads=("modules", "rank", "alpha", "bottleneck", "length", "shared", "keep", "mask_learning_rate"),
+    mergeable=False,
+    identity=False,
+    variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length",)},
+)

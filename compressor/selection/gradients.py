@@ -1,0 +1,71 @@
+"""Scores that ask the task: gradients of the loss over some batches, at the weights as they are.
+
+`sam` is (Σ g)², the second-order approximation with |λmax| I for the Hessian (Fu et al. 2023, theorem 3); `fish` is Σ g², the
+empirical Fisher information (Sung et al. 2021), which is per row when the batch holds one; `d3` is |Σ g| / (|θ| + ε)^exp (ID3).
+Where gradients cancel between batches the first and the second rank differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compressor.anatomy import Matrix
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """H = |g| / (|θ| + ε)^exp of ID3 section 3. exp 0 is the plain gradient; the paper uses 2 and, at its best, -1."""
+
+    exp: float = 0.0
+    eps: float = 1.0
+
+    def __call__(self, gradient: Tensor, weight: Tensor) -> Tensor:
+        return gradient.abs() / (weight.detach().abs() + self.eps) ** self.exp
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How the gradients are taken: dropout on (`train`) or off, each batch's gradient clipped to a norm or not."""
+
+    train: bool = False
+    clip: float | None = None
+
+
+def gradient_scores(
+    model: nn.Module,
+    matrices: Sequence[Matrix],
+    score: str,
+    batches: Iterable[tuple[dict[str, Tensor], Tensor]],
+    *,
+    asking: Asking = Asking(),
+    heuristic: Heuristic = Heuristic(),
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> dict[str, Tensor]:
+    """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is their mean cross-entropy.
+
+    The matrices must be plain parameters (merge first). The model comes back in eval mode, frozen.
+    """
+    model.requires_grad_(False)
+    weights = {id(matrix.owner): matrix.owner.weight.requires_grad_(True) for matrix in matrices}
+    totals = {key: torch.zeros_like(weight) for key, weight in weights.items()}
+    model.train(asking.train)
+    for encoding, labels in batches:
+        loss = functional.cross_entropy(model(**encoding).logits, labels)
+        gradients = torch.autograd.grad(loss, list(weights.values()))
+        if asking.clip is not None:
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+            gradients = [gradient * torch.clamp(asking.clip / (norm + 1e-6), max=1.0) for gradient in gradients]
+        for total, gradient in zip(totals.values(), gradients, strict=True):
+            total += gradient.square() if score == "fish" else gradient
+        on_batch(len(labels))
+    model.eval().requires_grad_(False)
+    finish = {"fish": lambda total, weight: total, "sam": lambda total, weight: total.square(), "d3": heuristic}[score]
+    return {
+        matrix.path: finish(matrix.place.read(totals[id(matrix.owner)]), matrix.original.detach()).contiguous()
+        for matrix in matrices
+    }

@@ -1,0 +1,12 @@
+"""The words of selection, without torch: what a pipeline file may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+WeightScore = Literal["rpca", "magnitude", "pafi", "random"]
+DataScore = Literal["fish", "sam", "d3"]
+Scope = Literal["matrix", "layer", "global"]
+
+DATA_SCORES: tuple[str, ...] = DataScore.__args__
+"""Scores that look at the task's gradients; the others look at the weights alone."""

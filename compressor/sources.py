@@ -1,0 +1,131 @@
+"""Where a change takes its tensors from: its own parameters, or a shared prototype seen through masks (ProPETL).
+
+A `LowRank`, an `Adapter` or a `Prefix` asks its source for "A" or "down" and does not know which kind answers. So every
+such method can be shared without being written a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class Own(nn.Module):
+    """Plain trainable tensors by name."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        super().__init__()
+        self.names = tuple(tensors)
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor))
+
+    def read(self, name: str) -> Tensor:
+        return getattr(self, name)
+
+    def size(self, name: str) -> torch.Size:
+        return getattr(self, name).shape
+
+
+class Prototype(Own):
+    """Tensors that every block shares (ProPETL section 3.2). `name` tells the prototypes of one model apart."""
+
+    def __init__(self, name: str, tensors: Mapping[str, Tensor], group: str = ""):
+        super().__init__(tensors)
+        self.name, self.group = name, group
+
+
+class _TopK(torch.autograd.Function):
+    """|s| -> a 0/1 mask of its `count` largest entries; the gradient passes straight through (Ramanujan et al. 2020)."""
+
+    @staticmethod
+    def forward(context, magnitudes: Tensor, count: int) -> Tensor:
+        return top_mask(magnitudes, count).to(magnitudes.dtype)
+
+    @staticmethod
+    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def kept_count(size: int, keep: float) -> int:
+    """How many of `size` entries a mask of density `keep` leaves: n - ⌊(1 - k) n⌋, as the authors count."""
+    return size - int((1 - keep) * size)
+
+
+def top_mask(scores: Tensor, count: int) -> Tensor:
+    """Boolean, true at exactly `count` largest entries; equal scores go to the lowest flat index. Any memory layout."""
+    flat = scores.detach().flatten()
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = torch.kthvalue(flat, flat.numel() - count + 1).values
+    above, ties = flat > threshold, flat == threshold
+    ties &= ties.cumsum(0) <= count - above.sum()
+    return (above | ties).view(scores.shape)
+
+
+def straight_through(scores: Tensor, keep: float) -> Tensor:
+    """The mask m of ProPETL section 3.3: 1 at the top `keep` of |s|. dL/ds = dL/dm · sign(s)."""
+    return _TopK.apply(scores.abs(), kept_count(scores.numel(), keep))
+
+
+COMBINE = {
+    "or": lambda layer, task: 1 - (1 - layer) * (1 - task),
+    "and": lambda layer, task: layer * task,
+    "add": lambda layer, task: layer + task,
+}
+"""How a layer's mask and a task's mask become one (ProPETL section 3.4). `or` is the papers' best."""
+
+
+class Scores(nn.Module):
+    """One trainable score for every entry of a prototype's matrices, U(-1/√in, 1/√in). Vectors (biases) have none."""
+
+    def __init__(self, prototype: Own, keep: float):
+        super().__init__()
+        self.keep = keep
+        for name in prototype.names:
+            tensor = prototype.read(name)
+            if tensor.dim() > 1:
+                bound = 1 / math.sqrt(tensor.shape[1])  # kaiming_uniform with a = √5, as the authors draw them
+                self.register_parameter(name, nn.Parameter(torch.empty_like(tensor).uniform_(-bound, bound)))
+
+    def mask(self, name: str) -> Tensor | None:
+        """0/1 in the prototype's shape and type; None where nothing is masked."""
+        scores = getattr(self, name, None)
+        return None if scores is None else straight_through(scores, self.keep)
+
+
+class FixedMasks(nn.Module):
+    """Masks that were learned before: what is left of `Scores` on disk, a bit an entry."""
+
+    def __init__(self, masks: Mapping[str, Tensor]):
+        super().__init__()
+        for name, mask in masks.items():
+            self.register_buffer(name, mask)
+
+    def mask(self, name: str) -> Tensor | None:
+        return getattr(self, name, None)
+
+
+class Masked(nn.Module):
+    """A prototype seen through this block's masks: w ⊙ m (ProPETL equation 5), joined with the task's if there are any."""
+
+    def __init__(self, prototype: Prototype, layer: Scores | FixedMasks, task: Scores | None = None, combine: str = "or"):
+        super().__init__()
+        self.prototype, self.layer, self.task, self.combine = prototype, layer, task, combine
+        self.names = prototype.names
+
+    def mask(self, name: str) -> Tensor | None:
+        """What the prototype's tensor is multiplied with; None where it is shared whole."""
+        mask = self.layer.mask(name)
+        if mask is None or self.task is None:
+            return mask
+        return COMBINE[self.combine](mask, self.task.mask(name))
+
+    def read(self, name: str) -> Tensor:
+        tensor, mask = self.prototype.read(name), self.mask(name)
+        return tensor if mask is None else tensor * mask
+
+    def size(self, name: str) -> torch.Size:
+        return self.prototype.size(name)

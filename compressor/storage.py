@@ -1,0 +1,129 @@
+"""Changes as JSON and tensors: deltas on their tensors, inserted modules, prototypes once, masks a bit an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressor.deltas import Change, Delta, LowRank, Mask, Offset, Place, Sparse, attach, chain, chains
+from compressor.inserts import Adapter, Insert, Prefix, insert, inserts_of, use_prefixes
+from compressor.sources import FixedMasks, Masked, Own, Prototype
+
+KINDS: dict[str, type[Change]] = {cls.kind: cls for cls in (LowRank, Sparse, Offset, Adapter, Prefix)}
+"""Every stored kind of change. A new kind is a class with `settings` and a word here."""
+
+Tensors = dict[str, Tensor]
+
+
+def pack(mask: Tensor) -> Tensor:
+    """A mask of any shape -> ⌈entries / 8⌉ bytes, first entry in the highest bit."""
+    return torch.from_numpy(np.packbits(mask.detach().cpu().bool().flatten().numpy()))
+
+
+def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`pack` reversed: a boolean tensor of `shape`."""
+    count = int(np.prod(shape))
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=count)).bool().view(*shape)
+
+
+def describe(model: nn.Module) -> tuple[dict, Tensors]:
+    """Everything that was added to `model`: (description for JSON, tensors by name). `restore` is the way back.
+
+    Raises ValueError where a chain holds a mask over weights: that is not part of this format.
+    """
+    description: dict = {"links": {}, "inserts": {}, "prototypes": {}}
+    tensors: Tensors = {}
+    for key, section, changes in _changes(model):
+        description[section][key] = []
+        for index, change in enumerate(changes):
+            settings, own = record(change)
+            description[section][key].append(settings)
+            tensors |= {f"{section}|{key}|{index}|{name}": tensor for name, tensor in own.items()}
+    for prototype in prototypes_of(model):
+        description["prototypes"][prototype.name] = {"group": prototype.group}
+        tensors |= {f"prototypes|{prototype.name}|{name}": _plain(prototype.read(name)) for name in prototype.names}
+    return description, tensors
+
+
+def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
+    """(path, section of the description, changes there), in the order of the model."""
+    for path, owner, name in chains(model):
+        links = chain(owner, name)
+        if any(isinstance(link, Mask) for link in links):
+            raise ValueError(f"{path}: masks over weights cannot be stored")
+        yield f"{path}.{name}", "links", links
+    for path, owner in model.named_modules():
+        if inserts_of(owner):
+            yield path, "inserts", inserts_of(owner)
+
+
+def prototypes_of(model: nn.Module) -> list[Prototype]:
+    """Every prototype of the model, once."""
+    return [module for module in model.modules() if isinstance(module, Prototype)]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous()
+
+
+def record(change: Change) -> tuple[dict, Tensors]:
+    """One change as (settings, tensors). Of a masked prototype only the masks: the prototype is stored once."""
+    source = getattr(change, "source", None)
+    if source is None:
+        return change.settings(), {name: _plain(tensor) for name, tensor in change.state_dict().items()}
+    if isinstance(source, Own):
+        return change.settings(), {name: _plain(source.read(name)) for name in source.names}
+    masks = {name: source.mask(name) for name in source.names}
+    shapes = {name: list(mask.shape) for name, mask in masks.items() if mask is not None}
+    settings = {**change.settings(), "prototype": source.prototype.name, "masks": shapes}
+    return settings, {name: pack(masks[name]) for name in shapes}
+
+
+def rebuild(settings: dict, tensors: Tensors, prototypes: dict[str, Prototype]) -> Change:
+    """The change that `record` described. Masks come back fixed: their scores are not kept."""
+    settings = dict(settings)
+    cls, masks = KINDS[settings.pop("kind")], settings.pop("masks", {})
+    rows, transposed = settings.pop("rows", None), settings.pop("transposed", False)
+    if "prototype" in settings:
+        prototype = prototypes[settings.pop("prototype")]
+        kind = prototype.read(prototype.names[0]).dtype
+        fixed = FixedMasks({name: unpack(tensors[name], shape).to(kind) for name, shape in masks.items()})
+        change = cls(Masked(prototype, fixed), **settings)
+    elif cls in (Sparse, Offset):
+        change = cls(**tensors, **settings)
+    else:
+        change = cls(Own(tensors), **settings)
+    if isinstance(change, Delta):
+        change.place = Place(tuple(rows) if rows else None, transposed)
+    return change
+
+
+def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
+    """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing."""
+    prototypes = {
+        name: Prototype(name, select(tensors, f"prototypes|{name}|"), settings["group"])
+        for name, settings in description["prototypes"].items()
+    }
+    for key, changes in description["links"].items():
+        path, name = key.rsplit(".", 1)
+        for index, settings in enumerate(changes):
+            attach(model.get_submodule(path), rebuild(settings, select(tensors, f"links|{key}|{index}|"), prototypes), name)
+    for path, changes in description["inserts"].items():
+        for index, settings in enumerate(changes):
+            change = rebuild(settings, select(tensors, f"inserts|{path}|{index}|"), prototypes)
+            insert(model.get_submodule(path), change)
+            if isinstance(change, Prefix):
+                use_prefixes(model)
+
+
+def select(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def has_inserts(model: nn.Module) -> bool:
+    """Whether adapters or prefixes are part of the model."""
+    return any(isinstance(module, Insert) for module in model.modules())
