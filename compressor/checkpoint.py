@@ -215,7 +215,8 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-        resize(model, per_layer, tensors)
+        if per_layer:
+            resize(model, per_layer, tensors)
     expected = set(_plain_weights(model))
     if set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[:3]
@@ -250,6 +251,8 @@ def _refill_buffers(model: nn.Module) -> None:
                 continue
             if name == "position_ids":
                 fresh = torch.arange(buffer.shape[-1]).expand(buffer.shape).clone()
+            elif name.endswith("inv_freq"):  # rotary positions: the module computes them from the config
+                fresh = getattr(type(module)(config=module.config), name)
             elif name == "token_type_ids":
                 fresh = torch.zeros(buffer.shape, dtype=buffer.dtype)
             else:

@@ -1,7 +1,12 @@
-"""Tune and recover on Hugging Face's Trainer, with optional distillation from logits computed beforehand."""
+"""Tune and recover on Hugging Face's Trainer, with optional distillation from logits computed beforehand.
+
+A training that is cut off goes on from its last checkpoint and ends in the same bits.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.errors import UserError
+from compressor.growth import Grower, ScalarAdamW, grower_of
+from compressor.sources import Scores
 from compressor.tasks.features import pad
+from compressor.unfinished import load_changing, newest, save_changing, seal
 
 TEMPERATURE = 2.0
 """Of the distillation loss 0.5 CE + 0.5 T² KL (Hinton et al. 2015)."""
@@ -28,13 +37,16 @@ class Schedule:
     mask_learning_rate: float | None = None
     """Of ProPETL's scores; None: as everything else."""
     batch_size: int = 32
+    accumulate: int = 1
+    """Batches whose gradients make one step."""
     warmup: float = 0.06
     weight_decay: float = 0.0
     seed: int = 0
 
-    def steps(self, rows: int) -> int:
-        """Optimizer steps for a training set of `rows`."""
-        return int(np.ceil(-(-rows // self.batch_size) * self.epochs))
+    def steps(self, rows: int, processes: int = 1) -> int:
+        """Optimizer steps for a training set of `rows`; `batch_size` is that of one process."""
+        each = math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
+        return math.ceil(each * self.epochs)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -78,11 +90,29 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tenso
     return 0.5 * functional.cross_entropy(student, labels) + 0.5 * TEMPERATURE**2 * soft
 
 
-class TaskTrainer(Trainer):
-    """Trainer whose loss is ours: cross-entropy as a mean over the batch, or distillation where a teacher is given."""
+class SeededGroups(LengthGroupedSampler):
+    """Rows of similar length together, in an order that follows from the seed and the epoch alone: Trainer's own draws from the
+    global random state, which a resumed training does not have as it was.
+    """
 
-    def __init__(self, **arguments):
+    def __init__(self, batch_size: int, lengths: list[int], seed: int):
+        super().__init__(batch_size, lengths=lengths, generator=torch.Generator().manual_seed(seed))
+        self.seed = seed
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator.manual_seed(self.seed + epoch)
+
+
+class TaskTrainer(Trainer):
+    """Trainer with our loss (cross-entropy as a mean over the batch, or distillation), our parameter groups, and checkpoints
+    that hold what training moves instead of the whole model.
+
+    `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen.
+    """
+
+    def __init__(self, *, mask_learning_rate: float | None = None, grower: Grower | None = None, **arguments):
         super().__init__(**arguments)
+        self.mask_learning_rate, self.grower = mask_learning_rate, grower
         # encoders take **kwargs, from which Trainer concludes that their loss is a token sum: accumulation then doubles it
         self.model_accepts_loss_kwargs = False
 
@@ -95,19 +125,90 @@ class TaskTrainer(Trainer):
             loss = distillation_loss(outputs.logits, teacher, labels)
         return (loss, outputs) if return_outputs else loss
 
+    def _get_train_sampler(self, train_dataset: Rows | None = None) -> torch.utils.data.Sampler:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        lengths = [len(row["input_ids"]) for row in self.train_dataset.rows]
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return SeededGroups(size, lengths, self.args.data_seed)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW: decay as Trainer decides it, ProPETL's scores at their own rate, a growing Ω with a step count a scalar."""
+        if self.optimizer is not None:
+            return self.optimizer
+        decayed = set(self.get_decay_parameter_names(self.model))
+        scores = {id(p) for module in self.model.modules() if isinstance(module, Scores) for p in module.parameters()}
+        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                groups.setdefault((id(parameter) in scores, name in decayed), []).append(parameter)
+        rates = {True: self.mask_learning_rate or self.args.learning_rate, False: self.args.learning_rate}
+        described = [
+            {"params": group, "lr": rates[masks], "weight_decay": self.args.weight_decay if decay else 0.0}
+            for (masks, decay), group in groups.items()
+        ]
+        kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        if self.grower is None:
+            self.optimizer = kind(described, **settings)
+        else:
+            self.optimizer = ScalarAdamW(described, self.grower.growth, **settings)
+        return self.optimizer
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        save_changing(self.accelerator.unwrap_model(self.model), Path(output_dir))
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        super()._save_checkpoint(model, trial)
+        seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        load_changing(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
+
+
+class _Grow(TrainerCallback):
+    """Lets Ω grow between backward and the optimizer's step, then clips as Trainer would have."""
+
+    def __init__(self, grower: Grower, clip: float):
+        self.grower, self.clip = grower, clip
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.grower.before(state.global_step + 1)
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self.grower.choose(state.global_step + 1, getattr(optimizer, "optimizer", optimizer))
+        if self.clip:
+            nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], self.clip)
+
+
+class _Save(TrainerCallback):
+    """A checkpoint whenever `seconds` have passed since the last."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.last = seconds, time.monotonic()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if time.monotonic() - self.last >= self.seconds:
+            control.should_save = True
+
+    def on_save(self, args, state, control, **kwargs):
+        self.last = time.monotonic()
+
 
 class _Report(TrainerCallback):
-    """Tells the caller about every step and every logged loss, and keeps the losses."""
+    """Tells the caller about every step and every logged loss; those before a resume are made up for at once."""
 
     def __init__(self, on_step: Callable[[str], None]):
-        self.on_step, self.losses, self.note = on_step, [], ""
+        self.on_step, self.note = on_step, ""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        for _ in range(state.global_step):
+            self.on_step("resumed")
 
     def on_step_end(self, args, state, control, **kwargs):
         self.on_step(self.note)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
-            self.losses.append({"step": state.global_step, "loss": round(float(logs["loss"]), 6)})
             self.note = f"loss {float(logs['loss']):.3f}"
 
 
@@ -118,41 +219,81 @@ def train(
     schedule: Schedule,
     work: Path,
     on_step: Callable[[str], None] = lambda note: None,
+    *,
+    save_every: float = 30.0,
 ) -> list[dict]:
     """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
 
-    On the GPU where torch finds one. Deterministic for one seed and one thread count. `work` is Trainer's folder; nothing
-    is saved there. Raises UserError E406 when a parameter is no longer finite.
+    On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a checkpoint
+    goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no longer finite.
     """
-    report = _Report(on_step)
-    arguments = TrainingArguments(
-        output_dir=str(work),
-        num_train_epochs=schedule.epochs,
-        learning_rate=schedule.learning_rate,
-        per_device_train_batch_size=schedule.batch_size,
-        weight_decay=schedule.weight_decay,
-        warmup_steps=schedule.warmup,
-        lr_scheduler_type="linear",
-        max_grad_norm=1.0,
-        seed=schedule.seed,
-        data_seed=schedule.seed,
-        train_sampling_strategy="group_by_length",
-        save_strategy="no",
-        logging_steps=10,
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        use_cpu=not torch.cuda.is_available(),
-    )
-    trainer = TaskTrainer(
-        model=model, args=arguments, train_dataset=dataset, data_collator=Collator(pad_id), callbacks=[report]
-    )
-    trainer.train()
+    trainer = trainer_of(model, dataset, pad_id, schedule, work, [_Report(on_step), _Save(save_every)])
+    checkpoint = newest(work)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
         raise UserError(
             "E406", f"training diverged at learning_rate {schedule.learning_rate:g}", "Lower it, e.g. to a third of that"
         )
     # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
     model.cpu().eval()
-    return report.losses
+    if trainer.grower is not None:
+        trainer.grower.finish(model)
+    return _means([record["loss"] for record in trainer.state.log_history if "loss" in record])
+
+
+def _means(losses: list[float], every: int = 10) -> list[dict]:
+    """Mean loss of every `every` steps. Trainer's own means start anew after a resume; these do not."""
+    blocks = ((start, losses[start : start + every]) for start in range(0, len(losses), every))
+    return [{"step": start + len(block), "loss": round(float(np.mean(block)), 6)} for start, block in blocks]
+
+
+CLIP = 1.0
+"""Norm to which the gradients of all trainable parameters together are clipped."""
+
+
+def trainer_of(
+    model: nn.Module,
+    dataset: Rows,
+    pad_id: int,
+    schedule: Schedule,
+    work: Path,
+    callbacks: Sequence[TrainerCallback] = (),
+    **overrides,
+) -> TaskTrainer:
+    """The Trainer of one training; `overrides` are TrainingArguments that a caller wants otherwise."""
+    growing = hasattr(model, "growth")
+    arguments = {
+        "output_dir": str(work),
+        "num_train_epochs": schedule.epochs,
+        "learning_rate": schedule.learning_rate,
+        "per_device_train_batch_size": schedule.batch_size,
+        "gradient_accumulation_steps": schedule.accumulate,
+        "weight_decay": schedule.weight_decay,
+        "warmup_steps": schedule.warmup,
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 0.0 if growing else CLIP,
+        "seed": schedule.seed,
+        "data_seed": schedule.seed,
+        "train_sampling_strategy": "group_by_length",
+        "save_strategy": "no",
+        "save_total_limit": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "use_cpu": not torch.cuda.is_available(),
+    }
+    settings = TrainingArguments(**{**arguments, **overrides})
+    grower = grower_of(model, schedule.steps(len(dataset), settings.world_size)) if growing else None
+    trainer = TaskTrainer(
+        model=model,
+        args=settings,
+        train_dataset=dataset,
+        data_collator=Collator(pad_id),
+        callbacks=[*callbacks, *([_Grow(grower, CLIP)] if grower else [])],
+        mask_learning_rate=schedule.mask_learning_rate,
+        grower=grower,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

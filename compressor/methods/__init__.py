@@ -22,6 +22,8 @@ NAMES = ("dsee", "lora", "selective", "bitfit", "adapter", "prefix", "propetl", 
 
 Placement = Literal["pfeiffer", "houlsby"]
 Shared = Literal["adapter", "lora", "prefix"]
+Strategy = Literal["static", "increment", "repeat"]
+Timing = Literal["cohorts", "exact"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,35 @@ class Options:
     """What a ProPETL prototype is."""
     keep: float = 0.5
     """Share of a prototype that each block's mask keeps, k in the paper."""
+    strategy: Strategy = "static"
+    """How Ω comes about: chosen beforehand, grown while training (ID3), or chosen anew each time."""
+    budget: int | float | None = None
+    """|Ω| of a strategy that chooses while training: a count, or a share of the matrices' weights."""
+    schedule: Timing = "cohorts"
+    """When it chooses: at most 32 times, or at every step."""
+    exp: float = 0.0
+    eps: float = 1.0
+    """Of ID3's |g| / (|θ| + eps)^exp."""
     group: str = "tune"
     omega: Mapping[str, Tensor] | None = None
 
 
-OPTIONS = ("modules", "rank", "alpha", "bottleneck", "placement", "length", "shared", "keep", "mask_learning_rate")
+OPTIONS = (
+    "modules",
+    "rank",
+    "alpha",
+    "bottleneck",
+    "placement",
+    "length",
+    "shared",
+    "keep",
+    "mask_learning_rate",
+    "strategy",
+    "budget",
+    "schedule",
+    "exp",
+    "eps",
+)
 """Keys of a training stage that only some methods read."""
 
 
@@ -77,8 +103,10 @@ class Method:
     """Merging leaves a model of the base's architecture."""
     identity: bool = True
     """The model computes the same before the first step."""
+    kind_key: str | None = None
+    """The option that tells the method's kinds apart, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What each of the method's kinds reads of `reads`; `unread` tells what a kind leaves."""
+    """What each of these kinds reads of `reads`; `unread` tells what a kind leaves."""
 
     def unread(self, variant: str) -> tuple[str, ...]:
         """The keys that mean nothing to one kind, although others read them."""

@@ -92,5 +92,6 @@ METHOD = Method(
     reads=("modules", "rank", "alpha", "bottleneck", "length", "shared", "keep", "mask_learning_rate"),
     mergeable=False,
     identity=False,
+    kind_key="shared",
     variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length",)},
 )

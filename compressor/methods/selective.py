@@ -1,4 +1,5 @@
-"""Selective tuning: W + P_Ω(S) alone, Ω chosen beforehand by the stage `select` (SAM, Fish, PaFi, MagPruning, random)."""
+"""Selective tuning: W + P_Ω(S) alone. Ω is chosen beforehand by the stage `select` (SAM, Fish, PaFi, MagPruning, random), or
+while training (ID3)."""
 
 from __future__ import annotations
 
@@ -23,19 +24,52 @@ def attach_sparse(model: nn.Module, options: Options) -> None:
             matrix.attach(Sparse.start(matrix.original, omega, options.group))
 
 
+def attach_selected(model: nn.Module, options: Options) -> None:
+    """Sparse links on the chosen places, or growing ones for a strategy that chooses while training."""
+    if options.strategy == "static":
+        attach_sparse(model, options)
+        return
+    from compressor.anatomy import matrices_of
+    from compressor.cost import shape_of
+    from compressor.growth import plant
+    from compressor.selection.gradients import Heuristic
+
+    plant(
+        model,
+        matrices_of(model, options.modules),
+        count(shape_of(model), options, 0),
+        heuristic=Heuristic(options.exp, options.eps),
+        schedule=options.schedule,
+        repeat=options.strategy == "repeat",
+        group=options.group,
+    )
+
+
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """|Ω|."""
-    return places
+    if options.strategy == "static":
+        return places
+    from compressor.cost import Places
+
+    share = isinstance(options.budget, float)
+    budget = {"ratio": options.budget} if share else {"count": options.budget}
+    return Places(options.modules, "global", **budget).total(shape)
 
 
 METHOD = Method(
     name="selective",
     summary="values on the chosen places, every other weight frozen",
     formula="|Ω|",
-    attach=attach_sparse,
+    attach=attach_selected,
     count=count,
     learning_rate=1e-3,
-    source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi)",
-    reads=("modules",),
+    source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
+    reads=("modules", "strategy", "budget", "schedule", "exp", "eps"),
     uses_omega=True,
+    kind_key="strategy",
+    variants={
+        "static": (),
+        "increment": ("budget", "schedule", "exp", "eps"),
+        "repeat": ("budget", "schedule", "exp", "eps"),
+    },
 )

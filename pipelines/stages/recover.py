@@ -21,6 +21,7 @@ from pipelines.stages.tune import (
     planned,
     settings_of,
     train_and_save,
+    wants_select,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield from same_problems(config, fresh)
         return
     row = method(config.method)
-    if row.uses_omega and fresh is None:
+    if wants_select(config, row) and fresh is None:
         mend = "Put a select between prune and recover, or use method: lora or same"
         yield Problem("E404", f"{row.name} needs places in the matrices as they are now", mend, ("method",))
         return

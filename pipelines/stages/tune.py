@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StrictFloat, StrictInt
 
 from compressor.cost import Plan, Trained
-from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, method
+from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
 from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
     from pipelines.loading import Data
 
+
+def _positive(value: int | float) -> int | float:
+    if value <= 0 or (isinstance(value, float) and value >= 1):
+        raise ValueError("a share lies in (0, 1); a count is a whole number of at least 1")
+    return value
+
+
+Budget = Annotated[StrictInt | StrictFloat, AfterValidator(_positive)]
 
 DEFAULT_MODULES = ("query", "value")
 """What the papers tune, where neither the stage nor a select before it says otherwise."""
@@ -38,14 +46,19 @@ class TrainingConfig(StageConfig):
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")
+    strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
+    budget: Budget | None = Field(default=None, description="|Ω| of increment and repeat: a count, or a share of the weights")
+    schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
+    exp: float | None = Field(default=None, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0")
+    eps: float | None = Field(default=None, gt=0, description="eps of ID3's heuristic, default 1")
     epochs: float = Field(default=2, gt=0)
     learning_rate: float | None = Field(default=None, gt=0)
     batch_size: int = Field(default=32, ge=1)
 
     def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in."""
-        names = ("rank", "bottleneck", "placement", "length", "shared", "keep")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        own = (name for name in OPTIONS if name not in ("modules", "alpha", "mask_learning_rate"))
+        given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
         alpha = self.alpha or 2.0 * (self.rank or Options.rank)
         return Options(modules=modules, alpha=alpha, group=group, omega=omega, **given)
 
@@ -66,17 +79,30 @@ def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Itera
 def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) -> Iterable[Problem]:
     """Faults of a method's keys that need no model: shared by tune and recover."""
     yield from meaningless(config, (key for key in OPTIONS if key not in row.reads), row.name)
-    if row.name == "propetl":
-        shared = config.shared or Options.shared
-        yield from meaningless(config, row.unread(shared), f"propetl with shared: {shared}")
-    if not row.uses_omega and omega is not None:
+    if row.kind_key:
+        kind = getattr(config, row.kind_key) or getattr(Options, row.kind_key)
+        yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
+    wants = wants_select(config, row)
+    if not wants and omega is not None:
         mend = "Use method: dsee or selective, or drop the select"
-        yield Problem("E404", f"{row.name} does not use the places that '{omega.id}' chooses", mend)
-    if row.uses_omega and omega is not None and config.modules is not None:
+        yield Problem("E404", f"{told(config, row)} does not use the places that '{omega.id}' chooses", mend)
+    if row.uses_omega and not wants and config.budget is None:
+        yield Problem("E404", f"{told(config, row)} needs a budget", "Say how many places, e.g. budget: 0.005", ("strategy",))
+    if wants and omega is not None and config.modules is not None:
         missing = [name for name in omega.config.modules if name not in config.modules]
         if missing:
             what = f"select chose places in {', '.join(missing)}, which is not tuned"
             yield Problem("E404", what, "Make the modules agree", ("modules",))
+
+
+def wants_select(config: TrainingConfig, row: Method) -> bool:
+    """Whether the places come from a select stage: not where the method chooses them while training."""
+    return row.uses_omega and config.strategy in (None, "static")
+
+
+def told(config: TrainingConfig, row: Method) -> str:
+    """The method with its strategy, for messages."""
+    return f"{row.name} with strategy {config.strategy}" if config.strategy and row.uses_omega else row.name
 
 
 def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -89,7 +115,7 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
         yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
     row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.name == "select"), None)
-    if row.uses_omega and omega is None:
+    if wants_select(config, row) and omega is None:
         yield Problem("E404", f"{row.name} needs places for its sparse part", "Put a select before it, or use method: lora")
     yield from method_problems(config, row, omega)
 

@@ -80,14 +80,41 @@ def encoding(rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def tuned(model, method: str, modules=("query", "value"), places: int = 5):
-    """Attach a method to every chosen matrix and move its parameters away from the start."""
-    generator = torch.Generator().manual_seed(2)
+CASES: dict[str, tuple[str, dict]] = {
+    **{name: (name, {}) for name in NAMES},
+    "adapter-houlsby": ("adapter", {"placement": "houlsby"}),
+    "propetl-lora": ("propetl", {"shared": "lora"}),
+    "propetl-prefix": ("propetl", {"shared": "prefix", "keep": 0.3}),
+}
+"""Every method, and every kind of it: case -> (method, options). A new one is one row."""
+
+GROWING: dict[str, tuple[str, dict]] = {
+    "id3": ("selective", {"strategy": "increment", "budget": 40}),
+    "id3-exact": ("selective", {"strategy": "increment", "budget": 0.02, "schedule": "exact", "exp": -1.0, "eps": 0.5}),
+    "repeat": ("selective", {"strategy": "repeat", "budget": 40}),
+}
+"""Methods that choose while training: they are what they are only after it."""
+
+
+def prepared(
+    model, case: str, modules=("query", "value"), places: int = 5, generator: torch.Generator | None = None
+) -> Options:
+    """Apply a case to a model, with random places where it takes some; returns the options."""
+    method, kind = {**CASES, **GROWING}[case]
+    generator = generator or torch.Generator().manual_seed(2)
     omega = {
         matrix.path: torch.randperm(matrix.original.numel(), generator=generator)[:places].sort().values.to(torch.int32)
         for matrix in matrices_of(model, modules)
     }
-    apply(model, method, replace(OPTIONS, modules=modules, group="1", omega=omega))
+    options = replace(OPTIONS, modules=modules, group="1", omega=omega, **kind)
+    apply(model, method, options)
+    return options
+
+
+def tuned(model, case: str, modules=("query", "value"), places: int = 5):
+    """Apply a case and move its parameters away from the start."""
+    generator = torch.Generator().manual_seed(2)
+    prepared(model, case, modules, places, generator)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name not in model.head_parameter_names:
@@ -95,19 +122,17 @@ def tuned(model, method: str, modules=("query", "value"), places: int = 5):
     return model
 
 
-def _applies(method: str, architecture: str) -> bool:
+def _applies(case: str, architecture: str) -> bool:
     try:
-        apply(tiny(architecture, torch.float32), method, OPTIONS)
+        prepared(tiny(architecture, torch.float32), case)
     except UserError as error:
         assert error.code == "E407"
         return False
     return True
 
 
-APPLIES = [
-    (method, architecture) for method in NAMES for architecture in sorted(ARCHITECTURES) if _applies(method, architecture)
-]
-"""Every pair that a method can serve. The rest raises E407."""
+APPLIES = [(case, architecture) for case in CASES for architecture in sorted(ARCHITECTURES) if _applies(case, architecture)]
+"""Every pair that can be. The rest raises E407."""
 
 
 @pytest.fixture(params=PRUNABLE)
@@ -115,12 +140,17 @@ def architecture(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=APPLIES, ids="-".join)
-def pair(request) -> tuple[str, str]:
-    """(method, architecture)."""
+@pytest.fixture(params=sorted(ARCHITECTURES))
+def any_architecture(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=NAMES)
-def method(request) -> str:
+@pytest.fixture(params=APPLIES, ids="-".join)
+def pair(request) -> tuple[str, str]:
+    """(case, architecture)."""
+    return request.param
+
+
+@pytest.fixture(params=[*CASES, *GROWING])
+def case(request) -> str:
     return request.param

@@ -1,0 +1,234 @@
+"""Ω that grows while training: ID3's step-by-step unmasking, and its comparison, a fresh choice at every step.
+
+One vector holds the values of all places, whatever matrix they come to lie in. Nothing is masked: what is not chosen is no
+parameter, so it keeps its bits. A place that joins late has its own step count, so Adam's bias correction is right from its
+first update (with a count shared by the tensor that update would be up to 3.2 times too large).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from compressor.anatomy import Matrix
+from compressor.deltas import Change, Delta, Sparse, attach, detach
+from compressor.selection.gradients import Heuristic
+from compressor.sources import top_mask
+
+COHORTS = 32
+"""Most times that Ω grows with `schedule: cohorts`."""
+
+
+def growth_targets(budget: int, steps: int, schedule: str) -> dict[int, int]:
+    """Step (from 1) -> how many places are chosen from then on; the last target is `budget`.
+
+    `exact` grows at every step by B/T (ID3 section 3), `cohorts` at most 32 times. Where B is smaller than the number of
+    times, the places come evenly spaced, one at a time.
+    """
+    times = steps if schedule == "exact" else min(COHORTS, steps)
+    targets: dict[int, int] = {}
+    for number in range(times):
+        target = budget * (number + 1) // times
+        if target > max(targets.values(), default=0):
+            targets[1 + number * steps // times] = target
+    return targets
+
+
+class Growth(Change):
+    """The chosen places of all matrices and their values.
+
+    `values` (B,) is the one parameter; `matrix` (B,) says in which matrix a place lies, `index` (B,) its flat index there;
+    the first `count` are in use.
+    """
+
+    kind = "growth"
+
+    def __init__(self, budget: int, like: Tensor, heuristic: Heuristic, repeat: bool, group: str = ""):
+        super().__init__()
+        self.values = nn.Parameter(like.new_zeros(budget))
+        self.register_buffer("matrix", torch.zeros(budget, dtype=torch.int32))
+        self.register_buffer("index", torch.zeros(budget, dtype=torch.int64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.heuristic, self.repeat, self.group = heuristic, repeat, group
+        self.heard: dict[int, Tensor] = {}
+        self.listening = False
+
+    def slots(self, number: int) -> Tensor:
+        """Positions in `values` of the places in matrix `number`."""
+        used = self.matrix[: int(self.count)] == number
+        return used.nonzero().flatten()
+
+    def hear(self, number: int, gradient: Tensor) -> None:
+        """Add a micro-batch's gradient (out, in) of matrix `number`."""
+        heard = self.heard.get(number)
+        self.heard[number] = gradient.detach().clone() if heard is None else heard + gradient.detach()
+
+
+class Growing(Delta):
+    """W + P_Ω(S) with Ω still growing: one matrix's view of a `Growth`. Becomes `Sparse` when training is done."""
+
+    kind = "growing"
+
+    def __init__(self, growth: Growth, number: int):
+        super().__init__()
+        # in a tuple: the growth is a module of the model once, not of every link
+        self._growth, self.number, self.group = (growth,), number, growth.group
+
+    @property
+    def growth(self) -> Growth:
+        return self._growth[0]
+
+    def change(self, weight: Tensor) -> Tensor:
+        slots = self.growth.slots(self.number)
+        changed = weight.flatten().index_add(0, self.growth.index[slots], self.growth.values[slots]).view(weight.shape)
+        if self.growth.listening and changed.requires_grad:
+            changed.register_hook(lambda gradient: self.growth.hear(self.number, gradient))
+        return changed
+
+
+@dataclass(frozen=True)
+class Grower:
+    """A growth, the matrices it grows in, and when."""
+
+    growth: Growth
+    matrices: Sequence[Matrix]
+    targets: dict[int, int]
+
+    def before(self, step: int) -> None:
+        """Listen to the gradients of `step` (from 1) if places are chosen in it."""
+        self.growth.listening = step in self.targets
+        self.growth.heard.clear()
+
+    @torch.no_grad()
+    def choose(self, step: int, optimizer: ScalarAdamW) -> None:
+        """Between backward and the optimizer's step: choose, and give the new places the gradient they would have had."""
+        if step not in self.targets:
+            return
+        growth = self.growth
+        gradients = [growth.heard[number] for number in range(len(self.matrices))]
+        _average(gradients)
+        scores = torch.cat(
+            [
+                growth.heuristic(gradient, matrix.weight).flatten()
+                for gradient, matrix in zip(gradients, self.matrices, strict=True)
+            ]
+        )
+        starts = torch.tensor([0, *[matrix.original.numel() for matrix in self.matrices]]).cumsum(0)
+        used = int(growth.count)
+        there = starts[growth.matrix[:used].long()] + growth.index[:used]
+        if growth.repeat:
+            chosen = top_mask(scores, self.targets[step]).nonzero().flatten()
+            kept = torch.isin(there, chosen)
+            optimizer.forget((~kept).nonzero().flatten())
+            fresh, slots = chosen[~torch.isin(chosen, there)], (~kept).nonzero().flatten()
+            slots = torch.cat([slots, torch.arange(used, self.targets[step])])
+        else:
+            scores[there] = -1.0
+            fresh = top_mask(scores, self.targets[step] - used).nonzero().flatten()
+            slots = torch.arange(used, self.targets[step])
+        number = torch.searchsorted(starts, fresh, right=True) - 1
+        growth.matrix[slots], growth.index[slots] = number.to(torch.int32), fresh - starts[number]
+        growth.values[slots] = 0.0
+        growth.values.grad[slots] = torch.cat([gradient.flatten() for gradient in gradients])[fresh]
+        growth.count.fill_(self.targets[step])
+
+    def finish(self, model: nn.Module) -> None:
+        """Replace the growing links by plain `Sparse` ones and drop the growth."""
+        for number, matrix in enumerate(self.matrices):
+            slots = self.growth.slots(number)
+            index, order = self.growth.index[slots].sort()
+            values = self.growth.values.detach()[slots][order].clone()
+            links = detach(matrix.owner)
+            for link in links:
+                if isinstance(link, Growing) and link.number == number:
+                    place, link = link.place, Sparse(index, values, self.growth.group)
+                    link.place = place
+                    if not len(index):
+                        continue
+                attach(matrix.owner, link)
+        del model.growth
+
+
+def _average(gradients: list[Tensor]) -> None:
+    """The mean over processes, as the parameters' own gradients are."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+
+
+def plant(
+    model: nn.Module,
+    matrices: Sequence[Matrix],
+    budget: int,
+    *,
+    heuristic: Heuristic,
+    schedule: str = "cohorts",
+    repeat: bool = False,
+    group: str = "",
+) -> None:
+    """Attach growing links to `matrices` of a frozen model; `model.growth` then holds the trainable values.
+
+    With `repeat` all places are chosen anew each time, and what is left out falls back to its first value.
+    """
+    model.growth = Growth(budget, matrices[0].original, heuristic, repeat, group)
+    model.growth.plan = (tuple(matrices), schedule)
+    for number, matrix in enumerate(matrices):
+        matrix.attach(Growing(model.growth, number))
+
+
+def grower_of(model: nn.Module, steps: int) -> Grower:
+    """The grower of a model that `plant` prepared, for a training of `steps`."""
+    growth = model.growth
+    matrices, schedule = growth.plan
+    budget = len(growth.values)
+    # a fresh choice has its whole budget at every step
+    targets = growth_targets(budget, steps, schedule)
+    return Grower(growth, matrices, dict.fromkeys(targets, budget) if growth.repeat else targets)
+
+
+class ScalarAdamW(torch.optim.AdamW):
+    """AdamW in which every scalar of a `Growth` counts its own steps. Other parameters are torch's own business."""
+
+    def __init__(self, parameters, growth: Growth, **arguments):
+        super().__init__(parameters, **arguments)
+        self.growth = growth
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        values, gradient = self.growth.values, self.growth.values.grad
+        values.grad = None
+        loss = super().step(closure)
+        values.grad = gradient
+        if gradient is not None:
+            self._step_values(gradient)
+        return loss
+
+    def _own_state(self) -> dict[str, Tensor]:
+        values = self.growth.values
+        if not self.state[values]:
+            self.state[values] = {name: torch.zeros_like(values) for name in ("step", "exp_avg", "exp_avg_sq")}
+        return self.state[values]
+
+    def _step_values(self, gradient: Tensor) -> None:
+        """AdamW's update (Loshchilov and Hutter 2019, algorithm 2) with a step count for each scalar, decay 0."""
+        values, state = self.growth.values, self._own_state()
+        group = next(group for group in self.param_groups if any(parameter is values for parameter in group["params"]))
+        beta1, beta2 = group["betas"]
+        used = slice(0, int(self.growth.count))
+        step, mean, square, gradient = state["step"][used], state["exp_avg"][used], state["exp_avg_sq"][used], gradient[used]
+        step += 1
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        size = group["lr"] / (1 - beta1**step)
+        values[used] -= size * mean / ((square / (1 - beta2**step)).sqrt() + group["eps"])
+
+    def forget(self, slots: Tensor) -> None:
+        """Start these scalars afresh: they hold another place now."""
+        for tensor in self._own_state().values():
+            tensor[slots] = 0.0

@@ -1,0 +1,117 @@
+"""ID3's growing Ω: the budget at every step, the choice against brute force, and each scalar's own Adam steps."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.anatomy import matrices_of
+from compressor.growth import COHORTS, ScalarAdamW, grower_of, growth_targets, plant
+from compressor.selection.gradients import Heuristic
+from tests.compressor.conftest import encoding, tiny
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 400), st.sampled_from(["exact", "cohorts"]))
+def test_the_whole_budget_is_spent_and_never_more(budget, steps, schedule):
+    """methods.md 3.7: sum u_t = B for any B and T, B < T too; the released code crashes there or overshoots."""
+    targets = growth_targets(budget, steps, schedule)
+    counts = list(targets.values())
+    assert counts[-1] == budget
+    assert all(1 <= step <= steps for step in targets) and list(targets) == sorted(targets)
+    assert all(later > earlier for earlier, later in zip(counts, counts[1:], strict=False))
+    assert len(targets) <= (steps if schedule == "exact" else COHORTS)
+
+
+@pytest.mark.parametrize(("budget", "steps"), [(320, 32), (1000, 50), (640, 64)])
+def test_half_the_updates_of_a_static_choice(budget, steps):
+    """ID3 section 3: increment-S makes B (T + 1) / 2 scalar updates, static-S makes T B."""
+    targets, there, updates = growth_targets(budget, steps, "exact"), 0, 0
+    for step in range(1, steps + 1):
+        there = targets.get(step, there)
+        updates += there
+    assert updates == budget * (steps + 1) / 2
+
+
+def grown(repeat: bool, steps: int, budget: int = 12, schedule: str = "exact", architecture: str = "bert"):
+    """A tiny model whose Ω grew for `steps`; yields (step, dense scores before, matrices, growth) after every choice."""
+    model = tiny(architecture)
+    model.requires_grad_(False)
+    matrices = matrices_of(model, ("query", "ffn_out"))
+    heuristic = Heuristic(exp=2.0, eps=0.5)
+    plant(model, matrices, budget, heuristic=heuristic, schedule=schedule, repeat=repeat)
+    growth, grower = model.growth, grower_of(model, steps)
+    optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=1e-2)
+    labels = torch.tensor([0, 2, 1])
+    for step in range(1, steps + 1):
+        grower.before(step)
+        for part in (slice(0, 2), slice(2, 3)):  # two micro-batches
+            batch = {key: value[part] for key, value in encoding().items()}
+            (torch.nn.functional.cross_entropy(model(**batch).logits, labels[part], reduction="sum") / 3).backward()
+        heard = [growth.heard[number].clone() for number in range(len(matrices))]
+        scores = torch.cat([heuristic(g, m.weight).flatten() for g, m in zip(heard, matrices, strict=True)])
+        grower.choose(step, optimizer)
+        yield step, scores, matrices, growth
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def places(matrices, growth) -> set[int]:
+    """The chosen places as indices into all matrices one behind the other."""
+    starts, used = [0], int(growth.count)
+    for matrix in matrices:
+        starts.append(starts[-1] + matrix.original.numel())
+    return {starts[m] + i for m, i in zip(growth.matrix[:used].tolist(), growth.index[:used].tolist(), strict=True)}
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_each_step_adds_the_best_that_are_not_chosen_yet(architecture):
+    """Against a sort of all scores; GPT-2's matrices lie in a fused, transposed weight."""
+    before: set[int] = set()
+    for step, scores, matrices, growth in grown(False, 6, architecture=architecture):
+        now = places(matrices, growth)
+        rest = sorted((place for place in range(len(scores)) if place not in before), key=lambda p: (-float(scores[p]), p))
+        assert now == before | set(rest[: 2 * step - len(before)])
+        before = now
+
+
+def test_repeat_holds_its_budget_and_what_leaves_falls_back():
+    first = None
+    for _, scores, matrices, growth in grown(True, 6):
+        first = first or [matrix.original.clone() for matrix in matrices]
+        now = places(matrices, growth)
+        assert now == set(torch.sort(scores, descending=True, stable=True).indices[:12].tolist())
+        moved = {
+            start + int(i)
+            for start, matrix, old in zip(offsets(matrices), matrices, first, strict=True)
+            for i in (matrix.weight != old).flatten().nonzero()
+        }
+        assert moved <= now
+
+
+def offsets(matrices) -> list[int]:
+    sizes = [matrix.original.numel() for matrix in matrices]
+    return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def test_a_late_scalar_starts_like_an_early_one():
+    """Its first update is lr · sign(g): with a shared step count it would be up to 3.16 times that (methods.md 3.2)."""
+    model = tiny("bert")
+    plant(model, matrices_of(model, ("query",)), 4, heuristic=Heuristic())
+    growth = model.growth
+    optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=0.1)
+    growth.count.fill_(2)
+    reference = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    plain = torch.optim.AdamW([reference], lr=0.1, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        gradient = torch.randn(4, generator=generator, dtype=torch.float64)
+        growth.values.grad, reference.grad = gradient.clone(), gradient[:2].clone()
+        optimizer.step()
+        plain.step()
+        assert torch.allclose(growth.values[:2], reference, atol=1e-12), "each scalar is plain AdamW"
+        assert not growth.values[2:].any()
+    growth.count.fill_(4)
+    growth.values.grad = torch.full((4,), 0.3, dtype=torch.float64)
+    optimizer.step()
+    assert torch.allclose(growth.values[2:], torch.full((2,), -0.1, dtype=torch.float64), rtol=1e-6)

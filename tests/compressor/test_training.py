@@ -1,0 +1,136 @@
+"""Every method trained: it learns, repeats, goes on after a cut, and splits over batches and processes without a difference."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compressor.deltas import Sparse, chain
+from compressor.errors import UserError
+from compressor.training import Schedule, train, trainer_of
+from compressor.unfinished import changing, newest
+from tests.compressor.conftest import CASES, GROWING, prepared, tiny
+from tests.compressor.training_parts import MODULES, one_process, rows_of
+
+FAST = Schedule(epochs=6, learning_rate=5e-3, batch_size=8, seed=4)
+
+
+def run(case: str, work: Path, on_step=lambda note: None, **arguments):
+    """A tiny BERT trained on 64 rows; returns (model, losses, names of what was frozen -> their first values)."""
+    model = tiny("bert", torch.float32)
+    prepared(model, case, MODULES, places=100)
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    return model, train(model, rows_of(64), 1, FAST, work, on_step, **arguments), frozen
+
+
+def test_training_learns_repeats_and_moves_nothing_else(case, tmp_path):
+    """Two runs with one seed give equal bits; the loss falls; frozen parameters keep their bits."""
+    (first, losses, frozen), (second, _, _) = run(case, tmp_path / "1"), run(case, tmp_path / "2")
+    assert losses[-1]["loss"] < losses[0]["loss"]
+    parameters = dict(first.named_parameters())
+    for name, tensor in frozen.items():
+        # a layer in which nothing was chosen has no chain any more
+        now = parameters.get(name, parameters.get(name.replace(".parametrizations.weight.original", ".weight")))
+        assert torch.equal(now, tensor)
+    assert all(torch.equal(tensor, second.state_dict()[name]) for name, tensor in first.state_dict().items())
+
+
+class Cut(Exception):
+    pass
+
+
+def test_a_cut_training_ends_in_the_same_bits(case, tmp_path):
+    """Stopped at step 19 of 48 with a checkpoint at every step, and taken up by a fresh process's model."""
+    whole, losses, _ = run(case, tmp_path / "whole")
+    seen = []
+
+    def stop(note: str) -> None:
+        seen.append(note)
+        if len(seen) == 19:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run(case, tmp_path / "cut", stop, save_every=0.0)
+    steps = []
+    resumed, again, _ = run(case, tmp_path / "cut", steps.append)
+    assert steps.count("resumed") == 18 and len(steps) == 48
+    assert all(torch.equal(tensor, resumed.state_dict()[name]) for name, tensor in whole.state_dict().items())
+    assert again == losses
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path):
+    model = tiny("bert", torch.float32)
+    prepared(model, "lora", MODULES)
+    train(model, rows_of(64), 1, FAST, tmp_path, save_every=0.0)
+    assert newest(tmp_path).name == "checkpoint-48"
+    stored = tmp_path / "checkpoint-48" / "changing.safetensors"
+    stored.write_bytes(stored.read_bytes()[:-1] + b"x")
+    assert newest(tmp_path).name == "checkpoint-47"
+    assert not stored.exists()
+    (tmp_path / "checkpoint-47" / "manifest.json").unlink()
+    assert newest(tmp_path) is None
+
+
+def test_a_checkpoint_holds_what_moves_and_no_more():
+    model = tiny("bert", torch.float32)
+    prepared(model, "lora", MODULES)
+    assert sum(tensor.numel() for tensor in changing(model).values()) < 0.1 * sum(p.numel() for p in model.parameters())
+
+
+def test_diverged_training_is_an_error_not_a_model(tmp_path):
+    model = tiny("bert", torch.float32)
+    prepared(model, "lora", MODULES)
+    with pytest.raises(UserError, match="E406"):
+        train(model, rows_of(64), 1, Schedule(epochs=2, learning_rate=1e38, batch_size=8), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory) -> Path:
+    """Every case trained by two gloo processes with half the batch each; a folder with one file a case."""
+    out = tmp_path_factory.mktemp("gloo")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*command, "-m", "tests.compressor.training_parts", str(out)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+def test_one_batch_is_two_accumulated_is_two_processes(case, tmp_path, two_processes):
+    """16 rows a step in float64: whole, as 8 + 8 accumulated (Trainer alone doubles an encoder's loss), as two processes."""
+    whole = one_process(case, tmp_path / "1", batch_size=16)
+    halves = one_process(case, tmp_path / "2", batch_size=8, accumulate=2)
+    spread = load_file(two_processes / f"{case}.safetensors")
+    assert whole.keys() == halves.keys() == spread.keys()
+    start = tiny("bert")
+    prepared(start, case, MODULES, places=20)
+    assert any(not torch.equal(tensor, changing(start)[name]) for name, tensor in whole.items())
+    for name, tensor in whole.items():
+        assert torch.allclose(tensor.double(), halves[name].double(), atol=1e-9), name
+        assert torch.allclose(tensor.double(), spread[name].double(), atol=1e-9), name
+
+
+@pytest.mark.parametrize("case", ["sparse", *GROWING])
+def test_optimizer_memory_is_that_of_the_places(case, tmp_path):
+    """No dense gradient and no dense moment outlives a step: two scalars of state for each place (and its step)."""
+    model = tiny("bert", torch.float32)
+    prepared(model, "selective" if case == "sparse" else case, MODULES)
+    trainer = trainer_of(model, rows_of(16), 1, Schedule(epochs=1, learning_rate=1e-3, batch_size=8), tmp_path)
+    trainer.train()
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    held = sum(t.numel() for state in trainer.optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+    assert held <= 3 * trained + len(trainer.optimizer.state)
+    assert all(parameter.grad is None for parameter in model.parameters() if not parameter.requires_grad)
+
+
+def test_every_case_is_in_the_harness():
+    assert {method for method, _ in CASES.values()} == set(__import__("compressor.methods", fromlist=["NAMES"]).NAMES)
+
+
+def test_a_growth_ends_as_plain_sparse_links(tmp_path):
+    model, _, _ = run("id3", tmp_path)
+    links = [link for module in model.modules() for link in chain(module)]
+    assert links and all(isinstance(link, Sparse) for link in links)
+    assert sum(len(link.values) for link in links) == GROWING["id3"][1]["budget"]
+    assert all((link.omega[1:] > link.omega[:-1]).all() for link in links)
