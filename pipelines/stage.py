@@ -121,6 +121,7 @@ class Stage:
     the distributions whose versions enter the fingerprint; `version` is raised when the stage's own results change.
     `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint.
+    `lengths` are the tokens a row that the config asks for, each behind its key, to be compared with the model's positions.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Stage:
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
+    lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
 
 
 def load_stage(name: str) -> Stage:

@@ -137,4 +137,5 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
     run=run,
+    lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
 )

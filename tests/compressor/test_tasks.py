@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModel
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import batches, pad, predict
+from compressor.tasks.features import batches, most_tokens, pad, predict
 from compressor.tasks.metrics import accuracy, accuracy_interval, difference_interval
 from compressor.tasks.reading import read_task
 
@@ -118,6 +120,38 @@ def test_predictions_come_back_in_order():
     assert predict(forward, rows, 0, batch_size=4).flatten().tolist() == list(range(23))
     assert [shape[1] for shape in seen] == sorted((shape[1] for shape in seen), reverse=True)
     assert sorted(row for batch in batches(rows, 4) for row in batch) == list(range(23))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "most"),
+    [
+        ("bert", {}, 24),
+        ("mpnet", {}, 22),
+        ("mpnet", {"pad_token_id": 5}, 22),
+        ("roberta", {}, 22),
+        ("roberta", {"pad_token_id": 5}, 18),
+        ("gpt2", {}, 24),
+        ("deberta-v2", {}, 24),
+        ("deberta-v2", {"position_biased_input": False, "relative_attention": True, "pos_att_type": ["c2p"]}, None),
+        ("llama", {}, None),
+    ],
+)
+def test_the_longest_row_is_what_the_live_model_takes(tmp_path, model_type, settings, most):
+    config = AutoConfig.for_model(
+        model_type, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=30,
+        max_position_embeddings=24, **settings,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert most_tokens(json.loads((tmp_path / "config.json").read_text())) == most
+    model = AutoModel.from_config(config).eval()
+    model(torch.full((1, most or 60), 7))
+    if most is not None:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.full((1, most + 1), 7))
+
+
+def test_positions_that_the_config_leaves_out_are_the_defaults():
+    assert [most_tokens({"model_type": kind}) for kind in ("bert", "mpnet", "gpt2", "t5")] == [512, 510, 1024, None]
 
 
 def test_padding_is_on_the_right():
