@@ -303,6 +303,7 @@ def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
         artifacts=tuple(artifact for artifact in earlier if everything or artifact.kind in kinds),
         dense=_dense(earlier) if stage.uses_dense else None,
         run={"name": pipeline.name, "stages": [one.id for one in pipeline.stages[:number]]} if everything else {},
+        threads=run.threads,
     )
 
 

@@ -77,7 +77,10 @@ class BaseModelReference:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a stage may see: the base, the task, the seed and the artifacts it declares (earlier stages only, in order)."""
+    """What a stage may see: the base, the task, the seed and the artifacts it declares (earlier stages only, in order).
+
+    `threads` is for the sessions and processes that a stage starts; torch in this process has it already.
+    """
 
     base: BaseModelReference
     task: TaskConfig
@@ -86,6 +89,7 @@ class Inputs:
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
     """Name of the pipeline and of the stages before this one, for reports."""
+    threads: int | None = None
 
     def nearest(self, kind: str) -> Artifact | None:
         """The nearest earlier artifact of a kind, or None."""

@@ -52,7 +52,7 @@ def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
     return rows
 
 
-def logits_of(candidate: Candidate, data: Data, workspace: Workspace) -> np.ndarray:
+def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None) -> np.ndarray:
     """Logits of all validation rows in the candidate's own runtime."""
     from compressor.checkpoint import load
     from compressor.tasks.features import torch_forward
@@ -61,7 +61,7 @@ def logits_of(candidate: Candidate, data: Data, workspace: Workspace) -> np.ndar
 
     if candidate.runtime == "pytorch":
         return predict_rows(torch_forward(load(candidate.path)), data.validation, data, workspace, candidate.name)
-    return onnx_logits(candidate.path, data.validation, data, workspace, candidate.name)
+    return onnx_logits(candidate.path, data.validation, data, workspace, candidate.name, threads=threads)
 
 
 def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
@@ -99,12 +99,13 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         save_checkpoint(dense, Path(scratch), inputs.base.folder)
         rows = candidates(inputs, Path(scratch))
         shapes = {"dense": shape_of(dense), "compressed": shape_of(load(inputs.nearest("model").folder))}
-        logits = {row.name: logits_of(row, data, workspace) for row in rows}
+        logits = {row.name: logits_of(row, data, workspace, inputs.threads) for row in rows}
         vocabulary = dense.config.vocab_size
         variants = [Variant(row.name, row.runtime, row.path, config.device, vocabulary) for row in rows]
         grid = [(batch, length) for length in config.length for batch in config.batch]
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
-            timings = measure(variants, grid, config.rounds, seed=inputs.seed, on_round=bar.advance)
+            options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
+            timings = measure(variants, grid, config.rounds, **options)
     delta = delta_of_tune(inputs.dense.metadata)
     reference = logits[rows[0].name]
     records = []
@@ -136,6 +137,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
+    version=2,
     run=run,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
 )
