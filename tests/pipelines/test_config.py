@@ -167,6 +167,11 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path_factory, values):
     assert json.dumps(again) == json.dumps(first)
 
 
+def test_fp32_may_be_measured_on_a_graphics_card(write):
+    stages = f"{STAGES}\n  - export: {{precision: [fp32]}}\n  - benchmark: {{device: cuda}}\n"
+    assert config(write(stages), "benchmark").device == "cuda"
+
+
 def test_recipes_are_found_by_name_and_are_right():
     assert {entry.id for entry in load_pipeline(find_pipeline("quickstart")).stages} >= {"tune", "prune", "deploy", "report"}
     assert load_pipeline(find_pipeline("paper")).name == "paper"

@@ -109,6 +109,12 @@ MISTAKES = [
         "E113 {file}:11: stages[6].benchmark.length[1]: 65 tokens, where the model has positions for 64",
         "Use at most 64",
     ),
+    Mistake(
+        "int8 on a graphics card",
+        ("length: [16, 64]", "device: cuda"),
+        "E604 {file}:11: stages[6].benchmark.device: dynamic int8 would run partly on the CPU",
+        "precision: [fp32] in 'export'",
+    ),
     Mistake("missing data file", Path.unlink, "E201 {file}: no such file", file="dev.tsv"),
     Mistake("folder for a data file", to_folder, "E202 {file}: a folder, not a data file", file="train.tsv"),
     Mistake(
