@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.metadata
 import os
 import platform
@@ -34,6 +36,23 @@ def physical_cores() -> int:
     allowed = os.sched_getaffinity(0)
     siblings = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in allowed]
     return len({path.read_text() for path in siblings}) if all(path.is_file() for path in siblings) else len(allowed)
+
+
+@functools.cache
+def accelerator() -> str | None:
+    """Name of the first graphics card that CUDA offers to this process, None without one.
+
+    The driver is asked, because it knows CUDA_VISIBLE_DEVICES and answers without an import of torch.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    # every call returns 0 where it succeeds
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, len(name), device):
+        return None
+    return name.value.decode()
 
 
 def machine(stages: Iterable[Stage], threads: int) -> dict[str, Any]:
