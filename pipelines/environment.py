@@ -55,12 +55,16 @@ def accelerator() -> str | None:
     return name.value.decode()
 
 
-def machine(stages: Iterable[Stage], threads: int) -> dict[str, Any]:
-    """What a run's seconds were measured on, and the versions of the packages that its stages declare."""
+def machine(stages: Iterable[Stage], threads: int | None) -> dict[str, Any]:
+    """What seconds were measured on, and the versions of the packages that the stages declare.
+
+    `accelerator` is there only where a graphics card is.
+    """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     versions = {name: found for stage in stages for name, found in package_versions(stage).items()}
+    card = accelerator()
     return {
         "cpu": cpu,
         "cores": physical_cores(),
@@ -69,4 +73,5 @@ def machine(stages: Iterable[Stage], threads: int) -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": versions,
+        **({"accelerator": card} if card else {}),
     }

@@ -95,12 +95,13 @@ def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Write measurements.json: one record a candidate, latencies of one interleaved run."""
+    """Write measurements.json: one record a candidate, latencies of one interleaved run, and the machine."""
     from compressor.checkpoint import load, save_checkpoint
     from compressor.cost import shape_of
     from compressor.deltas import merge_all
     from compressor.tasks.metrics import difference_interval
     from export.latency import Variant, measure
+    from pipelines.environment import machine
     from pipelines.loading import load_data, load_model, quality
 
     data = load_data(inputs)
@@ -134,7 +135,13 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
             }
         )
-    result = {"device": config.device, "rounds": config.rounds, "baseline": rows[0].name, "candidates": records}
+    result = {
+        "device": config.device,
+        "rounds": config.rounds,
+        "machine": machine([STAGE], inputs.threads),
+        "baseline": rows[0].name,
+        "candidates": records,
+    }
     (workspace.folder / "measurements.json").write_text(json.dumps(result, indent=1) + "\n")
     return {"candidates": [row.name for row in rows]}
 

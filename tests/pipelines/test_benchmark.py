@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 import export.latency
 import export.sessions
 from pipelines.config import load_pipeline
+from pipelines.environment import package_versions
 from pipelines.runner import run_pipeline
 from pipelines.stage import Artifact, BaseModelReference, Inputs
-from pipelines.stages.benchmark import BenchmarkConfig, run
+from pipelines.stages.benchmark import STAGE, BenchmarkConfig, run
 from tests.tiny import write_pipeline
 
 STAGES = [{"tune": {"method": "lora", "rank": 2, "modules": ["query"], "epochs": 0.2}}, {"merge": None}]
@@ -74,3 +75,9 @@ def measured(ready, tmp_path_factory):
 
 def test_the_pipelines_threads_reach_the_sessions_and_the_latency_workers(measured):
     assert measured[1] == [3, 3, 3]
+
+
+def test_the_measurements_name_their_machine(measured):
+    machine = measured[0]["machine"]
+    assert machine["threads"] == 3 and machine["cpu"] and machine["cores"] >= 1
+    assert machine["packages"] == package_versions(STAGE)
