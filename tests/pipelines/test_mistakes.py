@@ -115,6 +115,19 @@ MISTAKES = [
         "E604 {file}:11: stages[6].benchmark.device: dynamic int8 would run partly on the CPU",
         "precision: [fp32] in 'export'",
     ),
+    Mistake(
+        "text and label in one column",
+        ("label: label", "label: sentence"),
+        "E104 {file}:3: task.label: the label is in a column of its own",
+    ),
+    Mistake(
+        "a text that is named as the label's default", ("text: sentence, label: label", "text: label"), "E104 {file}:3: task"
+    ),
+    Mistake(
+        "the same text twice",
+        ("text: sentence", "text: [sentence, sentence]"),
+        "E104 {file}:3: task.text: a pair is two columns",
+    ),
     Mistake("missing data file", Path.unlink, "E201 {file}: no such file", file="dev.tsv"),
     Mistake("folder for a data file", to_folder, "E202 {file}: a folder, not a data file", file="train.tsv"),
     Mistake(
