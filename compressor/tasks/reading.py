@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from compressor.tasks import TaskConfig
 
 MAX_CLASSES = 200
 """More distinct labels than this is a column of ids or numbers, not of classes."""
+
+INTEGER = re.compile(r"-?\d{1,99}")
+"""A label that is an integer. Not every `isdigit()` is: '²' and '--5' are none, nor thousands of digits."""
 
 Rows = list[tuple[int, dict[str, object]]]
 
@@ -68,26 +72,33 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str,
     checked = []
     for line, row in rows:
         texts = tuple(row[name] for name in task.text_columns)
-        label = row[task.label]
+        label = _label(row[task.label])
         for name, text in zip(task.text_columns, texts, strict=True):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(
                     "E206", f"column '{name}' holds {text!r}, not text", "Fill it or drop the row", f"{path}:{line}"
                 )
-        if label is None or isinstance(label, float | dict | list) or not str(label).strip():
+        if label is None:
             raise UserError(
                 "E207",
-                f"column '{task.label}' holds {label!r}, not a class",
+                f"column '{task.label}' holds {row[task.label]!r:.60}, not a class",
                 "Use one word or integer a class",
                 f"{path}:{line}",
             )
-        checked.append((line, texts, str(label).strip()))
+        checked.append((line, texts, label))
     for position, name in enumerate(task.text_columns):
         if all(_is_number(texts[position]) for _, texts, _ in checked):
             raise UserError(
                 "E206", f"column '{name}' holds only numbers", "Name the column that holds the sentences", f"{path}:1"
             )
     return checked
+
+
+def _label(value: object) -> str | None:
+    """A class as text; None for what is none: nothing, a fraction, a list, digits that make no integer."""
+    label = "" if value is None or isinstance(value, float | dict | list) else str(value).strip()
+    broken = label.lstrip("-").isdigit() and not INTEGER.fullmatch(label)
+    return None if broken or not label else label
 
 
 def _nearest_column(name: str, columns: list[str]) -> str:
@@ -115,7 +126,7 @@ def _label_names(path: Path, labels: list[str]) -> list[str]:
             f"At most {MAX_CLASSES} classes; check task.label",
             str(path),
         )
-    return sorted(names, key=int) if all(name.lstrip("-").isdigit() for name in names) else sorted(names)
+    return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
 
 
 def _check_validation_labels(path: Path, rows: list, known: dict[str, int]) -> None:

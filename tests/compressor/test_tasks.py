@@ -39,8 +39,8 @@ def test_three_formats_read_the_same(tmp_path, ending, content):
 
 
 def test_integer_labels_keep_numeric_order(tmp_path):
-    rows = "sentence\tlabel\n" + "".join(f"words\t{n}\n" for n in (10, 2, 1))
-    assert read_task(task(tmp_path, rows, rows)).label_names == ["1", "2", "10"]
+    rows = "sentence\tlabel\n" + "".join(f"words\t{n}\n" for n in (10, 2, -1))
+    assert read_task(task(tmp_path, rows, rows)).label_names == ["-1", "2", "10"]
 
 
 def test_pairs(tmp_path):
@@ -58,6 +58,9 @@ def test_pairs(tmp_path):
         ("E206", "sentence\tlabel\n1.5\tno\n2\tyes\n", {}),
         ("E206", "sentence\tlabel\n \tno\nx\tyes\n", {}),
         ("E207", "sentence\tlabel\nx y\t\nx\tyes\n", {}),
+        ("E207", "sentence\tlabel\nx\t--5\ny\t3\n", {}),
+        ("E207", "sentence\tlabel\nx\t²\ny\t3\n", {}),
+        ("E207", f"sentence\tlabel\nx\t{'7' * 5000}\ny\t3\n", {}),
         ("E208", "sentence\tlabel\nx\tno\ny\tno\n", {}),
         ("E208", "sentence\tlabel\n" + "".join(f"x\t{n}\n" for n in range(300)), {}),
         ("E203", b"sentence\tlabel\ncaf\xe9\tno\nx\tyes\n", {}),
