@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -138,7 +139,7 @@ def _check_validation_labels(path: Path, rows: list, known: dict[str, int]) -> N
 
 
 def _read(path: Path) -> Rows:
-    """Every row with its line number. Raises UserError E201, E202, E203, E210."""
+    """Every row with the number of its first line. Raises UserError E201, E202, E203, E210."""
     if path.is_dir():
         raise UserError("E202", "a folder, not a data file", "Name a .csv, .tsv or .jsonl file", str(path))
     if not path.is_file():
@@ -168,15 +169,19 @@ def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+    # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line = 1
     try:
         header = next(reader, [])
+        line = reader.line_num + 1
         for fields in reader:
             if fields:
-                yield reader.line_num, _as_row(header, fields, f"{path}:{reader.line_num}")
+                yield line, _as_row(header, fields, f"{path}:{line}")
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{reader.line_num}") from None
+        raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{line}") from None
 
 
 def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:

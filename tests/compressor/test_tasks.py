@@ -97,9 +97,20 @@ def test_a_number_where_json_should_hold_text(tmp_path):
         read_task(task(tmp_path, rows, rows, "jsonl"))
 
 
-def test_an_open_quote_in_csv(tmp_path):
-    rows = 'sentence,label\n"open,no\nx,yes\n'
-    with pytest.raises(UserError, match="E210"):
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\n", "\r\n"])
+def test_a_row_of_csv_ends_where_csv_ends_it_and_keeps_its_line(tmp_path, separator):
+    quote = '"' if "\n" in separator else ""
+    rows = f"sentence,label\n{quote}one{separator}row{quote},no\n\nanother,yes\n"
+    data = read_task(task(tmp_path, rows, rows, "csv"))
+    assert data.train.texts == [(f"one{separator}row",), ("another",)]
+    line = 6 if quote else 5
+    with pytest.raises(UserError, match=rf"E207 .*train.csv:{line}: "):
+        read_task(task(tmp_path, f"{rows}x,\n", rows, "csv"))
+
+
+def test_an_open_quote_in_csv_is_named_where_it_opens(tmp_path):
+    rows = 'sentence,label\nz,no\n"open,no\nx,yes\n'
+    with pytest.raises(UserError, match=r"E210 .*train.csv:3: not CSV"):
         read_task(task(tmp_path, rows, rows, "csv"))
 
 
