@@ -11,7 +11,6 @@ the dense graph runs twice as an A/A control, and a run whose control is off by 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import platform
 import sys
@@ -95,8 +94,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = resolve(options.model).folder
     with tempfile.TemporaryDirectory() as scratch:
-        with contextlib.redirect_stdout(sys.stderr):  # the exporter tells of its progress
-            graphs, flops = variants(folder, Path(scratch), options.length)
+        graphs, flops = variants(folder, Path(scratch), options.length)
         shapes = [(batch, options.length) for batch in options.batch]
         rows = measure(graphs, shapes, options.rounds)
     tables = {
