@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,9 +70,11 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
     accepted = inspect.signature(model.forward).parameters
     inputs = {name: torch.from_numpy(values) for name, values in encoding.items() if name in accepted}
     dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
-    with unchanged(model), torch.no_grad():
+    # transformers hands no `verbose` down to torch's exporter, which would print its progress to stdout
+    with unchanged(model), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as progress:
         config = OnnxConfig(dynamic_shapes=dynamic, opset_version=OPSET)
         program, _ = OnnxExporter().export_program(model, inputs, config)
+    logging.getLogger(__name__).info("%s", progress.getvalue().strip())
     for node in program.graph.all_nodes():
         # stack traces and module paths: they hold folders of this machine
         node.metadata_props.clear()

@@ -239,6 +239,21 @@ def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserErro
                 said.add((problem.code, problem.what))
                 where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
                 yield UserError(problem.code, problem.what, problem.mend, where)
+    if not said:
+        yield from _unused(source, entries)
+
+
+def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
+    """A select whose places nobody reads: the next select hides them, a prune cuts the matrices that they index."""
+    for place, entry in enumerate(entries):
+        if load_stage(entry.name).produces != "omega":
+            continue
+        after = [load_stage(later.name) for later in entries[place + 1 :]]
+        end = next((stage for stage in after if stage.name == "prune" or "omega" in (stage.produces, *stage.accepts)), None)
+        if end is None or "omega" not in end.accepts:
+            what = f"no stage uses the places that '{entry.id}' chooses" + (f" before the {end.name} after it" if end else "")
+            where = source.where(source.locate(("stages", place, entry.name)))
+            yield UserError("E114", what, "Put a tune or a recover right after it, or remove it", where)
 
 
 def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:

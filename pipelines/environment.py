@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.metadata
 import os
 import platform
@@ -36,12 +38,33 @@ def physical_cores() -> int:
     return len({path.read_text() for path in siblings}) if all(path.is_file() for path in siblings) else len(allowed)
 
 
-def machine(stages: Iterable[Stage], threads: int) -> dict[str, Any]:
-    """What a run's seconds were measured on, and the versions of the packages that its stages declare."""
+@functools.cache
+def accelerator() -> str | None:
+    """Name of the first graphics card that CUDA offers to this process, None without one.
+
+    The driver is asked, because it knows CUDA_VISIBLE_DEVICES and answers without an import of torch.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    # every call returns 0 where it succeeds
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, len(name), device):
+        return None
+    return name.value.decode()
+
+
+def machine(stages: Iterable[Stage], threads: int | None) -> dict[str, Any]:
+    """What seconds were measured on, and the versions of the packages that the stages declare.
+
+    `accelerator` is there only where a graphics card is.
+    """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     versions = {name: found for stage in stages for name, found in package_versions(stage).items()}
+    card = accelerator()
     return {
         "cpu": cpu,
         "cores": physical_cores(),
@@ -50,4 +73,5 @@ def machine(stages: Iterable[Stage], threads: int) -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": versions,
+        **({"accelerator": card} if card else {}),
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ class Ready:
 
 
 def check_inputs(pipeline: Pipeline) -> Ready:
-    """Resolve the model and read the data. Raises UserErrors with all E2xx and E3xx faults."""
+    """Resolve the model and read the data. Raises UserErrors with all E113, E2xx and E3xx faults."""
     from compressor.models import resolve
     from compressor.tasks import check_data, data_files
     from pipelines.store import sha256_of
@@ -36,6 +37,7 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     base = None
     try:
         base = resolve(pipeline.model, relative_to=pipeline.source_folder)
+        faults += length_faults(pipeline, base.folder)
     except UserError as error:
         faults += with_place(error, pipeline.source.where(("model",))).errors
     try:
@@ -46,6 +48,21 @@ def check_inputs(pipeline: Pipeline) -> Ready:
         raise UserErrors(faults)
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
     return Ready(pipeline, reference, {path: sha256_of(path) for path in data_files(pipeline.task)})
+
+
+def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
+    """E113 for every length that the absolute positions of the model in this folder cannot number."""
+    from compressor.tasks.features import most_tokens
+
+    most = most_tokens(json.loads((model / "config.json").read_text(encoding="utf-8")))
+    asked = [(("task", "max_length"), pipeline.task.max_length)]
+    for number, entry in enumerate(pipeline.stages):
+        for key, length in load_stage(entry.name).lengths(entry.config):
+            asked.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
+    for path, length in asked:
+        if most is not None and length > most:
+            what = f"{length} tokens, where the model has positions for {most}"
+            yield UserError("E113", what, f"Use at most {most}", pipeline.source.where(path))
 
 
 def make_plan(ready: Ready) -> Plan | None:

@@ -23,7 +23,7 @@ import yaml
 from compressor.errors import CompressError, UserError
 from pipelines.capture import captured, real_stdout
 from pipelines.config import Pipeline, with_place, without_id
-from pipelines.environment import machine, package_versions, physical_cores
+from pipelines.environment import accelerator, machine, package_versions, physical_cores
 from pipelines.preflight import Ready, check_folder, check_inputs, check_packages, make_plan
 from pipelines.progress import Display, human_seconds
 from pipelines.stage import Artifact, Entry, Inputs, Progress, Stage, load_stage
@@ -303,6 +303,7 @@ def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
         artifacts=tuple(artifact for artifact in earlier if everything or artifact.kind in kinds),
         dense=_dense(earlier) if stage.uses_dense else None,
         run={"name": pipeline.name, "stages": [one.id for one in pipeline.stages[:number]]} if everything else {},
+        threads=run.threads,
     )
 
 
@@ -323,6 +324,8 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
         key: content.get(str(value), value) if reads_data or str(value) not in content else None
         for key, value in task.model_dump(mode="json").items()
     }
+    # a stage that torch computes gives other bits on a graphics card
+    card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
         {
             "stage": stage.name,
@@ -337,6 +340,7 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
             "packages": package_versions(stage),
             "python": list(sys.version_info[:2]),
             "threads": run.threads,
+            **({"accelerator": card} if card else {}),
         }
     )
 

@@ -77,7 +77,10 @@ class BaseModelReference:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a stage may see: the base, the task, the seed and the artifacts it declares (earlier stages only, in order)."""
+    """What a stage may see: the base, the task, the seed and the artifacts it declares (earlier stages only, in order).
+
+    `threads` is for the sessions and processes that a stage starts; torch in this process has it already.
+    """
 
     base: BaseModelReference
     task: TaskConfig
@@ -86,6 +89,7 @@ class Inputs:
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
     """Name of the pipeline and of the stages before this one, for reports."""
+    threads: int | None = None
 
     def nearest(self, kind: str) -> Artifact | None:
         """The nearest earlier artifact of a kind, or None."""
@@ -121,7 +125,8 @@ class Stage:
     the distributions whose versions enter the fingerprint; `version` is raised when the stage's own results change.
     `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
-    it depends on the config it is a function of it.
+    it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
+    key, to be compared with the model's positions.
     """
 
     name: str
@@ -137,6 +142,7 @@ class Stage:
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
+    lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
 
 
 def load_stage(name: str) -> Stage:

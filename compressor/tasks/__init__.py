@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 METRIC = "accuracy"
 """The task metric of classification."""
@@ -24,7 +24,7 @@ class TaskConfig(BaseModel):
     train: Path
     validation: Path
     text: str | list[str] = "text"
-    label: str = "label"
+    label: str = Field(default="label", validate_default=True)
     max_length: int = Field(default=128, ge=4, le=8192, description="tokens a row is truncated to")
 
     @field_validator("text")
@@ -32,7 +32,17 @@ class TaskConfig(BaseModel):
     def _one_or_two(cls, text: str | list[str]) -> str | list[str]:
         if isinstance(text, list) and len(text) not in (1, 2):
             raise ValueError("text names one column, or two for sentence pairs")
+        if isinstance(text, list) and len(set(text)) < len(text):
+            raise ValueError("a pair is two columns, not one twice")
         return text
+
+    @field_validator("label")
+    @classmethod
+    def _no_text(cls, label: str, info: ValidationInfo) -> str:
+        text = info.data.get("text", ())
+        if label in ((text,) if isinstance(text, str) else text):
+            raise ValueError("the label is in a column of its own, not in that of the text")
+        return label
 
     @property
     def text_columns(self) -> tuple[str, ...]:

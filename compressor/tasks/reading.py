@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,9 @@ from compressor.tasks import TaskConfig
 
 MAX_CLASSES = 200
 """More distinct labels than this is a column of ids or numbers, not of classes."""
+
+INTEGER = re.compile(r"-?\d{1,99}")
+"""A label that is an integer. Not every `isdigit()` is: '²' and '--5' are none, nor thousands of digits."""
 
 Rows = list[tuple[int, dict[str, object]]]
 
@@ -68,26 +73,33 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str,
     checked = []
     for line, row in rows:
         texts = tuple(row[name] for name in task.text_columns)
-        label = row[task.label]
+        label = _label(row[task.label])
         for name, text in zip(task.text_columns, texts, strict=True):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(
                     "E206", f"column '{name}' holds {text!r}, not text", "Fill it or drop the row", f"{path}:{line}"
                 )
-        if label is None or isinstance(label, float | dict | list) or not str(label).strip():
+        if label is None:
             raise UserError(
                 "E207",
-                f"column '{task.label}' holds {label!r}, not a class",
+                f"column '{task.label}' holds {row[task.label]!r:.60}, not a class",
                 "Use one word or integer a class",
                 f"{path}:{line}",
             )
-        checked.append((line, texts, str(label).strip()))
+        checked.append((line, texts, label))
     for position, name in enumerate(task.text_columns):
         if all(_is_number(texts[position]) for _, texts, _ in checked):
             raise UserError(
                 "E206", f"column '{name}' holds only numbers", "Name the column that holds the sentences", f"{path}:1"
             )
     return checked
+
+
+def _label(value: object) -> str | None:
+    """A class as text; None for what is none: nothing, a fraction, a list, digits that make no integer."""
+    label = "" if value is None or isinstance(value, float | dict | list) else str(value).strip()
+    broken = label.lstrip("-").isdigit() and not INTEGER.fullmatch(label)
+    return None if broken or not label else label
 
 
 def _nearest_column(name: str, columns: list[str]) -> str:
@@ -115,7 +127,7 @@ def _label_names(path: Path, labels: list[str]) -> list[str]:
             f"At most {MAX_CLASSES} classes; check task.label",
             str(path),
         )
-    return sorted(names, key=int) if all(name.lstrip("-").isdigit() for name in names) else sorted(names)
+    return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
 
 
 def _check_validation_labels(path: Path, rows: list, known: dict[str, int]) -> None:
@@ -127,7 +139,7 @@ def _check_validation_labels(path: Path, rows: list, known: dict[str, int]) -> N
 
 
 def _read(path: Path) -> Rows:
-    """Every row with its line number. Raises UserError E201, E202, E203, E210."""
+    """Every row with the number of its first line. Raises UserError E201, E202, E203, E210."""
     if path.is_dir():
         raise UserError("E202", "a folder, not a data file", "Name a .csv, .tsv or .jsonl file", str(path))
     if not path.is_file():
@@ -157,15 +169,19 @@ def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+    # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line = 1
     try:
         header = next(reader, [])
+        line = reader.line_num + 1
         for fields in reader:
             if fields:
-                yield reader.line_num, _as_row(header, fields, f"{path}:{reader.line_num}")
+                yield line, _as_row(header, fields, f"{path}:{line}")
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{reader.line_num}") from None
+        raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{line}") from None
 
 
 def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:

@@ -20,7 +20,6 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.machine import machine
 from pipelines.stage import Artifact, Inputs
 
 Record = dict[str, Any]
@@ -56,7 +55,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "flops": flops(roles),
         "quality_by_stage": quality_by_stage(inputs, candidates),
         "measured": {"device": measurements["device"], "rounds": measurements["rounds"]},
-        "machine": machine(measurements["device"]),
+        "machine": measurements["machine"],
     }
 
 

@@ -135,7 +135,8 @@ def latency(report: Record) -> Table:
 def facts(report: Record) -> list[tuple[str, str]]:
     """How it was measured, as (name, value)."""
     measured, here, task = report["measured"], report["machine"], report["task"]
-    versions = ", ".join(f"{name} {number}" for name, number in here["versions"].items())
+    versions = ", ".join(here["packages"].values())
+    computed_by = here["cpu"] if measured["device"] == "cpu" else here["accelerator"]
     pruned = "; ".join(f"{i['structure']} by {i['criterion']}, {i['remove']} per layer" for i in report["pruning"]["items"])
     rows = [
         ("Base model", report["model"]),
@@ -143,7 +144,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Stages", " → ".join(row["id"] for row in report["stages"])),
         ("Removed", pruned),
         ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
-        ("Machine", f"{here.get('gpu', here['cpu'])}, {here['cores']} cores, {here['system']} (where this report was written)"),
+        ("Machine", f"{computed_by}, {here['cores']} cores, {here['threads']} used, {here['system']}"),
         ("Versions", f"Python {here['python']}, {versions}"),
         (
             "Intervals",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
     from pipelines.loading import Data
@@ -32,7 +32,7 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E725", f"{config.precision} is not exported", "Add it to export.precision", ("precision",))
 
 
-def prove(config: DeployConfig, onnx: Artifact, precision: str, data: Data, workspace: Workspace) -> dict[str, Any]:
+def prove(config: DeployConfig, inputs: Inputs, precision: str, data: Data, workspace: Workspace) -> dict[str, Any]:
     """Start Triton on the repository and compare its answers with a local session. Raises CheckError, UserError E7xx."""
     from export.parity import compare, require
     from pipelines.loading import PARITY_ROWS, predict_rows
@@ -40,11 +40,11 @@ def prove(config: DeployConfig, onnx: Artifact, precision: str, data: Data, work
     from serving.client import Client
     from serving.server import EmbeddedServer
 
-    rows = data.validation.sample(PARITY_ROWS)
+    rows, onnx = data.validation.sample(PARITY_ROWS), inputs.nearest("onnx")
     path = onnx.folder / onnx.metadata["files"]["compressed"][precision]["path"]
     # one batch size on both sides: dynamic int8 scales depend on what shares a batch
     batch = min(32, config.max_batch_size)
-    local = onnx_logits(path, rows, data, workspace, "local session", batch)
+    local = onnx_logits(path, rows, data, workspace, "local session", threads=inputs.threads, batch_size=batch)
     with (
         EmbeddedServer(workspace.folder / "repository", log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
@@ -78,7 +78,7 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         max_queue_delay_us=config.max_queue_delay_us,
         parameters={"task": inputs.task.kind, "max_length": inputs.task.max_length},
     )
-    parity = prove(config, onnx, precision, data, workspace)
+    parity = prove(config, inputs, precision, data, workspace)
     return {"model": config.name, "precision": precision, "parity": [parity]}
 
 

@@ -36,7 +36,7 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
 
 
 def export_one(
-    name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace
+    name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, threads: int | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Write NAME/*.onnx and compare each with PyTorch on all validation rows.
 
@@ -57,7 +57,7 @@ def export_one(
     parity, files = [], {}
     for precision in config.precision:
         path = paths[precision]
-        logits = onnx_logits(path, rows, data, workspace, f"{name} in ONNX {precision}")
+        logits = onnx_logits(path, rows, data, workspace, f"{name} in ONNX {precision}", threads=threads)
         kind = "onnx" if precision == "fp32" else precision
         result = compare(f"{name}: PyTorch -> ONNX {precision}", kind, reference, logits, rows.labels)
         require(result)
@@ -67,12 +67,21 @@ def export_one(
     return parity, files
 
 
-def onnx_logits(path: Path, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = 32) -> np.ndarray:
+def onnx_logits(
+    path: Path,
+    rows: Rows,
+    data: Data,
+    workspace: Workspace,
+    description: str,
+    *,
+    threads: int | None,
+    batch_size: int = 32,
+) -> np.ndarray:
     """Logits (rows, classes) of an ONNX file in ONNX Runtime."""
     from export.sessions import run, session
     from pipelines.loading import predict_rows
 
-    live = session(path)
+    live = session(path, threads=threads)
     return predict_rows(lambda encoding: run(live, encoding), rows, data, workspace, description, batch_size)
 
 
@@ -88,7 +97,7 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     }
     parity, files = [], {}
     for name, model in models.items():
-        records, files[name] = export_one(name, model, config, data, workspace)
+        records, files[name] = export_one(name, model, config, data, workspace, inputs.threads)
         parity += records
     return {"files": files, "parity": parity, "labels": data.label_names}
 

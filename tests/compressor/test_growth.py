@@ -1,5 +1,7 @@
 """ID3's growing Ω: the budget at every step, the choice against brute force, and each scalar's own Adam steps."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ def test_the_whole_budget_is_spent_and_never_more(budget, steps, schedule):
     counts = list(targets.values())
     assert counts[-1] == budget
     assert all(1 <= step <= steps for step in targets) and list(targets) == sorted(targets)
-    assert all(later > earlier for earlier, later in zip(counts, counts[1:], strict=False))
+    assert all(later > earlier for earlier, later in pairwise(counts))
     assert len(targets) <= (steps if schedule == "exact" else COHORTS)
 
 

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModel
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import batches, pad, predict
+from compressor.tasks.features import batches, most_tokens, pad, predict
 from compressor.tasks.metrics import accuracy, accuracy_interval, difference_interval
 from compressor.tasks.reading import read_task
 
@@ -37,8 +39,8 @@ def test_three_formats_read_the_same(tmp_path, ending, content):
 
 
 def test_integer_labels_keep_numeric_order(tmp_path):
-    rows = "sentence\tlabel\n" + "".join(f"words\t{n}\n" for n in (10, 2, 1))
-    assert read_task(task(tmp_path, rows, rows)).label_names == ["1", "2", "10"]
+    rows = "sentence\tlabel\n" + "".join(f"words\t{n}\n" for n in (10, 2, -1))
+    assert read_task(task(tmp_path, rows, rows)).label_names == ["-1", "2", "10"]
 
 
 def test_pairs(tmp_path):
@@ -56,6 +58,9 @@ def test_pairs(tmp_path):
         ("E206", "sentence\tlabel\n1.5\tno\n2\tyes\n", {}),
         ("E206", "sentence\tlabel\n \tno\nx\tyes\n", {}),
         ("E207", "sentence\tlabel\nx y\t\nx\tyes\n", {}),
+        ("E207", "sentence\tlabel\nx\t--5\ny\t3\n", {}),
+        ("E207", "sentence\tlabel\nx\t²\ny\t3\n", {}),
+        ("E207", f"sentence\tlabel\nx\t{'7' * 5000}\ny\t3\n", {}),
         ("E208", "sentence\tlabel\nx\tno\ny\tno\n", {}),
         ("E208", "sentence\tlabel\n" + "".join(f"x\t{n}\n" for n in range(300)), {}),
         ("E203", b"sentence\tlabel\ncaf\xe9\tno\nx\tyes\n", {}),
@@ -92,9 +97,20 @@ def test_a_number_where_json_should_hold_text(tmp_path):
         read_task(task(tmp_path, rows, rows, "jsonl"))
 
 
-def test_an_open_quote_in_csv(tmp_path):
-    rows = 'sentence,label\n"open,no\nx,yes\n'
-    with pytest.raises(UserError, match="E210"):
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\n", "\r\n"])
+def test_a_row_of_csv_ends_where_csv_ends_it_and_keeps_its_line(tmp_path, separator):
+    quote = '"' if "\n" in separator else ""
+    rows = f"sentence,label\n{quote}one{separator}row{quote},no\n\nanother,yes\n"
+    data = read_task(task(tmp_path, rows, rows, "csv"))
+    assert data.train.texts == [(f"one{separator}row",), ("another",)]
+    line = 6 if quote else 5
+    with pytest.raises(UserError, match=rf"E207 .*train.csv:{line}: "):
+        read_task(task(tmp_path, f"{rows}x,\n", rows, "csv"))
+
+
+def test_an_open_quote_in_csv_is_named_where_it_opens(tmp_path):
+    rows = 'sentence,label\nz,no\n"open,no\nx,yes\n'
+    with pytest.raises(UserError, match=r"E210 .*train.csv:3: not CSV"):
         read_task(task(tmp_path, rows, rows, "csv"))
 
 
@@ -118,6 +134,38 @@ def test_predictions_come_back_in_order():
     assert predict(forward, rows, 0, batch_size=4).flatten().tolist() == list(range(23))
     assert [shape[1] for shape in seen] == sorted((shape[1] for shape in seen), reverse=True)
     assert sorted(row for batch in batches(rows, 4) for row in batch) == list(range(23))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "most"),
+    [
+        ("bert", {}, 24),
+        ("mpnet", {}, 22),
+        ("mpnet", {"pad_token_id": 5}, 22),
+        ("roberta", {}, 22),
+        ("roberta", {"pad_token_id": 5}, 18),
+        ("gpt2", {}, 24),
+        ("deberta-v2", {}, 24),
+        ("deberta-v2", {"position_biased_input": False, "relative_attention": True, "pos_att_type": ["c2p"]}, None),
+        ("llama", {}, None),
+    ],
+)
+def test_the_longest_row_is_what_the_live_model_takes(tmp_path, model_type, settings, most):
+    config = AutoConfig.for_model(
+        model_type, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=30,
+        max_position_embeddings=24, **settings,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert most_tokens(json.loads((tmp_path / "config.json").read_text())) == most
+    model = AutoModel.from_config(config).eval()
+    model(torch.full((1, most or 60), 7))
+    if most is not None:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.full((1, most + 1), 7))
+
+
+def test_positions_that_the_config_leaves_out_are_the_defaults():
+    assert [most_tokens({"model_type": kind}) for kind in ("bert", "mpnet", "gpt2", "t5")] == [512, 510, 1024, None]
 
 
 def test_padding_is_on_the_right():

@@ -139,8 +139,19 @@ def test_the_report_loads_nothing_from_outside(finished):
     assert not [link for link in links if not link.startswith("#")]
 
 
-def test_pairs_three_classes_mpnet(tmp_path):
-    """Sentence pairs, three classes, the other architecture, full tuning, lora recovery, fp32 only: through the server."""
+def test_pairs_three_classes_mpnet(tmp_path, monkeypatch):
+    """Sentence pairs, three classes, the other architecture, full tuning, lora recovery, fp32 only: through the server.
+
+    The pipeline's threads are those of every session on the way.
+    """
+    threads = []
+
+    def watched(*arguments, **options):
+        live = session(*arguments, **options)
+        threads.append(live.get_session_options().intra_op_num_threads)
+        return live
+
+    monkeypatch.setattr("export.sessions.session", watched)
     stages = [
         {"tune": {"method": "full", "epochs": 1, "learning_rate": 0.002, "batch_size": 16}},
         {"prune": {"structure": "heads", "criterion": "delta", "remove": 0.5}},
@@ -150,7 +161,8 @@ def test_pairs_three_classes_mpnet(tmp_path):
         {"deploy": {"name": "pairs"}},
     ]
     path = write_pipeline(tmp_path, stages=stages, model_type="mpnet", pairs=True, classes=3, rows=60)
-    result = run_pipeline(load_pipeline(path), tmp_path / "runs")
+    result = run_pipeline(load_pipeline(path, ["threads=1"]), tmp_path / "runs")
+    assert threads == [1, 1, 1]  # dense and compressed, exported; compressed, deployed
     metadata = {name: made.metadata for name, made in result.artifacts.items()}
     assert metadata["tune"]["labels"] == ["class0", "class1", "class2"]
     assert [len(row["heads"]) for row in metadata["prune"]["kept"].values()] == [2, 2]

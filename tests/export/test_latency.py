@@ -1,5 +1,7 @@
 """Interleaved measuring with real workers; no assertion on a time."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,15 @@ def test_two_runtimes_are_measured_at_every_shape(tmp_path, exported):
         ("onnx", 2, 3),
     ]
     assert len(rounds) == 6 and all(0 < r.p50 <= r.p95 <= r.p99 for r in results)
+
+
+def test_a_worker_takes_the_threads_it_is_given(exported):
+    variants = [Variant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)]
+    counts = []
+    for threads in (1, 4):
+        with workers(variants, threads) as [live]:
+            counts.append(len(list(Path(f"/proc/{live.process.pid}/task").iterdir())))
+    assert counts[1] - counts[0] == 3
 
 
 def test_a_worker_that_cannot_load_is_one_clear_error(tmp_path):

@@ -47,11 +47,12 @@ def weight_bytes(path) -> int:
     return sum(len(tensor.raw_data) for tensor in onnx.load(path).graph.initializer)
 
 
-def test_a_second_export_is_equal_byte_for_byte_and_holds_no_paths(tmp_path, exported):
+def test_a_second_export_is_equal_byte_for_byte_holds_no_paths_and_prints_nothing(tmp_path, exported, capfd):
     """The model comes out as it went in, too: in train mode, with its attention implementation."""
     made, model = exported("bert-unequal"), model_of("bert-unequal").train()
     attention = model.config._attn_implementation
     paths = export_onnx(model, encoding(2, 9), tmp_path)
+    assert capfd.readouterr().out == ""
     assert model.training and model.config._attn_implementation == attention
     for path, first in ((paths["fp32"], made.fused), (paths["int8"], made.int8)):
         content = path.read_bytes()

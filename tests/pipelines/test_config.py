@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.errors import UserError
+from compressor.errors import UserError, UserErrors
 from pipelines.config import find_pipeline, load_pipeline, without_id
 
 HEAD = """\
@@ -49,8 +49,9 @@ def test_ids_defaults_and_paths(write, tmp_path):
     assert [entry.id for entry in pipeline.stages] == ["select", "tune", "prune", "again", "mend", "merge"]
     assert (pipeline.seed, pipeline.threads, pipeline.source_folder) == (0, None, tmp_path)
     assert (pipeline.task.train, pipeline.task.validation) == (tmp_path / "train.tsv", tmp_path / "sub/dev.tsv")
-    repeated = load_pipeline(write("".join(f"  - select: {key}\n" for key in ("", "{id: select-2}", "", ""))))
-    assert [entry.id for entry in repeated.stages] == ["select", "select-2", "select-3", "select-4"]
+    again = "".join(f"  - recover: {key}\n" for key in ("", "{id: recover-2}", "", ""))
+    repeated = load_pipeline(write(f"  - tune: {{method: full}}\n{again}"))
+    assert [entry.id for entry in repeated.stages[1:]] == ["recover", "recover-2", "recover-3", "recover-4"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,32 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path_factory, values):
     assert {key: first[key] for key in values if key != "modules"} == {key: values[key] for key in values if key != "modules"}
     again = resolved({key: value for key, value in first.items() if value is not None})
     assert json.dumps(again) == json.dumps(first)
+
+
+def test_fp32_may_be_measured_on_a_graphics_card(write):
+    stages = f"{STAGES}\n  - export: {{precision: [fp32]}}\n  - benchmark: {{device: cuda}}\n"
+    assert config(write(stages), "benchmark").device == "cuda"
+
+
+PRUNE = "prune: {structure: heads, remove: 1}"
+
+
+@pytest.mark.parametrize(
+    ("stages", "place", "says"),
+    [
+        (["select"], 0, "'select' chooses. Put"),
+        (["select", "select", "tune"], 0, "'select' chooses before the select after it. Put"),
+        (["select", "tune", "select", "merge", "export"], 2, "'select-2' chooses. Put"),
+        (["select", "tune", "select", PRUNE, "recover"], 2, "'select-2' chooses before the prune after it. Put"),
+        (["select", "tune", PRUNE, "select", "merge"], 3, "'select-2' chooses. Put"),
+    ],
+)
+def test_a_select_that_nobody_uses_is_refused_at_its_line(write, stages, place, says):
+    path = write("".join(f"  - {stage}\n" for stage in stages))
+    with pytest.raises(UserErrors) as caught:
+        load_pipeline(path)
+    start = f"E114 {path}:{place + 5}: stages[{place}].select: no stage uses the places that "
+    assert [str(error).startswith(start + says) for error in caught.value.errors] == [True]
 
 
 def test_recipes_are_found_by_name_and_are_right():

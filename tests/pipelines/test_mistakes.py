@@ -15,7 +15,7 @@ from tests.tiny import write_data, write_model
 PIPELINE = """\
 name: tiny
 model: ./model
-task: {train: train.tsv, validation: dev.tsv, text: sentence, label: label}
+task: {train: train.tsv, validation: dev.tsv, text: sentence, label: label, max_length: 32}
 stages:
   - select: {count: 4}
   - tune: {rank: 4, learning_rate: 5e-4}
@@ -23,6 +23,7 @@ stages:
   - recover: {method: same}
   - merge:
   - export:
+  - benchmark: {length: [16, 64]}
 """
 
 
@@ -100,6 +101,33 @@ MISTAKES = [
     Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a fraction lies in"),
     Mistake("no such model", ("./model", "./modell"), "E303 {file}:2: model: model './modell': no such folder"),
     Mistake("a model without weights", Path.unlink, "E304 {pipeline}:2: model: ", file="model/model.safetensors"),
+    Mistake("more tokens than positions", ("max_length: 32", "max_length: 65"), "E113 {file}:3: task.max_length: 65 tokens, "),
+    Mistake("a default beyond the positions", (", max_length: 32", ""), "E113 {file}:3: task.max_length: 128 tokens, "),
+    Mistake(
+        "a benchmark beyond the positions",
+        ("16, 64", "16, 65"),
+        "E113 {file}:11: stages[6].benchmark.length[1]: 65 tokens, where the model has positions for 64",
+        "Use at most 64",
+    ),
+    Mistake(
+        "int8 on a graphics card",
+        ("length: [16, 64]", "device: cuda"),
+        "E604 {file}:11: stages[6].benchmark.device: dynamic int8 would run partly on the CPU",
+        "precision: [fp32] in 'export'",
+    ),
+    Mistake(
+        "text and label in one column",
+        ("label: label", "label: sentence"),
+        "E104 {file}:3: task.label: the label is in a column of its own",
+    ),
+    Mistake(
+        "a text that is named as the label's default", ("text: sentence, label: label", "text: label"), "E104 {file}:3: task"
+    ),
+    Mistake(
+        "the same text twice",
+        ("text: sentence", "text: [sentence, sentence]"),
+        "E104 {file}:3: task.text: a pair is two columns",
+    ),
     Mistake("missing data file", Path.unlink, "E201 {file}: no such file", file="dev.tsv"),
     Mistake("folder for a data file", to_folder, "E202 {file}: a folder, not a data file", file="train.tsv"),
     Mistake(

@@ -1,5 +1,6 @@
 """What the runner promises: reuse, atomic publish, locks, quiet, and the same store however often it is killed."""
 
+import dataclasses
 import json
 import os
 import random
@@ -9,12 +10,15 @@ import threading
 import time
 
 import pytest
+import torch
 import yaml
 
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.config import load_pipeline
+from pipelines.environment import accelerator
 from pipelines.runner import Stopped, run_pipeline
 from pipelines.store import Store
+from tests.pipelines import toys
 from tests.pipelines.toys import tree
 
 IDS = ("select", "tune", "prune", "report")
@@ -78,6 +82,23 @@ def test_only_what_changed_runs_again(project, out, change, again):
     calls(out)
     go(project, out, change)
     assert calls(out) == again
+
+
+def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
+    monkeypatch.setattr("pipelines.runner.accelerator", lambda: None)
+    computing = dataclasses.replace(toys.STAGES[1], packages=("click", "torch"))
+    monkeypatch.setattr(sys.modules["pipelines.stages.tune"], "STAGE", computing)
+    go(project, out)
+    calls(out)
+    monkeypatch.setattr("pipelines.runner.accelerator", lambda: "NVIDIA H200")
+    go(project, out)
+    assert calls(out) == ["tune"]  # it made the same here, so what follows is reused
+
+
+def test_the_driver_and_torch_name_the_same_card():
+    if accelerator() and not torch.version.cuda:
+        pytest.skip("a card, and a torch that cannot use it")
+    assert accelerator() == (torch.cuda.get_device_name(0) if torch.cuda.is_available() else None)
 
 
 def test_data_decides_the_stages_that_read_it(project, out):

@@ -9,7 +9,7 @@ import pytest
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.tables import tables
-from tests.reporting.conftest import STAGES
+from tests.reporting.conftest import MACHINE, STAGES
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -51,6 +51,15 @@ def page(folder):
 
 def row(report, start):
     return next(row for row in report["summary"] if row["metric"].startswith(start))
+
+
+@pytest.mark.parametrize(("device", "named"), [("cpu", "Motorola 68000"), ("cuda", "Voodoo 2")])
+def test_the_machine_is_the_one_that_measured(write, device, named):
+    folder = write(edit=lambda measured: measured.update(device=device))
+    assert load(folder)["machine"] == MACHINE
+    for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
+        assert f"{named}, 7 cores, 5 used, AmigaOS" in text
+        assert "Python 3.11.0, torch 0.0.1, onnxruntime-gpu 0.0.2" in text
 
 
 def test_numbers_reach_all_three_files(write):

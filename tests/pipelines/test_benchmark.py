@@ -1,0 +1,83 @@
+"""What the benchmark stage does on a real tuned model; its ONNX files are graphs of two nodes, so that nothing is traced."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import export.latency
+import export.sessions
+from pipelines.config import load_pipeline
+from pipelines.environment import package_versions
+from pipelines.runner import run_pipeline
+from pipelines.stage import Artifact, BaseModelReference, Inputs
+from pipelines.stages.benchmark import STAGE, BenchmarkConfig, run
+from tests.tiny import write_pipeline
+
+STAGES = [{"tune": {"method": "lora", "rank": 2, "modules": ["query"], "epochs": 0.2}}, {"merge": None}]
+
+
+def write_onnx(path: Path) -> None:
+    """A classifier without layers: the mean over (batch, length) of an embedding a token -> logits (batch, 2)."""
+    table = numpy_helper.from_array(np.random.default_rng(0).normal(size=(99, 2)).astype(np.float32), "table")
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["embedded"]),
+        helper.make_node("ReduceMean", ["embedded", "axes"], ["logits"], keepdims=0),
+    ]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])
+    axes = numpy_helper.from_array(np.array([1]), "axes")
+    graph = helper.make_graph(nodes, "tiny", [ids], [logits], [table, axes])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """The stage's inputs, with three threads: a tuned and a merged tiny model, and the same ONNX file for both."""
+    folder = tmp_path_factory.mktemp("project")
+    pipeline = load_pipeline(write_pipeline(folder, stages=STAGES, rows=24))
+    made = run_pipeline(pipeline, folder / "runs").artifacts
+    write_onnx(folder / "tiny.onnx")
+    files = {name: {"fp32": {"path": "tiny.onnx", "bytes": 1}} for name in ("dense", "compressed")}
+    exported = Artifact(folder, "export-0", "onnx", "export", "export", {}, {"files": files})
+    base = BaseModelReference("./model", folder / "model", "")
+    return Inputs(base, pipeline.task, 0, (made["merge"], exported), dense=made["tune"], threads=3)
+
+
+@pytest.fixture(scope="module")
+def measured(ready, tmp_path_factory):
+    """(measurements.json, the threads of every session and every latency run as they came)."""
+    session, measure, threads = export.sessions.session, export.latency.measure, []
+
+    def watched_session(*arguments, **options):
+        live = session(*arguments, **options)
+        threads.append(live.get_session_options().intra_op_num_threads)
+        return live
+
+    def watched_measure(*arguments, **options):
+        threads.append(options.get("threads"))
+        return measure(*arguments, **options)
+
+    folder = tmp_path_factory.mktemp("measured")
+    bar = SimpleNamespace(advance=lambda steps=1: None)
+    workspace = SimpleNamespace(folder=folder, progress=lambda description, total: nullcontext(bar))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export.sessions, "session", watched_session)
+        patch.setattr(export.latency, "measure", watched_measure)
+        run(BenchmarkConfig(batch=[1], length=[8], rounds=3), ready, workspace)
+    return json.loads((folder / "measurements.json").read_text()), threads
+
+
+def test_the_pipelines_threads_reach_the_sessions_and_the_latency_workers(measured):
+    assert measured[1] == [3, 3, 3]
+
+
+def test_the_measurements_name_their_machine(measured):
+    machine = measured[0]["machine"]
+    assert machine["threads"] == 3 and machine["cpu"] and machine["cores"] >= 1
+    assert machine["packages"] == package_versions(STAGE)
