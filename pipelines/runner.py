@@ -320,7 +320,8 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
     content = {str(path): {"sha256": sha256, "ending": path.suffix} for path, sha256 in run.ready.data.items()}
     task_parts = {
         key: content.get(str(value), value) if stage.reads_data or str(value) not in content else None
-        for key, value in task.model_dump(mode="json").items()
+        for key, value in task.model_dump(mode="json", exclude_none=True).items()
+        if stage.reads_data or key != "subset"
     }
     return fingerprint(
         {
