@@ -94,6 +94,44 @@ def check(file: str, overrides: Sequence[str]) -> None:
     click.echo(f"{file}: no faults in {len(pipeline.stages)} stages, the model and the data")
 
 
+SWEEP_EXAMPLES = """\b
+Example: compress sweep pipeline.yaml --stability seeds --runs 10
+         compress sweep pipeline.yaml --stability subsets --runs 10 --share 0.9 --stage tune"""
+
+
+@main.command(epilog=SWEEP_EXAMPLES)
+@click.argument("file")
+@click.option(
+    "--stability",
+    "kind",
+    required=True,
+    type=click.Choice(["seeds", "subsets"]),
+    help="What differs between the runs: the seed, or the random part of the training rows.",
+)
+@click.option("--runs", required=True, type=int, help="How many runs, 2 or more.")
+@click.option("--share", type=float, help="Share of the training rows in each subset.  [default: 0.9]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
+@click.option("--until", metavar="STAGE", help="Stop each run after this stage.  [default: the last that changes the model]")
+@click.option("--stage", metavar="STAGE", help="Summarize this stage's quality only.  [default: every stage that has one]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs and store."
+)
+def sweep(file: str, kind: str, runs: int, **options: Any) -> None:
+    """Run FILE several times and show the mean and the standard deviation of its quality.
+
+    With seeds, run i has the pipeline's seed + i. With subsets the seed stays, and run i trains on a random part of the
+    rows. Finished stages are reused: after an interruption the same command goes on where it was. The values lie in
+    OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run.
+    """
+    from pipelines.config import find_pipeline
+    from pipelines.sweep import COLUMNS
+    from pipelines.sweep import sweep as run_all
+
+    result = run_all(find_pipeline(file), kind, runs, **options, say=click.echo)
+    _table(COLUMNS, [spread.cells() for spread in result.spreads])
+    click.echo(f"sweep: {_near(result.folder / 'sweep.md')}")
+
+
 @main.group("list", epilog="Example: compress list stages")
 def list_() -> None:
     """List what a pipeline can be made of."""
@@ -242,7 +280,12 @@ def _show_summary(result: RunResult) -> None:
         rows = json.loads(path.read_text(encoding="utf-8"))["summary"]
         _table(keys, [[str(row[key]) for key in keys] for row in rows])
     what, place = ("report", result.report) if result.report else ("run", result.folder)
-    click.echo(f"{what}: {place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place}")
+    click.echo(f"{what}: {_near(place)}")
+
+
+def _near(place: Path) -> Path:
+    """The path relative to the current folder where it lies below that."""
+    return place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -322,7 +322,8 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
     reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
     task_parts = {
         key: content.get(str(value), value) if reads_data or str(value) not in content else None
-        for key, value in task.model_dump(mode="json").items()
+        for key, value in task.model_dump(mode="json", exclude_none=True).items()
+        if reads_data or key != "subset"
     }
     # a stage that torch computes gives other bits on a graphics card
     card = accelerator() if "torch" in stage.packages else None

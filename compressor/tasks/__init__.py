@@ -15,6 +15,18 @@ METRIC = "accuracy"
 """The task metric of classification."""
 
 
+class Subset(BaseModel):
+    """A random part of the training rows: floor(`share` x rows) of them, without replacement, in the file's order.
+
+    One `seed` draws the same rows every time; classes are not balanced. The validation rows stay whole.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: float = Field(gt=0, lt=1)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
 class TaskConfig(BaseModel):
     """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs."""
 
@@ -26,6 +38,7 @@ class TaskConfig(BaseModel):
     text: str | list[str] = "text"
     label: str = Field(default="label", validate_default=True)
     max_length: int = Field(default=128, ge=4, le=8192, description="tokens a row is truncated to")
+    subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
 
     @field_validator("text")
     @classmethod

@@ -6,13 +6,15 @@ import csv
 import difflib
 import io
 import json
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import TaskConfig
+from compressor.tasks import Subset, TaskConfig
 
 MAX_CLASSES = 200
 """More distinct labels than this is a column of ids or numbers, not of classes."""
@@ -58,7 +60,19 @@ def read_task(task: TaskConfig) -> TaskData:
     index = {name: number for number, name in enumerate(names)}
     _check_validation_labels(task.validation, splits[1], index)
     train, validation = (Split([text for _, text, _ in rows], [index[label] for _, _, label in rows]) for rows in splits)
-    return TaskData(train, validation, names)
+    return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train), validation, names)
+
+
+def _drawn(train: Split, subset: Subset, names: list[str], path: Path) -> Split:
+    """The rows that `subset` draws. Raises UserError E211 when a class of the file has none among them."""
+    # the share as it is written: 0.29 of 100 rows are 29, though 0.29 * 100 is below that in floating point
+    count = int(Fraction(str(subset.share)) * len(train))
+    rows = sorted(random.Random(subset.seed).sample(range(len(train)), count))
+    labels = [train.labels[row] for row in rows]
+    if missing := set(range(len(names))) - set(labels):
+        what = f"the subset of {count} of {len(train)} rows (seed {subset.seed}) holds none of class '{names[min(missing)]}'"
+        raise UserError("E211", what, "Raise subset.share, take another subset.seed, or add rows of the class", str(path))
+    return Split([train.texts[row] for row in rows], labels)
 
 
 def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str, ...], str]]:

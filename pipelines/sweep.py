@@ -1,0 +1,236 @@
+"""Several runs of one pipeline that differ in a few keys, and what they agree on: mean and standard deviation of quality.
+
+Three parts that know nothing of each other: `variants_of` says what runs, `in_turn` runs it (the part that a distributed
+engine replaces), `summarize` says what came of it. The stability measure is the one of the SAM paper (Fu et al., 2023, tables 1
+and 2): the standard deviation over seeds, or over random 90 % subsets of the training data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from compressor.errors import CompressError, UserError, UserErrors
+from compressor.tasks import check_data
+from pipelines.config import Pipeline, load_pipeline
+from pipelines.preflight import check_folder, check_inputs
+from pipelines.runner import run_pipeline
+from pipelines.stage import load_stage
+from pipelines.store import write_atomic
+
+SHARE = 0.9
+"""Share of the training rows in each random subset, as in the SAM paper."""
+
+COLUMNS = ("stage", "metric", "N", "mean", "std", "min", "max", "each run")
+
+Kind = Literal["seeds", "subsets"]
+
+Quality = dict[str, dict[str, float]]
+"""Stage id -> metric -> value, of one run."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a sweep: its name, and the keys it sets in the pipeline file, `task.subset` -> value."""
+
+    name: str
+    overrides: dict[str, Any]
+
+    @property
+    def settings(self) -> list[str]:
+        """The overrides as `compress run --set` takes them: JSON is YAML."""
+        return [f"{key}={json.dumps(value)}" for key, value in self.overrides.items()]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric of one stage over all runs. `std` is the sample's standard deviation (n - 1); `values` as the variants."""
+
+    stage: str
+    metric: str
+    runs: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    values: tuple[float, ...]
+
+    def cells(self) -> tuple[str, ...]:
+        """The row under COLUMNS."""
+        mean, std, low, high, *values = (f"{value:.4f}" for value in (self.mean, self.std, self.min, self.max, *self.values))
+        return self.stage, self.metric, str(self.runs), mean, std, low, high, " ".join(values)
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; and the summary."""
+
+    folder: Path
+    spreads: list[Spread]
+
+
+Execute = Callable[[Sequence[Variant], Callable[[Variant], Quality], Callable[[str], None]], list[Quality]]
+"""An engine: runs every variant with the function it is given, says where it stands; qualities in the variants' order."""
+
+
+def in_turn(variants: Sequence[Variant], run: Callable[[Variant], Quality], say: Callable[[str], None]) -> list[Quality]:
+    """The local engine: one variant after the other, in this process. The first that fails ends the sweep."""
+    qualities: list[Quality] = []
+    for number, variant in enumerate(variants, start=1):
+        say(f"variant {number} of {len(variants)}: {variant.name}")
+        try:
+            qualities.append(run(variant))
+        except CompressError:
+            say(f"{len(qualities)} of {len(variants)} variants are finished and kept. The same command continues.")
+            raise
+    return qualities
+
+
+def sweep(
+    path: Path,
+    kind: Kind,
+    runs: int,
+    out: Path,
+    *,
+    share: float | None = None,
+    overrides: Sequence[str] = (),
+    until: str | None = None,
+    stage: str | None = None,
+    say: Callable[[str], None] = print,
+    execute: Execute = in_turn,
+) -> SweepResult:
+    """Run a pipeline file `runs` times and summarize the quality of `stage`, or of every stage up to `until`.
+
+    Every variant is an ordinary run in `out`/NAME-sweep-KIND/VARIANT on the store of `out`: what they share is made once, and a
+    sweep that was stopped goes on where it was. `until` defaults to the last stage that changes the model.
+
+    Nothing is written before every variant's file and data are found to be right. Raises UserError E115 (a sweep that cannot
+    be), E111 (unknown stage id), E1xx, E2xx, E3xx, E801; and what `run_pipeline` raises, naming the variant.
+    """
+    pipeline = load_pipeline(path, overrides)
+    variants = variants_of(pipeline, kind, runs, share)
+    until = until or last_model(pipeline)
+    stages = measured(pipeline, until, stage)
+    folder = out / f"{pipeline.name}-sweep-{kind}"
+    check_inputs(pipeline)
+    check_folder(out, folder.name)
+    # all are read now: an edit of the file during a long sweep must not reach the later variants
+    pipelines = {variant.name: _pipeline_of(variant, path, overrides, folder.name) for variant in variants}
+
+    def run(variant: Variant) -> Quality:
+        with _naming(variant):
+            return quality_of(run_pipeline(pipelines[variant.name], out, until=until).artifacts, stages)
+
+    for name in ("sweep.json", "sweep.md"):  # they describe an earlier sweep
+        (folder / name).unlink(missing_ok=True)
+    spreads = summarize(execute(variants, run, say))
+    facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "stability": kind, "until": until}
+    write_summary(folder, facts, variants, spreads)
+    return SweepResult(folder, spreads)
+
+
+def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None = None) -> list[Variant]:
+    """What a stability sweep runs: `seeds`, the pipeline's seed + 0, 1, ...; `subsets`, its seed and subset seeds 0, 1, ...
+
+    Raises UserError E115.
+    """
+    if runs < 2:
+        raise UserError("E115", f"--runs {runs}: one run has no spread", "Give 2 or more; the SAM paper takes 10")
+    if kind == "seeds":
+        if share is not None:
+            raise UserError("E115", "--share means nothing to seeds", "Drop it, or use --stability subsets")
+        return [Variant(f"seed-{seed}", {"seed": seed}) for seed in range(pipeline.seed, pipeline.seed + runs)]
+    share = SHARE if share is None else share
+    if not 0 < share < 1:
+        raise UserError("E115", f"--share {share:g} is no part of the training rows", "Give a number between 0 and 1, e.g. 0.9")
+    if pipeline.task.subset is not None:
+        where = pipeline.source.where(("task", "subset"))
+        raise UserError("E115", "the pipeline trains on a subset already", "Remove the key: the sweep draws its own", where)
+    return [Variant(f"subset-{seed}", {"task.subset": {"share": share, "seed": seed}}) for seed in range(runs)]
+
+
+def summarize(qualities: Sequence[Quality]) -> list[Spread]:
+    """The spread of every metric of every stage over two or more runs."""
+    spreads = []
+    for stage, metrics in qualities[0].items():
+        for metric in metrics:
+            values = tuple(quality[stage][metric] for quality in qualities)
+            numbers = (statistics.fmean(values), statistics.stdev(values), min(values), max(values))
+            spreads.append(Spread(stage, metric, len(values), *numbers, values))
+    return spreads
+
+
+def last_model(pipeline: Pipeline) -> str:
+    """The last stage that changes the model. Raises UserError E115 when there is none."""
+    # a merge writes every weight and is bit-equal to the model before it: it has no quality of its own
+    ids = [entry.id for entry in pipeline.stages if load_stage(entry.name).produces == "model" and entry.name != "merge"]
+    if not ids:
+        raise UserError("E115", "no stage of this pipeline measures quality", "Add a tune", pipeline.source.where(("stages",)))
+    return ids[-1]
+
+
+def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ...]:
+    """The stages whose quality is summarized: every one up to `until` that yields a model, or `stage` alone.
+
+    Raises UserError E111 (unknown, or after `until`), E115 (yields no model).
+    """
+    last = pipeline.number(until, "--until")
+    ids = tuple(entry.id for entry in pipeline.stages[: last + 1] if load_stage(entry.name).produces == "model")
+    if stage is None:
+        if not ids:
+            raise UserError("E115", f"--until {until}: nothing measures quality up to there", "Name a later stage, or drop it")
+        return ids
+    if pipeline.number(stage, "--stage") > last:
+        raise UserError("E111", f"--stage {stage} comes after --until {until}", "Name a later --until")
+    if stage not in ids:
+        raise UserError("E115", f"--stage {stage}: it measures no quality", f"Stages that do: {', '.join(ids) or 'none'}")
+    return (stage,)
+
+
+def quality_of(artifacts: dict[str, Any], stages: Sequence[str]) -> Quality:
+    """The metrics in the artifacts' metadata: every float of `quality`; its interval and row count are none."""
+    return {
+        stage: {name: value for name, value in artifacts[stage].metadata["quality"].items() if isinstance(value, float)}
+        for stage in stages
+    }
+
+
+def write_summary(folder: Path, facts: dict[str, Any], variants: Sequence[Variant], spreads: Sequence[Spread]) -> None:
+    """sweep.json and sweep.md: no time and no machine, so that equal work gives equal bytes."""
+    content = {**facts, "variants": [asdict(one) for one in variants], "summary": [asdict(one) for one in spreads]}
+    write_atomic(folder / "sweep.json", f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
+    rows = [COLUMNS, ("---", "---", *("---:",) * (len(COLUMNS) - 2)), *(one.cells() for one in spreads)]
+    keys = [("variant", "sets"), ("---", "---"), *((one.name, f"`{' '.join(one.settings)}`") for one in variants)]
+    text = "\n\n".join(
+        (
+            f"# {facts['pipeline']}: stability over {len(variants)} {facts['stability']}",
+            "Quality on all validation rows; std is the standard deviation of the sample (n − 1).",
+            *("\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, keys)),
+        )
+    )
+    write_atomic(folder / "sweep.md", f"{text}\n".encode())
+
+
+def _pipeline_of(variant: Variant, path: Path, overrides: Sequence[str], folder: str) -> Pipeline:
+    """The variant's pipeline, its data checked; its name is its run folder's place below `out`."""
+    pipeline = load_pipeline(path, [*overrides, *variant.settings])
+    with _naming(variant):
+        check_data(pipeline.task)
+    return replace(pipeline, name=f"{folder}/{variant.name}")
+
+
+@contextlib.contextmanager
+def _naming(variant: Variant) -> Iterator[None]:
+    """Errors of the block keep their class and code, and say which variant they are about."""
+    try:
+        yield
+    except CompressError as error:
+        several = error.errors if isinstance(error, UserErrors) else [error]
+        place = f"variant {variant.name}"
+        named = [type(one)(one.code, one.what, one.mend, f"{place}, {one.where}" if one.where else place) for one in several]
+        raise UserErrors(named) if isinstance(error, UserErrors) else named[0] from error
