@@ -220,14 +220,16 @@ def train(
     work: Path,
     on_step: Callable[[str], None] = lambda note: None,
     *,
-    save_every: float = 30.0,
+    save_every: float | None = None,
 ) -> list[dict]:
     """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
 
-    On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a checkpoint
-    goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no longer finite.
+    On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a
+    checkpoint goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no longer finite.
     """
-    trainer = trainer_of(model, dataset, pad_id, schedule, work, [_Report(on_step), _Save(save_every)])
+    trainer = trainer_of(
+        model, dataset, pad_id, schedule, work, [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
+    )
     checkpoint = newest(work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
@@ -246,6 +248,9 @@ def _means(losses: list[float], every: int = 10) -> list[dict]:
     blocks = ((start, losses[start : start + every]) for start in range(0, len(losses), every))
     return [{"step": start + len(block), "loss": round(float(np.mean(block)), 6)} for start, block in blocks]
 
+
+SAVE_EVERY = 30.0
+"""Seconds between the checkpoints of a training."""
 
 CLIP = 1.0
 """Norm to which the gradients of all trainable parameters together are clipped."""

@@ -65,6 +65,7 @@ class _Workspace:
 
     folder: Path
     log_folder: Path
+    unfinished: Path
     log: logging.Logger
     display: Display
 
@@ -235,7 +236,8 @@ def _advance(run: _Run, number: int, display: Display) -> None:
     if not reused:
         with run.store.making(entry.name, mark, lambda pid: display.result(f"waiting for process {pid}")) as work:
             if _reusable(run, number, mark) is None:  # else another run made it while we waited
-                metadata = _perform(run, number, stage, work, display)
+                unfinished = run.store.unfinished(entry.name, mark)
+                metadata = _perform(run, number, stage, work, unfinished, display)
                 run.store.publish(work, entry.name, mark, stage.produces, metadata)
         artifact = run.store.find(entry.name, mark, entry.id)
     seconds = time.monotonic() - clock
@@ -255,11 +257,11 @@ def _reusable(run: _Run, number: int, mark: str) -> Artifact | None:
     return artifact
 
 
-def _perform(run: _Run, number: int, stage: Stage, work: Path, display: Display) -> dict[str, Any]:
+def _perform(run: _Run, number: int, stage: Stage, work: Path, unfinished: Path, display: Display) -> dict[str, Any]:
     """Call the stage's `run` with its output in its log. Raises its CompressErrors with a place, E804, or E899."""
     entry, logs = run.entries[number], run.folder / "logs"
     log_path = logs / f"{entry.id}.log"
-    workspace = _Workspace(work, logs, logging.getLogger(f"compress.{entry.id}"), display)
+    workspace = _Workspace(work, logs, unfinished, logging.getLogger(f"compress.{entry.id}"), display)
     with captured(log_path):
         try:
             _settle(stage, run.pipeline.seed, run.threads)

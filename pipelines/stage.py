@@ -107,11 +107,13 @@ class Progress(Protocol):
 class Workspace(Protocol):
     """Where a stage writes and how it speaks. `folder` is empty and private; the runner publishes it when `run` returns.
 
-    `log_folder` takes the logs of programs that a stage starts; it is never published.
+    `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
+    cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
     """
 
     folder: Path
     log_folder: Path
+    unfinished: Path
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,10 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+KEEP_UNFINISHED = 7 * 24 * 3600
+"""Seconds after which a training that nobody went on with is given up."""
+
+
 class Store:
     """The artifacts below one folder. Reading needs no lock; making one is `with store.making(...)`."""
 
@@ -164,6 +169,10 @@ class Store:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
+    def unfinished(self, stage: str, fingerprint: str) -> Path:
+        """Where a stage that is cut off leaves what it goes on from. Inside `making` it is ours alone."""
+        return self.root / f".unfinished-{self.folder(stage, fingerprint).name}"
+
     def publish(self, work: Path, stage: str, fingerprint: str, kind: str, metadata: dict[str, Any]) -> None:
         """Write the manifest of a work folder and move it to its place, on the disk before it is seen there."""
         files = {str(path.relative_to(work)): {"sha256": sha256_of(path), "size": path.stat().st_size} for path in _files(work)}
@@ -183,10 +192,12 @@ class Store:
         else:
             work.rename(place)
         _sync(self.root)
+        shutil.rmtree(self.unfinished(stage, fingerprint), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what killed processes left behind; what a living one works on stays."""
-        for left in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*")]:
+        """Remove what killed processes left behind, unfinished trainings after a week; what a living one works on stays."""
+        old = [left for left in self.root.glob(".unfinished-*") if time.time() - left.stat().st_mtime > KEEP_UNFINISHED]
+        for left in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
             name = left.name.split("-", 1)[1]
             with contextlib.suppress(Locked, FileNotFoundError), lock(self.root / f".lock-{name}"):
                 if not left.name.startswith(".lock-"):

@@ -1,7 +1,7 @@
 """Choosing Ω: a score for every weight, then exactly N places in each matrix, each layer or the whole model.
 
 A new score of the weights is a function (weight, seed) -> scores in `WEIGHT_SCORES`; one of the gradients is a line in
-gradients.py. Their names stand in settings.py, which loads no torch.
+gradients.py. Their names stand in names.py, which loads no torch.
 """
 
 from __future__ import annotations

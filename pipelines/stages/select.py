@@ -11,7 +11,7 @@ from pydantic import Field
 
 from compressor.cost import Places, Plan
 from compressor.modules import Modules
-from compressor.selection.settings import DATA_SCORES, DataScore, Scope, WeightScore
+from compressor.selection.names import DATA_SCORES, DataScore, Scope, WeightScore
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
 

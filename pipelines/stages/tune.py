@@ -131,9 +131,6 @@ def train_and_save(
     teacher: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata."""
-    import tempfile
-    from pathlib import Path
-
     from compressor.methods import trainable_counts
     from compressor.training import Rows, Schedule, train
     from pipelines.loading import publish_model
@@ -149,16 +146,13 @@ def train_and_save(
     )
     trainable = trainable_counts(model)
     dataset = Rows(data.train.tokens, data.train.labels.tolist(), teacher)
-    with (
-        workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar,
-        tempfile.TemporaryDirectory() as work,
-    ):
+    with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
 
         def on_step(note: str) -> None:
             bar.note(note)
             bar.advance()
 
-        losses = train(model, dataset, data.pad_id, schedule, Path(work), on_step)
+        losses = train(model, dataset, data.pad_id, schedule, workspace.unfinished, on_step)
     published = publish_model(model, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
 

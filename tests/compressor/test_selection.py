@@ -13,8 +13,8 @@ from compressor.cost import Places
 from compressor.errors import UserError
 from compressor.selection import WEIGHT_SCORES, choose, choose_all, select
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
+from compressor.selection.names import DATA_SCORES
 from compressor.selection.rpca import decompose
-from compressor.selection.settings import DATA_SCORES
 from pipelines.stages.select import SelectConfig
 from tests.compressor.conftest import encoding, tiny
 

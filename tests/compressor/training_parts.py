@@ -38,6 +38,7 @@ def main(out: Path) -> None:
         moved = one_process(case, out / "work", batch_size=8)
         if torch.distributed.get_rank() == 0:
             save_file(moved, out / f"{case}.safetensors")
+    torch.distributed.destroy_process_group()  # or gloo's threads abort the process at its end
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ RUNNER = textwrap.dedent(
     from pipelines.config import load_pipeline
     from pipelines.runner import run_pipeline
 
+    # a checkpoint after every step, so that kills fall between checkpoints and inside of them
+    compressor.training.SAVE_EVERY = 0.0
     path, out, moments = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
     def attempt(deadline):
@@ -60,7 +62,7 @@ def run(path: Path, out: Path, moments: int) -> str:
 
 def contents(store: Path) -> dict[str, str]:
     """Every published file and its sha256; nothing else may be left lying in the store."""
-    assert not [made.name for made in store.iterdir() if made.name.startswith((".work", ".old"))]
+    assert not [made.name for made in store.iterdir() if made.name.startswith((".work", ".old", ".unfinished"))]
     files = [file for file in sorted(store.rglob("*")) if file.is_file() and not file.name.startswith(".lock")]
     return {str(file.relative_to(store)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 

@@ -267,7 +267,7 @@ def test_mistakes_come_before_anything_is_written(project, out, options, says):
 
 def test_a_pipeline_without_a_model_and_a_folder_that_is_a_file(project, out):
     project.write_text(project.read_text().split("  - tune")[0])
-    with pytest.raises(UserError, match=r"E115 .*pipeline.yaml:5: stages: no stage of this pipeline measures quality"):
+    with pytest.raises(UserError, match=r"E114 .*pipeline.yaml:6"):
         go(project, out)
     project.write_text(toys.PIPELINE)
     out.mkdir()
