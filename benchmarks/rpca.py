@@ -197,10 +197,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     noise = [gaussian(768, seed) for seed in range(24)]
+    title = Path(options.model).name if options.model else "Gaussian matrices"
     weights = queries_and_values(resolve(options.model).folder) if options.model else noise
-    print(
-        f"{Path(options.model).name if options.model else 'Gaussian matrices'}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
+    print(f"{title}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     result = {
         "seconds": seconds_of_24(weights, options.rounds),
         "growth": growth(options.largest, options.rounds),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from compressor.selection.settings import SETTINGS, Setting, SettingName
 
@@ -39,19 +38,22 @@ class Decomposition:
     phases: list[Phase]
 
 
-def shrink(residual: Tensor, threshold: float, kind: str) -> Tensor:
+def shrink(residual: Tensor, threshold: float, kind: str, *, out: Tensor | None = None) -> Tensor:
     """argmin over S of ½‖residual - S‖² + `penalty`(S), exact, entry by entry; any shape.
 
     hard: entries above λ stay as they are (DSEE eq. 2, which calls it soft and keeps |x| = λ: equally good). soft: all
     entries move by λ towards 0.
     """
-    return (F.hardshrink if kind == "hard" else F.softshrink)(residual, threshold)
+    if kind == "hard":
+        return torch.hardshrink(residual, threshold, out=out)
+    return torch.sub(residual, residual.clamp(-threshold, threshold), out=out)
 
 
-def penalty(S: Tensor, threshold: float, kind: str) -> float:
-    """(λ²/2)‖S‖₀ for hard, λ‖S‖₁ for soft."""
-    # bool().sum(): count_nonzero takes five times as long
-    return 0.5 * threshold**2 * int(S.bool().sum()) if kind == "hard" else threshold * float(S.abs().sum())
+def penalty(S: Tensor, threshold: float, kind: str, *, scratch: Tensor | None = None) -> float:
+    """(λ²/2)‖S‖₀ for hard, λ‖S‖₁ for soft. `scratch`, shaped like S, saves memory of its own."""
+    if kind == "hard":
+        return 0.5 * threshold**2 * float(torch.ne(S, 0, out=scratch).sum())
+    return threshold * float(torch.abs(S, out=scratch).sum())
 
 
 def schedule(weight: Tensor, setting: Setting) -> Iterator[tuple[int, float]]:
@@ -83,23 +85,26 @@ def decompose(weight: Tensor, setting: Setting = SETTINGS["default"], *, seed: i
     def draw(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=generator, dtype=weight.dtype).to(weight.device)
 
-    V, S, error, phases = draw(1, weight.shape[1]), torch.zeros_like(weight), weight, []
+    V, S, phases = draw(1, weight.shape[1]), torch.zeros_like(weight), []
+    # all written in place: from 2048x2048 up, memory for a new matrix costs more than computing it
+    target, error = torch.empty_like(weight), torch.empty_like(weight)
     for rank, threshold in schedule(weight, setting):
         if new := rank - len(V):
             # qr: the first rows of R in error = Q R need only the first columns of Q
             left = torch.linalg.qr(error[:, :new]).Q.T if setting.growth == "qr" else draw(new, len(weight))
             V = torch.cat([V, left @ error])
         if setting.restart:
-            S = torch.zeros_like(weight)
+            S.zero_()
         objective: list[float] = []
         while len(objective) < setting.iterations and not settled(objective, setting.tol):
-            target = weight - S
+            torch.sub(weight, S, out=target)
             U = torch.linalg.qr(target @ V.T).Q
             V = U.T @ target
-            residual = torch.addmm(weight, U, V, alpha=-1)
-            S = shrink(residual, threshold, setting.kind)
-            error = residual.sub_(S)  # in place: above 1024x1024 every new matrix costs as much as a pass over it
-            objective.append(0.5 * float(torch.linalg.vector_norm(error)) ** 2 + penalty(S, threshold, setting.kind))
+            torch.addmm(weight, U, V, alpha=-1, out=error)
+            shrink(error, threshold, setting.kind, out=S)
+            error -= S
+            fit = 0.5 * float(torch.linalg.vector_norm(error)) ** 2
+            objective.append(fit + penalty(S, threshold, setting.kind, scratch=target))
         phases.append(Phase(rank, threshold, objective))
     return Decomposition(U, V, S, phases)
 
