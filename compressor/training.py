@@ -225,7 +225,8 @@ def train(
     """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
 
     On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a
-    checkpoint goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no longer finite.
+    checkpoint goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no
+    longer finite.
     """
     trainer = trainer_of(
         model, dataset, pad_id, schedule, work, [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]

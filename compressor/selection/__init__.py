@@ -1,7 +1,7 @@
 """Choosing Ω: a score for every weight, then exactly N places in each matrix, each layer or the whole model.
 
 A new score of the weights is a function (weight, seed) -> scores in `WEIGHT_SCORES`; one of the gradients is a line in
-gradients.py. Their names stand in names.py, which loads no torch.
+gradients.py. Their names stand in names.py, RPCA's settings in settings.py, which load no torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from compressor.cost import Places
 from compressor.errors import UserError
+from compressor.selection.settings import SettingName
 from compressor.sources import top_mask
 
 
-def _rpca(weight: Tensor, seed: int) -> Tensor:
+def _rpca(weight: Tensor, seed: int, setting: SettingName = "default") -> Tensor:
     from compressor.selection.rpca import sparse_residual
 
-    return sparse_residual(weight, seed=seed).abs()
+    return sparse_residual(weight, seed=seed, setting=setting).abs()
 
 
 def _magnitude(weight: Tensor, seed: int) -> Tensor:
@@ -37,7 +38,7 @@ def _random(weight: Tensor, seed: int) -> Tensor:
     return torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) + 1.0
 
 
-WEIGHT_SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
+WEIGHT_SCORES: dict[str, Callable[..., Tensor]] = {
     "rpca": _rpca,
     "magnitude": _magnitude,
     "pafi": _pafi,
@@ -75,9 +76,9 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
     return omega
 
 
-def weight_score(weight: Tensor, score: str, seed: int) -> Tensor:
-    """Scores of one matrix (out, in) from its weights alone."""
-    return WEIGHT_SCORES[score](weight.detach().float(), seed)
+def weight_score(weight: Tensor, score: str, seed: int, **settings) -> Tensor:
+    """Scores of one matrix (out, in) from its weights alone; `settings` are the score's own."""
+    return WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
 
 
 def select(weight: Tensor, score: str, count: int, seed: int) -> Tensor:

@@ -1,68 +1,114 @@
 """Robust PCA by greedy bilateral smoothing (GreBsmo, Zhou & Tao 2013), as DSEE section 3.2 uses it: W ≈ U V + S.
 
 U V is low-rank and grown in steps; S is sparse; the places of S's largest entries are where DSEE puts its sparse update.
-The papers' code runs to rank 496 without a convergence test, where S is noise; this one stops at a small rank.
+DSEE's code keeps λ at 0.01, below most weights, so S explains them alone and U V finds no low-rank part; and it runs to rank
+496, where U V is nearly the whole matrix and S arbitrary. By default λ falls to 0.01 and the rank stops at 16 (settings.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from compressor.selection.settings import SETTINGS, Setting, SettingName
+
+# a falling λ starts where only outliers pass and halves: what S holds from the start cannot enter the low-rank part
+START_IN_RMS, FALL = 3.0, 0.5
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Iterations at one rank and one λ: `objective` after each of them, never rising."""
+
+    rank: int
+    threshold: float
+    objective: list[float]
+
 
 @dataclass(frozen=True)
 class Decomposition:
-    """U (out, rank) with orthonormal columns, V (rank, in), S (out, in) sparse; `objective` after every inner iteration."""
+    """U (out, rank) with orthonormal columns, V (rank, in), S (out, in) sparse, and how they came about."""
 
     U: Tensor
     V: Tensor
     S: Tensor
-    objective: list[float]
+    phases: list[Phase]
 
 
-def decompose(
-    weight: Tensor,
-    *,
-    rank: int = 16,
-    rank_step: int = 5,
-    threshold: float = 0.01,
-    iterations: int = 20,
-    tol: float = 1e-3,
-    seed: int = 0,
-) -> Decomposition:
-    """min ½‖W - U V - S‖² + (λ²/2)‖S‖₀ with λ = `threshold`: its exact S step is the hard threshold at λ (DSEE eq. 2).
+def shrink(residual: Tensor, threshold: float, kind: str, *, out: Tensor | None = None) -> Tensor:
+    """argmin over S of ½‖residual - S‖² + `penalty`(S), exact, entry by entry; any shape.
 
-    `weight` is (out, in). The rank starts at 1 and grows by `rank_step` directions of the residual up to `rank`; at each
-    rank U, V, S are updated in turn (Q of QR, least squares, hard threshold) until the objective falls by less than
-    `tol` of itself or `iterations` are done. The objective never rises within one rank. `seed` draws the first V.
+    hard: entries above λ stay as they are (DSEE eq. 2, which calls it soft and keeps |x| = λ: equally good). soft: all
+    entries move by λ towards 0.
     """
-    rank = min(rank, *weight.shape)
+    if kind == "hard":
+        return torch.hardshrink(residual, threshold, out=out)
+    return torch.sub(residual, residual.clamp(-threshold, threshold), out=out)
+
+
+def penalty(S: Tensor, threshold: float, kind: str, *, scratch: Tensor | None = None) -> float:
+    """(λ²/2)‖S‖₀ for hard, λ‖S‖₁ for soft. `scratch`, shaped like S, saves memory of its own."""
+    if kind == "hard":
+        return 0.5 * threshold**2 * float(torch.ne(S, 0, out=scratch).sum())
+    return threshold * float(torch.abs(S, out=scratch).sum())
+
+
+def schedule(weight: Tensor, setting: Setting) -> Iterator[tuple[int, float]]:
+    """(rank, λ) of every phase for a weight (out, in): on until the rank is `setting.rank`, or full, and λ is the smallest."""
+    last_rank = min(setting.rank, *weight.shape)
+    rank, threshold = 1, setting.threshold
+    if setting.schedule == "falling":
+        threshold = max(threshold, START_IN_RMS * float(weight.square().mean().sqrt()))
+    yield rank, threshold
+    while rank < last_rank or threshold > setting.threshold:
+        rank, threshold = min(rank + setting.rank_step, last_rank), max(threshold * FALL, setting.threshold)
+        yield rank, threshold
+
+
+def settled(objective: list[float], tol: float) -> bool:
+    return len(objective) > 1 and objective[-2] - objective[-1] <= tol * objective[-2]
+
+
+@torch.no_grad()
+def decompose(weight: Tensor, setting: Setting = SETTINGS["default"], *, seed: int = 0) -> Decomposition:
+    """min ½‖W - U V - S‖² + penalty(S) over U V of rank `setting.rank` and S (DSEE section 3.2, eq. 2).
+
+    `weight` is (out, in), float32 or float64; the rank is at most its smaller side. In each phase of `schedule`, U (Q of
+    a QR), V (least squares) and S (`shrink`) are updated in turn, so the objective never rises within a phase. One
+    iteration is three products of out·in·rank and a thin QR: O(out·in·rank). `seed` draws the first V and its growth.
+    """
     generator = torch.Generator().manual_seed(seed)
-    V = torch.randn(1, weight.shape[1], generator=generator, dtype=weight.dtype)
-    S = torch.zeros_like(weight)
-    history: list[float] = []
-    while True:
-        before = float("inf")
-        for _ in range(iterations):
-            U = torch.linalg.qr((weight - S) @ V.T).Q
-            V = U.T @ (weight - S)
-            residual = weight - U @ V
-            S = torch.where(residual.abs() >= threshold, residual, 0.0)
-            error = residual - S
-            objective = 0.5 * float(error.square().sum()) + 0.5 * threshold**2 * int(S.count_nonzero())
-            history.append(objective)
-            if before - objective <= tol * before:
-                break
-            before = objective
-        if V.shape[0] >= rank:
-            return Decomposition(U, V, S, history)
-        # the first rows of R span where the remaining residual is largest (GreBsmo's growth step)
-        grow = min(rank_step, rank - V.shape[0])
-        V = torch.cat([V, torch.linalg.qr(residual).R[:grow]])
+
+    def draw(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=weight.dtype).to(weight.device)
+
+    V, S, phases = draw(1, weight.shape[1]), torch.zeros_like(weight), []
+    # all written in place: from 2048x2048 up, memory for a new matrix costs more than computing it
+    target, error = torch.empty_like(weight), torch.empty_like(weight)
+    for rank, threshold in schedule(weight, setting):
+        if new := rank - len(V):
+            # qr: the first rows of R in error = Q R need only the first columns of Q
+            left = torch.linalg.qr(error[:, :new]).Q.T if setting.growth == "qr" else draw(new, len(weight))
+            V = torch.cat([V, left @ error])
+        if setting.restart:
+            S.zero_()
+        objective: list[float] = []
+        while len(objective) < setting.iterations and not settled(objective, setting.tol):
+            torch.sub(weight, S, out=target)
+            U = torch.linalg.qr(target @ V.T).Q
+            V = U.T @ target
+            torch.addmm(weight, U, V, alpha=-1, out=error)
+            shrink(error, threshold, setting.kind, out=S)
+            error -= S
+            fit = 0.5 * float(torch.linalg.vector_norm(error)) ** 2
+            objective.append(fit + penalty(S, threshold, setting.kind, scratch=target))
+        phases.append(Phase(rank, threshold, objective))
+    return Decomposition(U, V, S, phases)
 
 
-def sparse_residual(weight: Tensor, *, seed: int) -> Tensor:
-    """S of `decompose` with its defaults: (out, in), zero where the low-rank part explains the weight to within λ."""
-    return decompose(weight, seed=seed).S
+def sparse_residual(weight: Tensor, *, seed: int, setting: SettingName = "default") -> Tensor:
+    """S of `decompose`: (out, in), zero where the low-rank part explains the weight to within λ, everywhere at full rank."""
+    return decompose(weight, SETTINGS[setting], seed=seed).S

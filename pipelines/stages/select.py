@@ -12,6 +12,7 @@ from pydantic import Field
 from compressor.cost import Places, Plan
 from compressor.modules import Modules
 from compressor.selection.names import DATA_SCORES, DataScore, Scope, WeightScore
+from compressor.selection.settings import SettingName
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
 
@@ -31,6 +32,7 @@ class SelectConfig(StageConfig):
     count: int | None = Field(default=None, ge=1, description="places in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
     modules: Modules = DEFAULT_MODULES
+    setting: SettingName | None = Field(default=None, description="of rpca; `released` is what DSEE's code does")
     samples: int | None = Field(default=None, ge=1, description="training rows for fish, sam and d3, default 1024")
     batch_size: int | None = Field(default=None, ge=1, description="rows a gradient; default 1 for fish, 16 for sam and d3")
     mode: Literal["train", "eval"] | None = Field(default=None, description="dropout on or off (default) for fish, sam, d3")
@@ -44,7 +46,7 @@ class SelectConfig(StageConfig):
         return Places(self.modules, self.scope, count, self.ratio)
 
 
-OF_DATA, OF_D3 = ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
+OF_RPCA, OF_DATA, OF_D3 = ("setting",), ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
 
 
 def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -53,7 +55,11 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E403", "count and ratio are both given", "Keep one of them", ("ratio",))
     if config.scope != "matrix" and config.count is None and config.ratio is None:
         yield Problem("E403", f"scope {config.scope} needs a count or a ratio", "Say how many, e.g. ratio: 0.005", ("scope",))
-    unread = (*(OF_DATA if config.score not in DATA_SCORES else ()), *(OF_D3 if config.score != "d3" else ()))
+    unread = (
+        *(OF_RPCA if config.score != "rpca" else ()),
+        *(OF_DATA if config.score not in DATA_SCORES else ()),
+        *(OF_D3 if config.score != "d3" else ()),
+    )
     for key in unread:
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} means nothing to score {config.score}", "Remove it, or name another score", (key,))
@@ -104,12 +110,13 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> t
         model = build(inputs.base.folder, ["0", "1"])
     else:
         model = load_state(earlier.folder, inputs.base.folder, changes=False)
+    settings = {key: getattr(config, key) for key in OF_RPCA if getattr(config, key) is not None}
     scores, matrices = {}, matrices_of(model, config.modules)
     with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
         for matrix in matrices:
             # equal shapes would draw equal places from one seed; RPCA only starts from its draw
             seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
-            scores[matrix.path] = weight_score(matrix.original, config.score, seed)
+            scores[matrix.path] = weight_score(matrix.original, config.score, seed, **settings)
             bar.advance()
     return model, scores
 

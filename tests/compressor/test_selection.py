@@ -1,4 +1,4 @@
-"""Ω: exactly N places, deterministic ties, planted spikes found, and no silent "everything"."""
+"""Ω: exactly N places, deterministic ties, and no silent "everything"."""
 
 import itertools
 from typing import get_args
@@ -14,31 +14,8 @@ from compressor.errors import UserError
 from compressor.selection import WEIGHT_SCORES, choose, choose_all, select
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
 from compressor.selection.names import DATA_SCORES
-from compressor.selection.rpca import decompose
 from pipelines.stages.select import SelectConfig
 from tests.compressor.conftest import encoding, tiny
-
-
-def planted(size: int = 64, rank: int = 8, spikes: int = 16, height: float = 2.0, seed: int = 0):
-    """A rank-8 matrix with spikes of size 2 (methods.md 1.2)."""
-    torch.manual_seed(seed)
-    low = torch.randn(size, rank) @ torch.randn(rank, size) * 0.19 / rank**0.5
-    places = torch.randperm(size * size)[:spikes].sort().values
-    low.view(-1)[places] += height
-    return low, places
-
-
-def test_planted_spikes_are_found():
-    weight, places = planted()
-    assert torch.equal(select(weight, "rpca", 16, seed=0).long(), places)
-
-
-def test_low_rank_factor_is_orthonormal_and_objective_never_rises_within_a_rank():
-    weight, _ = planted()
-    result = decompose(weight.double(), rank=1, iterations=30, tol=0.0)
-    assert torch.allclose(result.U.T @ result.U, torch.eye(1, dtype=torch.float64), atol=1e-10)
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(result.objective, result.objective[1:], strict=False))
-    assert len(result.objective) > 2
 
 
 @settings(max_examples=30, deadline=None)
@@ -84,7 +61,7 @@ def test_the_stage_offers_every_score():
 
 @pytest.mark.parametrize("score", sorted(WEIGHT_SCORES))
 def test_every_score_repeats_and_fills(score):
-    weight, _ = planted(48)
+    weight = torch.randn(48, 48, generator=torch.Generator().manual_seed(0))
     first = select(weight, score, 9, seed=3)
     assert len(first) == 9 and torch.equal(first, select(weight, score, 9, seed=3))
 
