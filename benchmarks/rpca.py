@@ -106,7 +106,7 @@ def timed(title: str, steps: Mapping[str, Callable[[], object]], rounds: int) ->
     return rows
 
 
-def seconds_of_24(weights: list[Tensor], rounds: int) -> dict[str, dict[str, float]]:
+def seconds_of_all(weights: list[Tensor], rounds: int) -> dict[str, dict[str, float]]:
     def choose_all(setting: str) -> None:
         for weight in weights:
             choose(sparse_residual(weight, seed=0, setting=setting).abs(), PLACES)
@@ -194,22 +194,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--largest", type=int, default=4096, help="largest size of (b)")
     parser.add_argument("--tol", type=float, default=1e-4, help="where the inexact ALM of (c) stops")
+    parser.add_argument("--tables", default="abcd", help="which of the four, e.g. bc")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     noise = [gaussian(768, seed) for seed in range(24)]
     title = Path(options.model).name if options.model else "Gaussian matrices"
     weights = queries_and_values(resolve(options.model).folder) if options.model else noise
     print(f"{title}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    result = {
-        "seconds": seconds_of_24(weights, options.rounds),
-        "growth": growth(options.largest, options.rounds),
-        "svd": {size: against_svd(size, 8, options.tol, options.rounds) for size in (256, 768, 1536)},
-        "overlap": overlap("matrices of the model", weights) if options.model else {},
-        "overlap_gaussian": overlap("Gaussian matrices of 768x768", noise[:6]),
+    tables = {
+        "a": lambda: seconds_of_all(weights, options.rounds),
+        "b": lambda: growth(options.largest, options.rounds),
+        "c": lambda: {size: against_svd(size, 8, options.tol, options.rounds) for size in (256, 768, 1536)},
+        "d": lambda: [overlap(f"matrices of {title}", weights), overlap("Gaussian matrices of 768x768", noise[:6])],
     }
+    result = {letter: tables[letter]() for letter in options.tables}
     if options.json:
         settings = {key: str(value) for key, value in vars(options).items()}
-        options.json.write_text(json.dumps({"settings": settings, "rows": result}, indent=1))
+        options.json.write_text(json.dumps({"settings": settings, "tables": result}, indent=1))
 
 
 if __name__ == "__main__":
