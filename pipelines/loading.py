@@ -97,10 +97,15 @@ def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[d
 
 
 def quality(logits: np.ndarray, labels: np.ndarray) -> dict:
-    """Accuracy with its 95 % bootstrap interval, as it stands in metadata and reports."""
-    from compressor.tasks.metrics import accuracy, accuracy_interval
+    """Accuracy with its 95 % bootstrap interval, and Matthews correlation, as they stand in metadata and reports."""
+    from compressor.tasks.metrics import accuracy, accuracy_interval, matthews
 
-    return {"accuracy": accuracy(logits, labels), "interval": list(accuracy_interval(logits, labels)), "rows": len(labels)}
+    return {
+        "accuracy": accuracy(logits, labels),
+        "interval": list(accuracy_interval(logits, labels)),
+        "matthews": matthews(logits, labels),
+        "rows": len(labels),
+    }
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:

@@ -12,6 +12,18 @@ def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
     return float((logits.argmax(axis=1) == labels).mean())
 
 
+def matthews(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Matthews correlation of predictions and labels in [-1, 1], for any number of classes (Gorodkin 2004); 0 where one of them
+    is constant. CoLA's metric: guessing the larger class is worth nothing.
+    """
+    confusion = np.zeros((logits.shape[1], logits.shape[1]))
+    np.add.at(confusion, (labels, logits.argmax(axis=1)), 1.0)
+    true, predicted, rows = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
+    covariance = np.trace(confusion) * rows - true @ predicted
+    spread = (rows**2 - true @ true) * (rows**2 - predicted @ predicted)
+    return float(covariance / np.sqrt(spread)) if spread else 0.0
+
+
 def _interval(per_row: np.ndarray, seed: int) -> tuple[float, float]:
     """95 % percentile bootstrap of the mean over rows."""
     draws = np.random.default_rng(seed).integers(0, len(per_row), size=(RESAMPLES, len(per_row)))

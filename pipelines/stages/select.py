@@ -79,7 +79,7 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     from safetensors.torch import save_file
 
     from compressor.anatomy import layers_of, matrices_of
-    from compressor.selection import choose_all
+    from compressor.selection.choice import choose_all
 
     judged = _by_gradients if config.score in DATA_SCORES else _by_weights
     model, scores = judged(config, inputs, workspace)
@@ -103,7 +103,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> t
     from compressor.anatomy import matrices_of
     from compressor.checkpoint import load_state
     from compressor.models import build
-    from compressor.selection import weight_score
+    from compressor.selection.choice import weight_score
 
     earlier = inputs.nearest("model")
     if earlier is None:

@@ -13,7 +13,7 @@ from hypothesis import settings as fuzz
 from hypothesis import strategies as st
 
 from compressor.errors import UserError
-from compressor.selection import choose, select
+from compressor.selection.choice import choose, select
 from compressor.selection.rpca import decompose, penalty, schedule, shrink, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting, SettingName
 
@@ -181,7 +181,7 @@ def test_every_setting_repeats_and_takes_a_zero_matrix(setting):
 
 
 def test_setting_names_load_no_torch():
-    from compressor.selection import settings
+    from compressor.selection.choice import settings
 
     assert get_args(SettingName) == tuple(SETTINGS)
     program = f"import runpy, sys; runpy.run_path({settings.__file__!r}); sys.exit('torch' in sys.modules)"

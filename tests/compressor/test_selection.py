@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compressor.anatomy import matrices_of
 from compressor.cost import Places
 from compressor.errors import UserError
-from compressor.selection import WEIGHT_SCORES, choose, choose_all, select
+from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
 from compressor.selection.names import DATA_SCORES
 from pipelines.stages.select import SelectConfig

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import batches, most_tokens, pad, predict
-from compressor.tasks.metrics import accuracy, accuracy_interval, difference_interval
+from compressor.tasks.metrics import accuracy, accuracy_interval, difference_interval, matthews
 from compressor.tasks.reading import read_task
 
 GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
@@ -184,3 +184,14 @@ def test_intervals_hold_the_estimate_and_pairing_narrows():
     worse[:50] = worse[:50, ::-1]
     low, high = difference_interval(worse, logits, labels)
     assert low < accuracy(worse, labels) - accuracy(logits, labels) < high < 0.0
+
+
+def test_matthews_by_hand():
+    """Two classes: (TP·TN - FP·FN) / √((TP+FP)(TP+FN)(TN+FP)(TN+FN)); three perfect classes give 1; a constant guess 0."""
+    labels = np.array([1] * 7 + [0] * 5)
+    predicted = np.array([1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1])
+    tp, tn, fp, fn = 5, 3, 2, 2
+    expected = (tp * tn - fp * fn) / ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
+    assert matthews(np.eye(2)[predicted], labels) == pytest.approx(expected)
+    assert matthews(np.eye(3)[[0, 1, 2, 1]], np.array([0, 1, 2, 1])) == 1.0
+    assert matthews(np.eye(2)[[1, 1, 1]], np.array([0, 1, 1])) == 0.0

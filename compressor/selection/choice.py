@@ -1,0 +1,86 @@
+"""Choosing Ω: a score for every weight, then exactly N places in each matrix, each layer or the whole model.
+
+A new score of the weights is a function (weight, seed) -> scores in `WEIGHT_SCORES`; one of the gradients is a line in
+gradients.py. Their names stand in names.py, RPCA's settings in settings.py, which load no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from compressor.cost import Places
+from compressor.errors import UserError
+from compressor.selection.settings import SettingName
+from compressor.sources import top_mask
+
+
+def _rpca(weight: Tensor, seed: int, setting: SettingName = "default") -> Tensor:
+    from compressor.selection.rpca import sparse_residual
+
+    return sparse_residual(weight, seed=seed, setting=setting).abs()
+
+
+def _magnitude(weight: Tensor, seed: int) -> Tensor:
+    return weight.abs()
+
+
+def _pafi(weight: Tensor, seed: int) -> Tensor:
+    """The smallest |θ| first (Liao et al. 2023). In float64, where no two magnitudes of float32 share a reciprocal."""
+    return weight.double().abs().reciprocal()
+
+
+def _random(weight: Tensor, seed: int) -> Tensor:
+    # + 1: a uniform draw may be exactly 0, which would read as "not a candidate"
+    return torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) + 1.0
+
+
+WEIGHT_SCORES: dict[str, Callable[..., Tensor]] = {
+    "rpca": _rpca,
+    "magnitude": _magnitude,
+    "pafi": _pafi,
+    "random": _random,
+}
+
+
+def choose(scores: Sequence[Tensor], count: int) -> list[Tensor]:
+    """The `count` places with the highest scores over all of `scores`, as sorted flat int32 indices into each of them.
+
+    A score of 0 says that a place is no candidate. Equal scores go to the lowest index of the first tensor. Raises UserError
+    E401 when fewer than `count` candidates exist (the papers' code then silently selects every weight).
+    """
+    flat = torch.cat([one.flatten() for one in scores])
+    candidates = int((flat > 0).sum())
+    if candidates < count:
+        what = f"only {candidates} of {flat.numel()} places have a score, {count} were asked"
+        raise UserError("E401", what, "Ask for a smaller select.count or select.ratio")
+    chosen = top_mask(flat, count).split([one.numel() for one in scores])
+    return [one.nonzero().flatten().to(torch.int32) for one in chosen]
+
+
+def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places: Places) -> dict[str, Tensor]:
+    """Ω of every matrix: `scores` by the matrix's path, in the order of the model; `layer_of` tells the layer of each.
+
+    The budget holds exactly in each scope of `places`; a matrix may get nothing where the scope is larger than it.
+    """
+    scope_of = {"matrix": lambda path: path, "layer": layer_of.__getitem__, "global": lambda path: None}[places.scope]
+    omega = {}
+    for _, group in groupby(scores, scope_of):
+        paths = list(group)
+        tensors = [scores[path] for path in paths]
+        count = places.of(sum(tensor.numel() for tensor in tensors))
+        omega |= dict(zip(paths, choose(tensors, count), strict=True))
+    return omega
+
+
+def weight_score(weight: Tensor, score: str, seed: int, **settings) -> Tensor:
+    """Scores of one matrix (out, in) from its weights alone; `settings` are the score's own."""
+    return WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
+
+
+def select(weight: Tensor, score: str, count: int, seed: int) -> Tensor:
+    """Ω of one matrix (out, in) alone: `count` sorted flat int32 indices. Raises UserError E401."""
+    return choose([weight_score(weight, score, seed)], count)[0]
