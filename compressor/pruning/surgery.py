@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from compressor.anatomy import ARCHITECTURES, Layer, layers_of, row_of_model
 from compressor.deltas import Delta, attach, detach
 from compressor.errors import UserError
-from compressor.inserts import inserts_of
 
 Kept = dict[str, dict[str, list[int]]]
 """Layer number (a JSON key) -> {"heads": original indices left, "neurons": original indices left}; {} when dense."""
@@ -51,11 +50,14 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
         for name in layer.names
         for tensor in ("weight", "bias")
     }
+    # torch-pruning would trace through the prefixes and cut them by rules of its own
+    prefixes = {index: layer.attention._modules.pop("inserts", None) for index, layer in enumerate(layers)}
     _cut_base(model, layers, removals)
     for (index, name, tensor), links in chains.items():
         _attach_cut(layers[index], name, tensor, links, removals.get(index, Removal()))
-    for index, removal in removals.items():
-        _cut_prefixes(layers[index], removal)
+    for index, inserted in prefixes.items():
+        if inserted is not None:
+            _put_back(layers[index], inserted, removals.get(index, Removal()))
     model.kept_structures = _without(before, removals)
 
 
@@ -157,12 +159,12 @@ def _attach_cut(layer: Layer, name: str, tensor: str, links: list[Delta], remova
         attach(linear, cut, tensor)
 
 
-def _cut_prefixes(layer: Layer, removal: Removal) -> None:
-    """Prefixes lose the heads that their attention lost."""
-    if not removal.heads or not inserts_of(layer.attention):
-        return
-    keep = _rows_of_heads(_complement(removal.heads, layer.heads + len(removal.heads)).tolist(), layer.head_size)
-    layer.attention.inserts = nn.ModuleList(prefix.cut(keep) for prefix in layer.attention.inserts)
+def _put_back(layer: Layer, prefixes: nn.ModuleList, removal: Removal) -> None:
+    """Give an attention its prefixes back, without the heads that it lost."""
+    if removal.heads:
+        keep = _rows_of_heads(_complement(removal.heads, layer.heads + len(removal.heads)).tolist(), layer.head_size)
+        prefixes = nn.ModuleList(prefix.cut(keep) for prefix in prefixes)
+    layer.attention.inserts = prefixes
 
 
 def _kept_rows_and_columns(layer: Layer, name: str, linear: nn.Linear, removal: Removal):

@@ -181,7 +181,7 @@ def test_every_setting_repeats_and_takes_a_zero_matrix(setting):
 
 
 def test_setting_names_load_no_torch():
-    from compressor.selection.choice import settings
+    from compressor.selection import settings
 
     assert get_args(SettingName) == tuple(SETTINGS)
     program = f"import runpy, sys; runpy.run_path({settings.__file__!r}); sys.exit('torch' in sys.modules)"
