@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
+from compressor.live import remember
 from compressor.models import TOKENIZER_FILES, build, head_names, resolve
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
                 f"base '{found.reference}' is not the one this was tuned on",
                 "Give the same base: load(folder, base=...)",
             )
-        return load_state(folder, found.folder)
+        return remember(load_state(folder, found.folder), found.reference, found.sha256)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in (WEIGHTS, WITH_INSERTS)):
         raise UserError("E305", "no model here", "Give a folder with config.json and model.safetensors", str(folder))
     return _load_checkpoint(folder)

@@ -187,14 +187,15 @@ def original(layer: nn.Module, name: str = "weight") -> Tensor:
     return layer.parametrizations[name].original if chain(layer, name) else getattr(layer, name)
 
 
-def attach(layer: nn.Module, module: nn.Module, name: str = "weight") -> None:
+def attach(layer: nn.Module, module: nn.Module, name: str = "weight", *, check: bool = True) -> None:
     """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
-    Raises ValueError when a delta would follow a mask: it would escape it.
+    With `check`, torch computes the weight once to see that its size stays. Raises ValueError when a delta would follow a
+    mask: it would escape it.
     """
     if not isinstance(module, Mask) and any(isinstance(link, Mask) for link in chain(layer, name)):
         raise ValueError(f"cannot attach {type(module).__name__} behind a mask")
-    parametrize.register_parametrization(layer, name, module)
+    parametrize.register_parametrization(layer, name, module, unsafe=not check)
     original(layer, name).requires_grad_(False)
 
 

@@ -99,9 +99,22 @@ def insert(owner: nn.Module, change: Insert) -> None:
     change.join(owner)
 
 
+def take_out(model: nn.Module, owner: nn.Module) -> None:
+    """Undo every `insert` at `owner`; with its last prefix the model's attention is what it was."""
+    gone = inserts_of(owner)
+    del owner.inserts
+    for key, hook in list(owner._forward_hooks.items()):
+        if any(getattr(hook, "__self__", None) is change for change in gone):
+            del owner._forward_hooks[key]
+    if hasattr(model, "attention_without_prefixes") and not any(isinstance(module, Prefix) for module in model.modules()):
+        model.set_attn_implementation(model.attention_without_prefixes)
+
+
 def use_prefixes(model: nn.Module) -> None:
     """Let the attention of `model` look for prefixes."""
-    model.set_attn_implementation(PREFIX_ATTENTION)
+    if model.config._attn_implementation != PREFIX_ATTENTION:
+        model.attention_without_prefixes = model.config._attn_implementation
+        model.set_attn_implementation(PREFIX_ATTENTION)
 
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas import Change, Delta, LowRank, Mask, Offset, Place, Sparse, attach, chain, chains
+from compressor.deltas import Change, Delta, LowRank, Mask, Offset, Place, Sparse, attach, chain, chains, original
 from compressor.inserts import Adapter, Insert, Prefix, insert, inserts_of, use_prefixes
 from compressor.sources import FixedMasks, Masked, Own, Prototype
 
@@ -89,8 +89,8 @@ def rebuild(settings: dict, tensors: Tensors, prototypes: dict[str, Prototype]) 
     rows, transposed = settings.pop("rows", None), settings.pop("transposed", False)
     if "prototype" in settings:
         prototype = prototypes[settings.pop("prototype")]
-        kind = prototype.read(prototype.names[0]).dtype
-        fixed = FixedMasks({name: unpack(tensors[name], shape).to(kind) for name, shape in masks.items()})
+        like = prototype.read(prototype.names[0])  # type and device
+        fixed = FixedMasks({name: unpack(tensors[name], shape).to(like) for name, shape in masks.items()})
         change = cls(Masked(prototype, fixed), **settings)
     elif cls in (Sparse, Offset):
         change = cls(**tensors, **settings)
@@ -102,21 +102,40 @@ def rebuild(settings: dict, tensors: Tensors, prototypes: dict[str, Prototype]) 
 
 
 def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
-    """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing."""
+    """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing,
+    ValueError where one has another size or type."""
     prototypes = {
         name: Prototype(name, select(tensors, f"prototypes|{name}|"), settings["group"])
         for name, settings in description["prototypes"].items()
     }
     for key, changes in description["links"].items():
         path, name = key.rsplit(".", 1)
+        owner = model.get_submodule(path)
         for index, settings in enumerate(changes):
-            attach(model.get_submodule(path), rebuild(settings, select(tensors, f"links|{key}|{index}|"), prototypes), name)
+            link = rebuild(settings, select(tensors, f"links|{key}|{index}|"), prototypes)
+            if not _fits(link, original(owner, name)):
+                raise ValueError(f"{key}: its change has another size or type")
+            attach(owner, link, name, check=False)  # many links: computing every weight would take longest
     for path, changes in description["inserts"].items():
         for index, settings in enumerate(changes):
             change = rebuild(settings, select(tensors, f"inserts|{path}|{index}|"), prototypes)
             insert(model.get_submodule(path), change)
             if isinstance(change, Prefix):
                 use_prefixes(model)
+
+
+def _fits(link: Delta, stored: Tensor) -> bool:
+    """Whether a link has the type and the size of the matrix that it changes."""
+    shape = link.place.read(stored).shape
+    if next(link.parameters()).dtype != stored.dtype:
+        return False
+    if isinstance(link, LowRank):
+        (out, rank), (inner, into) = link.source.size("B"), link.source.size("A")
+        return (out, into, rank) == (*shape, inner)
+    if isinstance(link, Sparse):
+        omega, count = link.omega, link.omega.numel()
+        return link.values.shape == omega.shape and (not count or bool(0 <= omega.min() <= omega.max() < shape.numel()))
+    return link.values.shape == shape
 
 
 def select(tensors: Tensors, prefix: str) -> Tensors:

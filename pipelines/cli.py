@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from compressor.errors import CompressError, UserError
+from pipelines.delta_commands import delta
+from pipelines.tables import table as _table
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -288,18 +290,7 @@ def _near(place: Path) -> Path:
     return place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for place, title in enumerate(header):
-        table.add_column(title, justify="left" if place == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    Console(width=None if console.is_terminal else 120).print(table, markup=False)
+main.add_command(delta)
 
 
 if __name__ == "__main__":

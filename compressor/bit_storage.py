@@ -1,0 +1,78 @@
+"""The papers' bit-level storage in closed form: what a delta needs on disk beside its task head. Torch-free.
+
+Every function gives a `Stored`, in scalars and mask entries rather than in bits, so that it can be compared with what a
+delta file really holds (`compressor.delta_file.stored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is stored: `scalars` of `width` bits, `indices` of 32 bits, `mask_entries` of one bit (ProPETL section 4.3)."""
+
+    scalars: int = 0
+    indices: int = 0
+    mask_entries: int = 0
+    width: int = 32
+
+    @property
+    def bits(self) -> int:
+        """BLS = Σ ρ_i b_i."""
+        return self.width * self.scalars + 32 * self.indices + self.mask_entries
+
+    @property
+    def bytes(self) -> int:
+        """On disk: all masks stand in one row of bits, so that at most 7 bits are lost in the whole file."""
+        return (self.bits + 7) // 8
+
+    @property
+    def trained(self) -> int:
+        """Scalars that were trained: the values, and a score for every mask entry."""
+        return self.scalars + self.mask_entries
+
+    def share(self, parameters: int) -> float:
+        """Of a float32 model with so many parameters."""
+        return self.bits / (32 * parameters)
+
+    def __add__(self, other: Stored) -> Stored:
+        scalars, indices = self.scalars + other.scalars, self.indices + other.indices
+        return Stored(scalars, indices, self.mask_entries + other.mask_entries, self.width)
+
+
+def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
+    """LoRA: r (m + n) for every matrix (out, in)."""
+    return Stored(sum(rank * (out + into) for out, into in matrices))
+
+
+def sparse(places: int) -> Stored:
+    """Selective methods and DSEE's ΔW_s: a value and a flat int32 index for every place of Ω, 8 bytes in float32."""
+    return Stored(places, indices=places)
+
+
+def adapters(hidden: int, bottleneck: int, blocks: int) -> Stored:
+    """Plain bottleneck adapters: 2 b d + b + d in every block."""
+    return Stored(blocks * (2 * bottleneck * hidden + bottleneck + hidden))
+
+
+def shared_adapter(hidden: int, bottleneck: int, masks: int) -> Stored:
+    """ProPETL equation 14: one prototype, and a mask over its two matrices for every block (and every task)."""
+    return Stored(2 * bottleneck * hidden + bottleneck + hidden, mask_entries=2 * bottleneck * hidden * masks)
+
+
+def masked_adapters(hidden: int, bottleneck: int, blocks: int, keep: float) -> Stored:
+    """ProPETL equation 15, masks without sharing: in every block the kept share of the matrices, and the biases."""
+    return Stored(blocks * (round(2 * keep * bottleneck * hidden) + bottleneck + hidden))
+
+
+def shared_low_rank(hidden: int, rank: int, masks: int) -> Stored:
+    """ProPETL equation 16: a prototype each for query and value."""
+    return Stored(4 * rank * hidden, mask_entries=4 * rank * hidden * masks)
+
+
+def shared_prefix(hidden: int, length: int, masks: int) -> Stored:
+    """ProPETL equation 18: one prefix of keys and values."""
+    return Stored(2 * length * hidden, mask_entries=2 * length * hidden * masks)

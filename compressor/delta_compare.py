@@ -1,0 +1,134 @@
+"""Two delta files side by side, without their base: what each changes, how far, and how much of it they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from compressor.delta_file import DeltaFile
+    from compressor.deltas import Change
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One matrix (or inserted module) of both files; None where a figure has no meaning.
+
+    `jaccard` is |Ω ∩ Ω'| / |Ω ∪ Ω'| of the sparse places, or of the masks' ones where both see a prototype through masks.
+    """
+
+    place: str
+    kinds: tuple[str, str]
+    """Of each file, `-` where it leaves the place alone."""
+    norms: tuple[float, float]
+    """Frobenius norm of ΔW; for an inserted module, of its tensors."""
+    cosine: float | None
+    jaccard: float | None
+
+
+def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
+    """One change as a flat tensor, or as (places, values)."""
+    import torch
+
+    from compressor.deltas import LowRank, Offset, Sparse
+
+    with torch.no_grad():
+        if isinstance(change, LowRank):
+            return (change.scale * (change.B.double() @ change.A.double())).flatten()
+        if isinstance(change, Sparse):
+            return change.omega, change.values.detach()
+        if isinstance(change, Offset):
+            return change.values.double()
+        return torch.cat([change.source.read(name).flatten() for name in change.source.names]).double()
+
+
+def _support(change: Change) -> Tensor | None:
+    import torch
+
+    from compressor.deltas import Sparse
+    from compressor.sources import Masked
+
+    if isinstance(change, Sparse):
+        return change.omega.long()
+    source = getattr(change, "source", None)
+    if not isinstance(source, Masked):
+        return None
+    masks = [source.mask(name) for name in source.names]
+    return torch.cat([mask.flatten() for mask in masks if mask is not None]).nonzero().flatten()
+
+
+def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
+    """The changes of every place: a matrix (parts of a fused weight apart), or one inserted module."""
+    from compressor.delta_layout import SECTIONS
+    from compressor.sources import Prototype
+    from compressor.storage import rebuild, select
+
+    changes, result = delta.changes, {}
+    prototypes = {
+        name: Prototype(name, select(delta.tensors, f"prototypes|{name}|"), settings["group"])
+        for name, settings in changes["prototypes"].items()
+    }
+    for section in SECTIONS:
+        for path, here in changes[section].items():
+            for number, settings in enumerate(here):
+                rows, second = settings.get("rows"), section == "inserts" and number
+                place = path + (f"[{rows[0]}:{rows[1]}]" if rows else "") + (f"#{number + 1}" if second else "")
+                change = rebuild(settings, select(delta.tensors, f"{section}|{path}|{number}|"), prototypes)
+                result.setdefault(place, []).append(change)
+    return result
+
+
+def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
+    """Every place that one of two files changes, in the order of the first, then of the second."""
+    mine, others = _effects(first), _effects(second)
+    return [_compare(place, mine.get(place, []), others.get(place, [])) for place in {**mine, **others}]
+
+
+def _compare(place: str, mine: list[Change], other: list[Change]) -> Comparison:
+    pieces = [_flat_effect(change) for change in mine], [_flat_effect(change) for change in other]
+    size = max(_size(piece) for one in pieces for piece in one)
+    a, b = _sum(pieces[0], size), _sum(pieces[1], size)
+    norms = float(a.norm()), float(b.norm())
+    cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
+    kinds = tuple("+".join(change.kind for change in one) or "-" for one in (mine, other))
+    return Comparison(place, kinds, norms, cosine, _jaccard(_supports(mine), _supports(other)))
+
+
+def _size(piece: Tensor | tuple[Tensor, Tensor]) -> int:
+    """Entries to look at: a sparse change ends with its last place."""
+    if isinstance(piece, tuple):
+        return int(piece[0][-1]) + 1 if len(piece[0]) else 0
+    return len(piece)
+
+
+def _sum(pieces: list[Tensor | tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """ΔW of a chain, flat, float64, with zeros up to `size`."""
+    import torch
+
+    vector = torch.zeros(size, dtype=torch.float64)
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            vector.index_add_(0, piece[0], piece[1].double())
+        else:
+            vector[: len(piece)] += piece
+    return vector
+
+
+def _supports(changes: list[Change]) -> Tensor | None:
+    """The places of all changes that have some: flat, unique. None where every change is dense."""
+    import torch
+
+    supports = [support for support in map(_support, changes) if support is not None]
+    return torch.cat(supports).unique() if supports else None
+
+
+def _jaccard(mine: Tensor | None, other: Tensor | None) -> float | None:
+    import torch
+
+    if mine is None or other is None:
+        return None
+    both = int(torch.isin(mine, other).sum())
+    union = len(mine) + len(other) - both
+    return both / union if union else None

@@ -1,0 +1,356 @@
+"""A tuned task in one small file: every change of a base, and the task head, without the base (docs/deltas.md).
+
+`write` and `read` are the format; `apply` puts a file on a live model in place of what it carries, so that one base in memory
+serves many tasks; `load` begins with a folder or a hub id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compressor.bit_storage import Stored
+from compressor.delta_layout import compact, expand, slots
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compressor.models import Reference
+    from compressor.pruning.surgery import Kept
+
+FORMAT = 1
+KEY = "compress_delta"
+"""The only metadata key, because safetensors writes several in any order; its value is the description."""
+
+HEADER_LIMIT = 4096
+"""Bytes, safetensors' length field included. A longer description becomes a tensor of its own."""
+
+
+@dataclass(frozen=True)
+class DeltaFile:
+    """What a delta file holds, ready for `storage.restore(model, changes, tensors)`."""
+
+    base: str
+    """The reference that the user wrote; `base_sha256` tells whether another one is the same model."""
+    base_sha256: str
+    labels: list[str]
+    kept: Kept
+    layout: dict[str, Any]
+    """The changes as the file describes them, see `delta_layout`."""
+    tensors: dict[str, Tensor]
+    head: dict[str, Tensor] | None
+    """None where it was left out."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        return expand(self.layout)
+
+
+def write(
+    model: nn.Module, path: Path | str, *, base: str, base_sha256: str, label_names: Sequence[str], head: bool = True
+) -> None:
+    """Write every change of `model`, and its task head, to `path`; whole or not at all.
+
+    Raises UserError E312 where a delta cannot hold what was done to the model.
+    """
+    from safetensors.torch import save
+
+    from compressor.models import head_names
+    from compressor.pruning.surgery import kept_of
+
+    changes, tensors = _changes_of(model)
+    heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
+    layout = compact(changes, {name: (_buffer(t), tuple(t.shape)) for name, t in tensors.items() if _buffer(t) != "masks"})
+    kept, kept_bits = _pack_kept(kept_of(model))
+    flat = {**_flatten(layout, tensors), **kept_bits}
+    if heads:
+        flat["head"] = _concatenate(heads.values())
+    description = {
+        "format": FORMAT,
+        "base": base,
+        "base_sha256": base_sha256,
+        "labels": list(label_names),
+        "kept": kept,
+        "changes": layout,
+        "head": None if heads is None else {name: list(tensor.shape) for name, tensor in heads.items()},
+    }
+    text = _text({**description, "sha256": _digest(description, flat)})
+    data = save(flat, {KEY: text})
+    if header_size(data) > HEADER_LIMIT:
+        data = save({**flat, "description": _bytes(text)}, {KEY: ""})
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+def _changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
+    from compressor.methods import weights_moved
+    from compressor.storage import describe
+
+    mend = "Store its state, or merge it to a checkpoint"
+    if weights_moved(model):
+        raise UserError("E312", "full tuning moved the base's own weights: that is no delta", mend)
+    try:
+        changes, tensors = describe(model)
+    except ValueError as error:
+        raise UserError("E312", str(error), mend) from None
+    if not tensors:
+        raise UserError("E312", "nothing was added to this model (or it was merged)", "Tune it first")
+    if len({tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}) > 1:
+        raise UserError("E312", "the changes have several floating types", "Bring the model to one")
+    return changes, tensors
+
+
+def _buffer(tensor: Tensor) -> str:
+    if tensor.is_floating_point():
+        return "values"
+    return "masks" if tensor.element_size() == 1 else "indices"
+
+
+def _flatten(layout: Mapping, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors one behind another, by buffer; masks bit by bit, so that only the last byte is not full."""
+    import torch
+
+    from compressor.storage import pack, unpack
+
+    parts: dict[str, list[Tensor]] = {}
+    for slot in slots(layout):
+        tensor = tensors[slot.name]
+        parts.setdefault(slot.buffer, []).append(unpack(tensor, slot.shape).flatten() if slot.buffer == "masks" else tensor)
+    flat = {buffer: _concatenate(pieces) for buffer, pieces in parts.items()}
+    return {buffer: pack(whole) if whole.dtype == torch.bool else whole for buffer, whole in flat.items()}
+
+
+def _concatenate(pieces) -> Tensor:
+    import torch
+
+    return torch.cat([piece.flatten().cpu() for piece in pieces])
+
+
+def _pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What pruning left as bits: for every layer its heads, then its neurons; 1 is kept."""
+    import torch
+
+    from compressor.storage import pack
+
+    if not kept:
+        return {}, {}
+    sizes = {word: 1 + max(index for row in kept.values() for index in row[word]) for word in ("heads", "neurons")}
+    bits = torch.zeros(len(kept), sum(sizes.values()), dtype=torch.bool)
+    for layer, row in zip(bits, kept.values(), strict=True):
+        layer[row["heads"]] = True
+        layer[[sizes["heads"] + neuron for neuron in row["neurons"]]] = True
+    return {"layers": list(kept), **sizes}, {"kept": pack(bits)}
+
+
+def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
+    from compressor.storage import unpack
+
+    if not description:
+        return {}
+    layers, heads, neurons = description["layers"], description["heads"], description["neurons"]
+    rows = unpack(bits, (len(layers), heads + neurons))
+    return {
+        layer: {"heads": row[:heads].nonzero().flatten().tolist(), "neurons": row[heads:].nonzero().flatten().tolist()}
+        for layer, row in zip(layers, rows, strict=True)
+    }
+
+
+def _text(description: Mapping) -> str:
+    return json.dumps(description, separators=(",", ":"))
+
+
+def _bytes(text: str) -> Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _digest(description: Mapping, flat: Mapping[str, Tensor]) -> str:
+    """sha256 over the description and every tensor but the one that may hold it."""
+    import torch
+
+    whole = hashlib.sha256(_text(description).encode())
+    for name in sorted(flat):
+        whole.update(name.encode())
+        whole.update(flat[name].contiguous().view(torch.uint8).numpy())
+    return whole.hexdigest()
+
+
+def header_size(data: bytes) -> int:
+    """Bytes before the first tensor of a safetensors file, of which `data` holds at least the first eight."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+def read(path: Path | str) -> DeltaFile:
+    """The delta in `path`, whole and checked: every byte is described, and the checksum holds.
+
+    Raises UserError E310 for a missing, damaged, cut or foreign file, and for another format.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    place = str(path)
+    try:
+        with safe_open(path, "pt") as stream:
+            metadata = stream.metadata() or {}
+            flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise UserError("E310", f"cannot be read ({error.strerror or 'no such file'})", "Check the path", place) from None
+    except SafetensorError as error:
+        raise UserError("E310", f"damaged or no delta file ({error})", "Make it again, or copy it again", place) from None
+    if KEY not in metadata:
+        raise UserError("E310", "a safetensors file, but no delta", "`compress delta convert` makes one", place)
+    try:
+        return _parse(metadata[KEY], flat, place)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError):
+        raise UserError("E310", "its description and its tensors do not fit together", "Make it again", place) from None
+
+
+def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
+    if not text:
+        text = bytes(flat.pop("description").numpy()).decode()
+    description = json.loads(text)
+    if description["format"] != FORMAT:
+        what = f"format {description['format']}, this version reads {FORMAT}"
+        raise UserError("E310", what, "Make it again with this version", place)
+    if description.pop("sha256") != _digest(description, flat):
+        raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
+    shapes, head = description["head"], None
+    kept = _unpack_kept(description["kept"], flat.pop("kept", None))
+    if shapes is not None:
+        head = _cut(flat.pop("head"), shapes)
+    return DeltaFile(
+        base=description["base"],
+        base_sha256=description["base_sha256"],
+        labels=description["labels"],
+        kept=kept,
+        layout=description["changes"],
+        tensors=_unflatten(description["changes"], flat),
+        head=head,
+    )
+
+
+def _cut(whole: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """`_concatenate` reversed. Raises RuntimeError where the sizes do not add up."""
+    pieces = whole.split([math.prod(shape) for shape in shapes.values()])
+    return {name: piece.view(*shape).clone() for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+
+def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`_flatten` reversed: tensors by their names in `storage.describe`."""
+    from compressor.storage import pack, unpack
+
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for slot in slots(layout):
+        shapes.setdefault(slot.buffer, {})[slot.name] = slot.shape
+    if shapes.keys() != flat.keys():
+        raise ValueError("other buffers than described")
+    tensors: dict[str, Tensor] = {}
+    for buffer, whole in flat.items():
+        if buffer == "masks":
+            count = sum(math.prod(shape) for shape in shapes[buffer].values())
+            whole = unpack(whole, (count,))
+        pieces = _cut(whole, shapes[buffer])
+        tensors |= {name: pack(piece) for name, piece in pieces.items()} if buffer == "masks" else pieces
+    return tensors
+
+
+def stored(delta: DeltaFile) -> Stored:
+    """What the file holds beside head and header, in the papers' units (ProPETL section 4.3)."""
+    sizes = {"values": 0, "indices": 0, "masks": 0}
+    for slot in slots(delta.layout):
+        sizes[slot.buffer] += math.prod(slot.shape)
+    width = max((8 * tensor.element_size() for tensor in delta.tensors.values() if tensor.is_floating_point()), default=32)
+    return Stored(sizes["values"], sizes["indices"], sizes["masks"], width)
+
+
+def apply(model: nn.Module, path: Path | str) -> nn.Module:
+    """Put the task in `path` on a live model in place of any that it carries; returns the model, in eval mode.
+
+    The base is not touched: without the delta its weights are bit for bit what they were. Everything is checked before anything
+    is changed. Raises UserError E310 (file), E306 (another base), E311 (base gone, other shapes, another head).
+    """
+    from compressor.live import check_head, origin_of, strip
+    from compressor.pruning.surgery import kept_of
+
+    delta = read(path)
+    if origin_of(model).sha256 != delta.base_sha256:
+        raise _other_base(origin_of(model).reference, delta)
+    if kept_of(model) != delta.kept:
+        mend = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
+        raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", mend, str(path))
+    _check_type(model, delta, path)
+    check_head(model, delta.head, delta.labels)
+    strip(model)
+    return _put_on(model, delta, path)
+
+
+def _other_base(reference: str, delta: DeltaFile) -> UserError:
+    what = f"base '{reference}' is not the one this was tuned on ('{delta.base}', sha256 {delta.base_sha256[:12]})"
+    return UserError("E306", what, "Give the same base: load(base=..., delta=...)")
+
+
+def _check_type(model: nn.Module, delta: DeltaFile, path: Path | str) -> None:
+    kinds = {tensor.dtype for tensor in delta.tensors.values() if tensor.is_floating_point()}
+    if not kinds <= {model.dtype}:
+        what = f"the delta is {str(*kinds).removeprefix('torch.')}, the live model {str(model.dtype).removeprefix('torch.')}"
+        raise UserError("E311", what, "Bring the model to the delta's type", str(path))
+
+
+def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
+    """Restore the changes and the head on a bare base; what does not fit leaves it bare."""
+    from compressor.live import set_head, strip
+    from compressor.storage import restore
+
+    tensors = {name: t if _buffer(t) == "masks" else t.to(model.device) for name, t in delta.tensors.items()}
+    try:
+        restore(model, delta.changes, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        strip(model)
+        raise UserError("E311", f"the changes do not fit the model ({error})", "Make the delta again", str(path)) from None
+    if delta.head is not None:
+        set_head(model, delta.head, delta.labels)
+    return model.eval()
+
+
+def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
+    """The model of a delta file on `base`: a live model, a folder, a hub id, or None for the reference in the file.
+
+    Raises UserError E310, E306, E311 and, for a folder or hub id, E303 and E304.
+    """
+    from torch import nn
+
+    if isinstance(base, nn.Module):
+        return apply(base, path)
+    return load_on(read(path), base, path)
+
+
+def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
+    """The model of a delta that was read, built from a folder or a hub id. Raises as `load`."""
+    from compressor.live import check_head, remember
+    from compressor.models import build
+    from compressor.pruning.surgery import restore_kept
+
+    found = base_of(delta, base)
+    model = build(found.folder, delta.labels)
+    restore_kept(model, delta.kept)
+    check_head(model, delta.head, delta.labels)
+    return _put_on(remember(model, found.reference, found.sha256), delta, path)
+
+
+def base_of(delta: DeltaFile, base: Path | str | None) -> Reference:
+    """The base that `base`, or else the file, refers to. Raises UserError E303, E306."""
+    from compressor.models import resolve
+
+    found = resolve(str(base or delta.base))
+    if found.sha256 != delta.base_sha256:
+        raise _other_base(found.reference, delta)
+    return found

@@ -1,0 +1,105 @@
+"""A live model under changing deltas: which base it stands on, everything off again, another task head on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Origin:
+    """The base a model was built from, and its parameters at that moment: a merged model is no longer that base."""
+
+    def __init__(self, reference: str, sha256: str, parameters: dict[str, nn.Parameter]):
+        self.reference, self.sha256 = reference, sha256
+        self.parameters = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
+
+    def __reduce__(self):
+        # a copy of the model has other parameters, and weak references cannot be pickled
+        return Origin, (self.reference, self.sha256, {})
+
+
+def remember(model: nn.Module, reference: str, sha256: str) -> nn.Module:
+    """Note on `model`, whose base weights are untouched, which base it was built from. Returns the model."""
+    model.origin = Origin(reference, sha256, _base_parameters(model))
+    return model
+
+
+def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter of the pretrained base under its plain name, whatever is attached to it."""
+    from compressor.models import head_names
+
+    result = {}
+    for name, parameter in model.named_parameters():
+        owner, _, rest = name.partition(".parametrizations.")
+        if rest.endswith(".original"):
+            result[f"{owner}.{rest.removesuffix('.original')}"] = parameter
+        elif not rest and ".inserts." not in name and name not in head_names(model):
+            result[name] = parameter
+    return result
+
+
+def origin_of(model: nn.Module) -> Origin:
+    """The base under a live model. Raises UserError E311 where it is unknown, or its weights are no longer there."""
+    from compressor.methods import weights_moved
+
+    origin, mend = getattr(model, "origin", None), "Give the base's folder, or a model of compressor.load"
+    if origin is None:
+        raise UserError("E311", "the live model does not say which base it was built from", mend)
+    now = _base_parameters(model)
+    same = origin.parameters.keys() == now.keys() and all(origin.parameters[name]() is now[name] for name in now)
+    if weights_moved(model) or not same:
+        raise UserError("E311", "the live model was merged, copied or fully tuned: its base is gone", mend)
+    return origin
+
+
+def strip(model: nn.Module) -> None:
+    """Take every delta and every inserted module off, in place. The base is left bit for bit; the task head stays."""
+    from compressor.deltas import chains, detach
+    from compressor.inserts import inserts_of, take_out
+
+    for _, owner, name in list(chains(model)):
+        detach(owner, name)
+    for owner in [module for module in model.modules() if inserts_of(module)]:
+        take_out(model, owner)
+
+
+def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Sequence[str]) -> None:
+    """Raises UserError E311 where `head` cannot become the model's: other names, or sizes beside the number of classes."""
+    from compressor.models import head_names
+
+    mend = "Load it on its own base's folder"
+    if head is None:
+        if len(label_names) != model.config.num_labels:
+            what = f"the delta has no task head and {len(label_names)} labels, the model {model.config.num_labels}"
+            raise UserError("E311", what, "Write the delta with its head")
+        return
+    if head.keys() != head_names(model):
+        odd = sorted(head.keys() ^ head_names(model))[:3]
+        raise UserError("E311", f"another task head: {', '.join(odd)}", mend)
+    for name, tensor in head.items():
+        there = model.get_parameter(name).shape
+        expected = (len(label_names), *there[1:]) if there[0] == model.config.num_labels else tuple(there)
+        if tuple(tensor.shape) != expected:
+            raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", mend)
+
+
+def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[str]) -> None:
+    """Give `model` another task head, of another number of classes too. `check_head` was asked before."""
+    from torch import nn
+
+    for name, tensor in head.items():
+        path, _, leaf = name.rpartition(".")
+        owner, there = model.get_submodule(path), model.get_parameter(name)
+        setattr(owner, leaf, nn.Parameter(tensor.to(there), requires_grad=there.requires_grad))
+        if isinstance(owner, nn.Linear):
+            owner.out_features, owner.in_features = owner.weight.shape
+    model.config.id2label = dict(enumerate(label_names))
+    model.config.label2id = {name: index for index, name in enumerate(label_names)}
+    if hasattr(model, "num_labels"):
+        model.num_labels = len(label_names)

@@ -1,0 +1,232 @@
+"""Adapter folders that stock peft wrote, and that stock peft reads: equal logits both ways."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from compressor.anatomy import matrices_of
+from compressor.deltas import LowRank, Sparse, chain, chains, merged_copy
+from compressor.errors import UserError
+from compressor.methods import apply
+from compressor.peft_formats import CONFIG, WEIGHTS, attach_lora, common_sparsity, read_lora, support_size, write_peft
+from compressor.pruning.surgery import Removal, remove
+from tests.compressor.conftest import OPTIONS, encoding, tiny, tuned
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MODULES = ("query", "value", "ffn_out")
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(**encoding()).logits
+
+
+def refused(code: str, call, *arguments, **named) -> str:
+    with pytest.raises(UserError) as error:
+        call(*arguments, **named)
+    assert error.value.code == code
+    return str(error.value)
+
+
+def from_peft(folder, architecture, **arguments):
+    """What stock peft makes of a folder, on the base that was never touched by us."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.PeftModel.from_pretrained(tiny(architecture), folder, **arguments)
+
+
+def moved_head(model):
+    with torch.no_grad():
+        for name in model.head_parameter_names:
+            model.get_parameter(name).add_(0.1)
+    return model
+
+
+# --- written by us, read by peft ---
+
+
+@pytest.mark.parametrize("method", ["lora", "propetl"])
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta-v2", "mpnet", "llama", "gpt2", "t5"])
+def test_peft_reads_our_lora(method, architecture, tmp_path):
+    """GPT-2's query and value lie in one fused weight: they become one LoRA of both ranks. Masked prototypes: what is seen."""
+    model = moved_head(tiny(architecture))
+    if method == "propetl":
+        apply(model, method, replace(OPTIONS, modules=("query", "value"), shared="lora"))
+        with torch.no_grad():
+            for _, layer, name in chains(model):
+                for link in chain(layer, name):
+                    link.source.prototype.B.normal_()
+    else:
+        tuned(model, method, MODULES)
+    assert write_peft(model, tmp_path, base="here") == "LORA"
+    theirs = from_peft(tmp_path, architecture)
+    assert (logits(theirs) - logits(tiny(architecture))).abs().max() > 1e-3
+    assert torch.allclose(logits(theirs), logits(model), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["dsee", "selective"])
+@pytest.mark.parametrize("architecture", ["bert", "llama", "t5"])
+def test_peft_reads_our_sparse_deltas_as_super_tuning(method, architecture, tmp_path):
+    """Supports of unequal size on matrices of unequal size: peft has one ratio for all, the rest is zeros."""
+    model = moved_head(tuned(tiny(architecture), method, MODULES, places=7))
+    first = matrices_of(model, MODULES)[0]
+    sparse = chain(first.owner)[-1]
+    first.owner.parametrizations.weight[-1] = type(sparse)(sparse.omega[:2], sparse.values.detach()[:2])
+    assert write_peft(model, tmp_path, base="here") == "SUPERTUNING"
+    theirs = from_peft(tmp_path, architecture)
+    assert torch.allclose(logits(theirs), logits(model), atol=1e-12)
+    if architecture == "t5":
+        return  # peft's own merge stumbles over T5's head
+    merged = theirs.merge_and_unload()
+    ours = dict(merged_copy(model).named_parameters())
+    for name, parameter in merged.named_parameters():
+        assert torch.allclose(parameter, ours[name], atol=1e-12)
+
+
+def test_deltas_of_several_stages_become_one(tmp_path):
+    """Other ranks and other scales in one model: rank patterns for LoRA, zero rows for Super-Tuning."""
+    model = tuned(tiny("bert"), "lora", ("query", "value"))
+    query, value = matrices_of(model, ("query", "value"))[:2]
+    for matrix, alpha in ((query, 3.0), (query, 12.0)):
+        link = LowRank.start(matrix.original, 3, alpha, "2")
+        torch.nn.init.normal_(link.source.B)
+        matrix.attach(link)
+    assert write_peft(model, tmp_path / "lora", base="here") == "LORA"
+    assert json.loads((tmp_path / "lora" / CONFIG).read_text())["r"] == 8
+    assert torch.allclose(logits(from_peft(tmp_path / "lora", "bert")), logits(model), atol=1e-12)
+    again = tiny("bert")
+    attach_lora(again, read_lora(tmp_path / "lora"))
+    assert torch.allclose(logits(again), logits(model), atol=1e-12)
+    value.attach(Sparse(torch.tensor([0, 9]), torch.tensor([1.0, -2.0], dtype=torch.float64)))
+    assert write_peft(model, tmp_path / "super", base="here") == "SUPERTUNING"
+    assert torch.allclose(logits(from_peft(tmp_path / "super", "bert")), logits(model), atol=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(400, 10_000_000)), min_size=1, max_size=20))
+def test_one_ratio_has_room_for_every_support(counts):
+    sparsity = common_sparsity(counts)
+    assert 0 <= sparsity < 1
+    assert all(max(places, 1) <= support_size(size, sparsity) <= size for places, size in counts)
+    least = max(max(places, 1) / size for places, size in counts)
+    assert all(support_size(size, sparsity) <= size * least + 1 for _, size in counts)
+
+
+def test_without_a_head_peft_keeps_the_base_s(tmp_path):
+    model = moved_head(tuned(tiny("bert"), "lora", MODULES))
+    write_peft(model, tmp_path, base="here", head=False)
+    assert not any("classifier" in name for name in load_file(tmp_path / WEIGHTS))
+    plain = tuned(tiny("bert"), "lora", MODULES)
+    assert torch.allclose(logits(from_peft(tmp_path, "bert")), logits(plain), atol=1e-12)
+
+
+def test_what_peft_has_no_form_for(tmp_path):
+    for method in ("adapter", "prefix", "propetl", "bitfit", "full"):
+        refused("E314", write_peft, tuned(tiny("bert"), method), tmp_path, base="here")
+    assert "Conv1D" in refused("E314", write_peft, tuned(tiny("gpt2"), "dsee"), tmp_path, base="here")
+    pruned = tuned(tiny("bert"), "lora")
+    remove(pruned, {0: Removal(heads=[1])})
+    assert "pruned" in refused("E314", write_peft, pruned, tmp_path, base="here")
+    assert "nothing" in refused("E314", write_peft, tiny("bert"), tmp_path, base="here")
+    refused("E314", common_sparsity, [(5, 4)])
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- written by peft, read by us ---
+
+
+def their_lora(folder, architecture, **options):
+    """A LoRA of stock peft with every weight moved; gives its logits."""
+    targets = {"bert": ["query", "value", "output.dense"], "gpt2": ["c_attn", "mlp.c_proj"], "llama": ["q_proj", "down_proj"]}
+    config = peft.LoraConfig(r=4, target_modules=targets[architecture], task_type="SEQ_CLS", **options)
+    model = peft.get_peft_model(tiny(architecture), config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(folder)
+    return logits(model)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_alpha": 3},
+        {"lora_alpha": 6, "use_rslora": True, "lora_dropout": 0.1},
+        {"lora_alpha": 5, "rank_pattern": {"1.*": 2, "query": 3, "c_attn": 7}, "alpha_pattern": {"value|q_proj|mlp.c_proj": 9}},
+    ],
+    ids=["plain", "rslora", "patterns"],
+)
+def test_we_read_the_lora_of_peft(architecture, options, tmp_path):
+    expected = their_lora(tmp_path, architecture, **options)
+    model, adapter = tiny(architecture), read_lora(tmp_path)
+    assert adapter.classes == 3
+    attach_lora(model, adapter)
+    assert torch.allclose(logits(model), expected, atol=1e-12)
+    narrow = tiny(architecture, torch.float32)
+    attach_lora(narrow, adapter)
+    assert torch.allclose(logits(narrow), expected.float(), atol=1e-4)
+
+
+def test_a_lora_trained_without_a_task_head(tmp_path):
+    base = tiny("bert").bert
+    trained = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights="gaussian"))
+    for name, parameter in trained.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    trained.save_pretrained(tmp_path)
+    model, adapter = tiny("bert"), read_lora(tmp_path)
+    assert adapter.classes is None
+    attach_lora(model, adapter)
+    with torch.no_grad():
+        ours, theirs = model.bert(**encoding()).last_hidden_state, trained.eval()(**encoding()).last_hidden_state
+    assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dora": True},
+        {"bias": "all"},
+        {"trainable_token_indices": [1]},
+        {"lora_bias": True},
+    ],
+    ids=str,
+)
+def test_other_kinds_of_lora_are_refused(options, tmp_path):
+    their_lora(tmp_path, "bert", **options)
+    assert next(iter(options)) in refused("E313", read_lora, tmp_path)
+
+
+def test_adapters_that_do_not_fit_or_are_damaged(tmp_path):
+    refused("E313", read_lora, tmp_path)
+    their_lora(tmp_path, "bert")
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**config, "init_lora_weights": "pissa"}))  # it changes the base's weights
+    assert "pissa" in refused("E313", read_lora, tmp_path)
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    adapter, model = read_lora(tmp_path), tiny("gpt2")
+    refused("E313", attach_lora, model, adapter)
+    assert not any(chains(model))
+    tensors = load_file(tmp_path / WEIGHTS)
+    some = next(name for name in tensors if "lora_B" in name)
+    for tensor in (tensors[some][:-1].contiguous(), None):
+        save_file({name: t for name, t in {**tensors, some: tensor}.items() if t is not None}, tmp_path / WEIGHTS)
+        bare = tiny("bert")
+        refused("E313", attach_lora, bare, read_lora(tmp_path))
+        assert not any(chains(bare))
+    save_file({**tensors, "base_model.model.x.lora_embedding_A": torch.ones(1)}, tmp_path / WEIGHTS)
+    assert "lora_embedding_A" in refused("E313", read_lora, tmp_path)
+    (tmp_path / WEIGHTS).write_bytes(b"no tensors")
+    refused("E313", read_lora, tmp_path)
+    (tmp_path / CONFIG).write_text('{"peft_type": "SUPERTUNING"}')
+    save_file(tensors, tmp_path / WEIGHTS)
+    assert "SUPERTUNING" in refused("E313", read_lora, tmp_path)

@@ -1,0 +1,123 @@
+"""`compress delta` as a user meets it, on a tiny base with real parts."""
+
+import json
+
+import pytest
+import torch
+
+import compressor
+from compressor import delta_file
+from compressor.checkpoint import save_state
+from compressor.deltas import merge_all
+from compressor.models import build, resolve
+from compressor.peft_formats import CONFIG, write_peft
+from tests.compressor.conftest import tuned
+from tests.tiny import write_model
+
+
+@pytest.fixture
+def base(tmp_path):
+    return resolve(str(write_model(tmp_path / "base")))
+
+
+def task(base, method, seed=0):
+    """A tuned task with labels `bad` and `good`."""
+    return tuned(build(base.folder, ["bad", "good"], seed), method)
+
+
+@pytest.fixture
+def file(base, tmp_path):
+    """A DSEE delta file that names the base by its folder."""
+    return write(base, task(base, "dsee"), tmp_path / "dsee.safetensors")
+
+
+def write(base, model, path):
+    delta_file.write(model, path, base=base.reference, base_sha256=base.sha256, label_names=["bad", "good"])
+    return path
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([[2, 5, 9, 3]])).logits
+
+
+@pytest.mark.parametrize("command", [(), ("info",), ("apply",), ("diff",), ("convert",)])
+def test_every_help_has_an_example(compress, command):
+    code, shown, _ = compress("delta", *command, "--help")
+    assert code == 0
+    assert f"Example: compress delta {' '.join(command)}".rstrip() in shown
+
+
+def test_info(compress, base, file):
+    code, shown, _ = compress("delta", "info", file)
+    assert code == 0
+    assert "bert.encoder.layer.*.attention.self.query.weight" in shown and "low_rank" in shown and "sparse" in shown
+    places, factors = 2 * 2 * 5, 2 * 2 * 2 * 64
+    assert f"bits     32 x {places + factors:,} + 32 x {places} + 0 = {64 * places + 32 * factors:,}" in shown
+    assert "labels   bad, good" in shown and base.sha256[:12] in shown
+    facts = json.loads(compress("delta", "info", file, "--json")[1])
+    assert facts["trained"] == places + factors and facts["base_sha256"] == base.sha256
+    assert facts["bytes"] == file.stat().st_size == facts["header_bytes"] + facts["stored"]["bytes"] + facts["head_bytes"]
+    assert facts["other_bytes"] == 0
+
+
+def test_apply_writes_the_merged_model(compress, base, file, tmp_path, capfd):
+    out = tmp_path / "out"
+    capfd.readouterr()
+    assert compress("delta", "apply", file, "--base", base.folder, "--out", out) == (0, f"merged: {out}\n", "")
+    assert torch.equal(logits(compressor.load(out)), logits(merge_all(compressor.load(delta=file))))
+    assert (out / "tokenizer.json").is_file()
+    code, _, error = compress("delta", "apply", file, "--out", out)
+    assert (code, error.splitlines()[-1][:4]) == (2, "E801")
+    other = write_model(tmp_path / "other", "mpnet")
+    code, _, error = compress("delta", "apply", file, "--base", other, "--out", tmp_path / "no")
+    assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E306", False)
+
+
+def test_diff(compress, base, file, tmp_path):
+    other = write(base, task(base, "selective"), tmp_path / "other.safetensors")
+    code, shown, _ = compress("delta", "diff", file, other)
+    assert code == 0 and "Jaccard" in shown
+    rows = json.loads(compress("delta", "diff", file, other, "--json")[1])
+    assert [row["kinds"] for row in rows] == [["low_rank+sparse", "sparse"]] * 4
+    assert all(row["jaccard"] == 1 and 0 < abs(row["cosine"]) < 1 for row in rows)
+    rows = json.loads(compress("delta", "diff", file, file, "--json")[1])
+    assert all(row["cosine"] == pytest.approx(1) for row in rows)
+
+
+def test_convert_between_all_forms(compress, base, tmp_path):
+    model = task(base, "lora")
+    state, delta, adapter, back = (tmp_path / name for name in ("state", "a.safetensors", "adapter", "b.safetensors"))
+    save_state(model, state, base=base.reference, base_sha256=base.sha256, label_names=["bad", "good"])
+    assert compress("delta", "convert", state, delta)[:2] == (0, f"delta: {delta}\n")
+    assert compress("delta", "convert", delta, adapter, "--to", "peft")[:2] == (0, f"LORA: {adapter}\n")
+    assert compress("delta", "convert", adapter, back, "--labels", "bad,good")[:2] == (0, f"delta: {back}\n")
+    for path in (delta, back):
+        assert torch.allclose(logits(compressor.load(delta=path)), logits(model), atol=1e-5)
+        assert delta_file.read(path).labels == ["bad", "good"]
+    bare = tmp_path / "bare.safetensors"
+    assert compress("delta", "convert", delta, bare, "--no-head")[1] == f"delta: {bare} (without a task head)\n"
+    assert delta_file.read(bare).head is None
+    assert compress("delta", "convert", bare, tmp_path / "c.safetensors")[1].endswith("(without a task head)\n")
+
+
+def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):
+    def refused(code, *arguments):
+        found, _, error = compress("delta", "convert", *arguments)
+        line = error.splitlines()[-1]  # before it, what the test itself loaded
+        assert (found, line[:4]) == (2, code)
+        return line
+
+    refused("E315", tmp_path, tmp_path / "x")
+    refused("E801", file, file)
+    refused("E315", file, tmp_path / "x", "--labels", "a,b")
+    refused("E310", base.folder / "model.safetensors", tmp_path / "x")
+    adapter = tmp_path / "adapter"
+    write_peft(task(base, "lora"), adapter, base=base.reference)
+    assert "3 names for 2 classes" in refused("E315", adapter, tmp_path / "x", "--labels", "a,b,c")
+    config = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    assert "--base" in refused("E315", adapter, tmp_path / "x")
+    inserted = write(base, task(base, "adapter"), tmp_path / "inserted.safetensors")
+    refused("E314", inserted, tmp_path / "x", "--to", "peft")
+    assert not (tmp_path / "x").exists()
