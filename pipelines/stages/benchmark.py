@@ -53,7 +53,7 @@ class Candidate:
 def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
     """Dense PyTorch, then every exported file, dense first."""
     onnx = inputs.nearest("onnx")
-    weights = (dense_folder / "model.safetensors").stat().st_size
+    weights = sum(path.stat().st_size for path in dense_folder.glob("*.safetensors"))
     rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
     for model in ("dense", "compressed"):
         for precision, file in onnx.metadata["files"][model].items():
