@@ -29,10 +29,10 @@ import torch
 from torch import nn
 
 from compressor.anatomy import matrices_of
-from compressor.growth import ScalarAdamW
 from compressor.methods import Options, apply
 from compressor.models import build, resolve
 from compressor.selection.choice import select
+from compressor.selection.growth import ScalarAdamW
 
 RANK, ALPHA, PLACES, MODULES, SHARE = 16, 32.0, 16, ("query", "value"), 0.005
 MATRICES = ("query", "key", "value", "output", "ffn_in", "ffn_out")

@@ -11,13 +11,13 @@ def load(folder=None, *, base=None, delta=None):
     """The model stored in `folder`, pruned shapes and all, ready for inference. See `compressor.checkpoint.load`.
 
     With `delta`, a delta file: the model of that task on `base`, which is a folder, a hub id, or a live model. A live model is
-    changed in place and returned; its base is not read again. See `compressor.delta_file.load`.
+    changed in place and returned; its base is not read again. See `compressor.storage.delta_file.load`.
     """
     if delta is None:
         from compressor import checkpoint
 
         return checkpoint.load(folder, base=base)
-    from compressor import delta_file
+    from compressor.storage import delta_file
 
     if folder is not None and base is not None:
         raise TypeError("load(base, delta=...) takes one base")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.live import remember
 from compressor.models import TOKENIZER_FILES, build, head_names, resolve
+from compressor.storage.live import remember
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +33,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
 
     from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
-    from compressor.storage import describe
+    from compressor.storage.changes import describe
 
     folder.mkdir(parents=True, exist_ok=True)
     changes, tensors = describe(model)
@@ -109,7 +109,7 @@ def _read_description(folder: Path) -> dict:
 
 def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Tensor], folder: Path) -> None:
     """Attach the recorded changes: every tensor is used and none is missing. Raises UserError E305."""
-    from compressor.storage import describe, restore
+    from compressor.storage.changes import describe, restore
 
     try:
         restore(model, description, tensors)
@@ -151,7 +151,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
 
     from compressor.deltas import chains
     from compressor.pruning.surgery import kept_of
-    from compressor.storage import describe
+    from compressor.storage.changes import describe
 
     if any(chains(model)):
         raise ValueError("merge the model before saving a checkpoint")

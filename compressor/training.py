@@ -19,7 +19,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.errors import UserError
-from compressor.growth import Grower, ScalarAdamW, grower_of
+from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.sources import Scores
 from compressor.tasks.features import pad
 from compressor.unfinished import load_changing, newest, save_changing, seal

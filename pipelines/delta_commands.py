@@ -17,7 +17,7 @@ from pipelines.tables import table
 if TYPE_CHECKING:
     from torch import nn
 
-    from compressor.delta_file import DeltaFile
+    from compressor.storage.delta_file import DeltaFile
 
 FILE = click.Path(path_type=Path)
 BASE_HELP = "The pretrained model: a hub id, a folder or package:NAME/PATH. By default the one that the source names."
@@ -33,7 +33,7 @@ def delta() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
 def info(file: Path, as_json: bool) -> None:
     """Show what FILE changes, on which base, and what each part costs on disk."""
-    from compressor.delta_file import read
+    from compressor.storage.delta_file import read
 
     facts = _facts(file, read(file))
     if as_json:
@@ -58,8 +58,8 @@ def info(file: Path, as_json: bool) -> None:
 
 
 def _facts(file: Path, found: DeltaFile) -> dict[str, Any]:
-    from compressor.delta_file import header_size, stored
-    from compressor.delta_layout import accounts
+    from compressor.storage.delta_file import header_size, stored
+    from compressor.storage.layout import accounts
 
     size, held = file.stat().st_size, stored(found)
     with file.open("rb") as stream:
@@ -91,8 +91,8 @@ def apply(file: Path, base: str | None, out: Path) -> None:
     Adapters and prefixes cannot be merged: the folder carries them beside the weights.
     """
     from compressor.checkpoint import save_checkpoint
-    from compressor.delta_file import base_of, load_on, read
     from compressor.deltas import merge_all
+    from compressor.storage.delta_file import base_of, load_on, read
 
     _check_new(out)
     found = read(file)
@@ -111,8 +111,8 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
 
     The overlap is of the sparse places, or of the masks over a shared prototype. No base is needed.
     """
-    from compressor.delta_compare import compare
-    from compressor.delta_file import read
+    from compressor.storage.compare import compare
+    from compressor.storage.delta_file import read
 
     rows = compare(read(a), read(b))
     if as_json:
@@ -138,9 +138,9 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
 
     A peft folder is LoRA where every change is of low rank, and Super-Tuning where some are sparse (DSEE, selective).
     """
-    from compressor.delta_file import write
-    from compressor.live import origin_of
-    from compressor.peft_formats import write_peft
+    from compressor.storage.delta_file import write
+    from compressor.storage.live import origin_of
+    from compressor.storage.peft import write_peft
 
     _check_new(dst)
     with _quiet():
@@ -159,8 +159,8 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
     """The live model behind a source, and whether its task head is a trained one."""
     import compressor
     from compressor.checkpoint import STATE_FILE
-    from compressor.delta_file import load_on, read
-    from compressor.peft_formats import CONFIG
+    from compressor.storage.delta_file import load_on, read
+    from compressor.storage.peft import CONFIG
 
     if (src / CONFIG).is_file():
         return _open_peft(src, base, labels)
@@ -176,9 +176,9 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
 
 
 def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
-    from compressor.live import remember
     from compressor.models import build, resolve
-    from compressor.peft_formats import attach_lora, read_lora
+    from compressor.storage.live import remember
+    from compressor.storage.peft import attach_lora, read_lora
 
     adapter = read_lora(src)
     reference = base or adapter.config.get("base_model_name_or_path")

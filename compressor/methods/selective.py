@@ -31,8 +31,8 @@ def attach_selected(model: nn.Module, options: Options) -> None:
         return
     from compressor.anatomy import matrices_of
     from compressor.cost import shape_of
-    from compressor.growth import plant
     from compressor.selection.gradients import Heuristic
+    from compressor.selection.growth import plant
 
     plant(
         model,

@@ -12,18 +12,18 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
-from compressor import bit_storage, delta_file
 from compressor.anatomy import matrices_of
-from compressor.bit_storage import Stored
-from compressor.delta_compare import compare
-from compressor.delta_layout import accounts, fold, unfold
 from compressor.deltas import Mask, attach, merge_all
 from compressor.errors import UserError
-from compressor.live import remember, strip
 from compressor.methods import Options, apply, trainable_counts
 from compressor.modules import MODULES
 from compressor.pruning.surgery import Removal, kept_of, remove
-from compressor.storage import describe, pack, unpack
+from compressor.storage import bits, delta_file
+from compressor.storage.bits import Stored
+from compressor.storage.changes import describe, pack, unpack
+from compressor.storage.compare import compare
+from compressor.storage.layout import accounts, fold, unfold
+from compressor.storage.live import remember, strip
 from tests.compressor.conftest import OPTIONS, encoding, tiny, tuned
 from tests.tiny import write_model
 
@@ -98,20 +98,20 @@ def model_of(layers: int, hidden: int, method: str, options: Options):
 BASE_DEPTH, WIDTH = 12, 48
 SIX = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
 SIZES = {
-    "lora": ("lora", {}, lambda places: bit_storage.low_rank(8, [(WIDTH, WIDTH)] * 24)),
-    "lora on all": ("lora", {"modules": MODULES}, lambda places: bit_storage.low_rank(8, SIX * 12)),
-    "selective": ("selective", {}, bit_storage.sparse),
-    "selective on all": ("selective", {"modules": MODULES}, bit_storage.sparse),
-    "dsee": ("dsee", {}, lambda places: bit_storage.low_rank(8, [(WIDTH, WIDTH)] * 24) + bit_storage.sparse(places)),
+    "lora": ("lora", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24)),
+    "lora on all": ("lora", {"modules": MODULES}, lambda places: bits.low_rank(8, SIX * 12)),
+    "selective": ("selective", {}, bits.sparse),
+    "selective on all": ("selective", {"modules": MODULES}, bits.sparse),
+    "dsee": ("dsee", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24) + bits.sparse(places)),
     "dsee on all": (
         "dsee",
         {"modules": MODULES},
-        lambda places: bit_storage.low_rank(8, SIX * 12) + bit_storage.sparse(places),
+        lambda places: bits.low_rank(8, SIX * 12) + bits.sparse(places),
     ),
-    "adapter": ("adapter", {}, lambda places: bit_storage.adapters(WIDTH, 6, 12)),
-    "propetl adapter": ("propetl", {}, lambda places: bit_storage.shared_adapter(WIDTH, 6, 12)),
-    "propetl lora": ("propetl", {"shared": "lora"}, lambda places: bit_storage.shared_low_rank(WIDTH, 8, 12)),
-    "propetl prefix": ("propetl", {"shared": "prefix"}, lambda places: bit_storage.shared_prefix(WIDTH, 5, 12)),
+    "adapter": ("adapter", {}, lambda places: bits.adapters(WIDTH, 6, 12)),
+    "propetl adapter": ("propetl", {}, lambda places: bits.shared_adapter(WIDTH, 6, 12)),
+    "propetl lora": ("propetl", {"shared": "lora"}, lambda places: bits.shared_low_rank(WIDTH, 8, 12)),
+    "propetl prefix": ("propetl", {"shared": "prefix"}, lambda places: bits.shared_prefix(WIDTH, 5, 12)),
 }
 
 
@@ -184,18 +184,18 @@ ROBERTA, T5, DEPTH = 124_600_000, 222_900_000, 12
 def test_bit_level_storage_as_published():
     """ProPETL tables 1 and 2 as methods.md 2.4 recomputes them: RoBERTa-base, 12 layers; T5-base, 24 layers and 8 tasks."""
     percent = lambda stored, parameters: 100 * stored.share(parameters)  # noqa: E731
-    assert percent(bit_storage.shared_adapter(768, 64, DEPTH), ROBERTA) == pytest.approx(0.109, abs=5e-4)
-    assert percent(bit_storage.adapters(768, 64, DEPTH), ROBERTA) == pytest.approx(0.955, abs=5e-4)
-    assert percent(bit_storage.masked_adapters(768, 64, DEPTH, 0.5), ROBERTA) == pytest.approx(0.481, abs=5e-4)
-    assert percent(bit_storage.shared_low_rank(768, 32, DEPTH), ROBERTA) == pytest.approx(0.108, abs=5e-4)
-    assert percent(bit_storage.shared_adapter(768, 64, 24 + 8), T5) / 8 == pytest.approx(0.01107, abs=5e-6)
-    assert percent(bit_storage.shared_adapter(768, 6, 24 + 8), T5) / 8 == pytest.approx(0.00108, abs=5e-6)
+    assert percent(bits.shared_adapter(768, 64, DEPTH), ROBERTA) == pytest.approx(0.109, abs=5e-4)
+    assert percent(bits.adapters(768, 64, DEPTH), ROBERTA) == pytest.approx(0.955, abs=5e-4)
+    assert percent(bits.masked_adapters(768, 64, DEPTH, 0.5), ROBERTA) == pytest.approx(0.481, abs=5e-4)
+    assert percent(bits.shared_low_rank(768, 32, DEPTH), ROBERTA) == pytest.approx(0.108, abs=5e-4)
+    assert percent(bits.shared_adapter(768, 64, 24 + 8), T5) / 8 == pytest.approx(0.01107, abs=5e-6)
+    assert percent(bits.shared_adapter(768, 6, 24 + 8), T5) / 8 == pytest.approx(0.00108, abs=5e-6)
 
 
 def test_bits_of_every_kind():
-    assert bit_storage.shared_prefix(768, 64, 12).bits == 32 * 2 * 64 * 768 + 2 * 64 * 768 * 12
-    assert bit_storage.sparse(10).bytes == 80
-    assert (bit_storage.low_rank(2, [(3, 4)]) + bit_storage.sparse(5)).bits == 32 * 14 + 64 * 5
+    assert bits.shared_prefix(768, 64, 12).bits == 32 * 2 * 64 * 768 + 2 * 64 * 768 * 12
+    assert bits.sparse(10).bytes == 80
+    assert (bits.low_rank(2, [(3, 4)]) + bits.sparse(5)).bits == 32 * 14 + 64 * 5
     assert Stored(mask_entries=9).bytes == 2
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.anatomy import matrices_of
-from compressor.growth import COHORTS, ScalarAdamW, grower_of, growth_targets, plant
 from compressor.selection.gradients import Heuristic
+from compressor.selection.growth import COHORTS, ScalarAdamW, grower_of, growth_targets, plant
 from tests.compressor.conftest import encoding, tiny
 
 

@@ -10,7 +10,7 @@ from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.deltas import LowRank, Mask, Sparse, attach, chain, chains, delta_of, detach, merge_all, merged_copy
 from compressor.methods import Options, trainable_counts
 from compressor.methods import method as method_row
-from compressor.storage import has_inserts
+from compressor.storage.changes import has_inserts
 from compressor.training import distillation_loss
 from tests.compressor.conftest import CASES, encoding, prepared, tiny, tuned
 

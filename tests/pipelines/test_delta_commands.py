@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import compressor
-from compressor import delta_file
 from compressor.checkpoint import save_state
 from compressor.deltas import merge_all
 from compressor.models import build, resolve
-from compressor.peft_formats import CONFIG, write_peft
+from compressor.storage import delta_file
+from compressor.storage.peft import CONFIG, write_peft
 from tests.compressor.conftest import tuned
 from tests.tiny import write_model
 

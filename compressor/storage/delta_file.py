@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressor.bit_storage import Stored
-from compressor.delta_layout import compact, expand, slots
 from compressor.errors import UserError
+from compressor.storage.bits import Stored
+from compressor.storage.layout import compact, expand, slots
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +43,7 @@ class DeltaFile:
     labels: list[str]
     kept: Kept
     layout: dict[str, Any]
-    """The changes as the file describes them, see `delta_layout`."""
+    """The changes as the file describes them, see layout.py."""
     tensors: dict[str, Tensor]
     head: dict[str, Tensor] | None
     """None where it was left out."""
@@ -93,7 +93,7 @@ def write(
 
 def _changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
     from compressor.methods import weights_moved
-    from compressor.storage import describe
+    from compressor.storage.changes import describe
 
     mend = "Store its state, or merge it to a checkpoint"
     if weights_moved(model):
@@ -119,7 +119,7 @@ def _flatten(layout: Mapping, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     """The tensors one behind another, by buffer; masks bit by bit, so that only the last byte is not full."""
     import torch
 
-    from compressor.storage import pack, unpack
+    from compressor.storage.changes import pack, unpack
 
     parts: dict[str, list[Tensor]] = {}
     for slot in slots(layout):
@@ -139,7 +139,7 @@ def _pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What pruning left as bits: for every layer its heads, then its neurons; 1 is kept."""
     import torch
 
-    from compressor.storage import pack
+    from compressor.storage.changes import pack
 
     if not kept:
         return {}, {}
@@ -152,7 +152,7 @@ def _pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
-    from compressor.storage import unpack
+    from compressor.storage.changes import unpack
 
     if not description:
         return {}
@@ -246,7 +246,7 @@ def _cut(whole: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor
 
 def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
     """`_flatten` reversed: tensors by their names in `storage.describe`."""
-    from compressor.storage import pack, unpack
+    from compressor.storage.changes import pack, unpack
 
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for slot in slots(layout):
@@ -278,8 +278,8 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
     The base is not touched: without the delta its weights are bit for bit what they were. Everything is checked before anything
     is changed. Raises UserError E310 (file), E306 (another base), E311 (base gone, other shapes, another head).
     """
-    from compressor.live import check_head, origin_of, strip
     from compressor.pruning.surgery import kept_of
+    from compressor.storage.live import check_head, origin_of, strip
 
     delta = read(path)
     if origin_of(model).sha256 != delta.base_sha256:
@@ -307,8 +307,8 @@ def _check_type(model: nn.Module, delta: DeltaFile, path: Path | str) -> None:
 
 def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
     """Restore the changes and the head on a bare base; what does not fit leaves it bare."""
-    from compressor.live import set_head, strip
-    from compressor.storage import restore
+    from compressor.storage.changes import restore
+    from compressor.storage.live import set_head, strip
 
     tensors = {name: t if _buffer(t) == "masks" else t.to(model.device) for name, t in delta.tensors.items()}
     try:
@@ -335,9 +335,9 @@ def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
 
 def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
     """The model of a delta that was read, built from a folder or a hub id. Raises as `load`."""
-    from compressor.live import check_head, remember
     from compressor.models import build
     from compressor.pruning.surgery import restore_kept
+    from compressor.storage.live import check_head, remember
 
     found = base_of(delta, base)
     model = build(found.folder, delta.labels)

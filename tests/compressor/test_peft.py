@@ -14,8 +14,8 @@ from compressor.anatomy import matrices_of
 from compressor.deltas import LowRank, Sparse, chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
-from compressor.peft_formats import CONFIG, WEIGHTS, attach_lora, common_sparsity, read_lora, support_size, write_peft
 from compressor.pruning.surgery import Removal, remove
+from compressor.storage.peft import CONFIG, WEIGHTS, attach_lora, common_sparsity, read_lora, support_size, write_peft
 from tests.compressor.conftest import OPTIONS, encoding, tiny, tuned
 
 peft = pytest.importorskip("peft")

@@ -1,7 +1,7 @@
 """The papers' bit-level storage in closed form: what a delta needs on disk beside its task head. Torch-free.
 
 Every function gives a `Stored`, in scalars and mask entries rather than in bits, so that it can be compared with what a
-delta file really holds (`compressor.delta_file.stored`).
+delta file really holds (`compressor.storage.delta_file.stored`).
 """
 
 from __future__ import annotations

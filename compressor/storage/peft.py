@@ -135,8 +135,8 @@ def attach_lora(model: nn.Module, adapter: LoraFolder, group: str = "peft") -> N
     from torch import nn
 
     from compressor.deltas import WHOLE, LowRank, Place, attach
-    from compressor.live import check_head, set_head
     from compressor.sources import Own
+    from compressor.storage.live import check_head, set_head
 
     links = []
     for target in adapter.targets:
@@ -261,7 +261,7 @@ def _changed_layers(model: nn.Module) -> list[_Changed]:
     from compressor.deltas import LowRank, chain, chains
     from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
-    from compressor.storage import has_inserts
+    from compressor.storage.changes import has_inserts
 
     if kept_of(model) or weights_moved(model):
         raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning moved")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from compressor.delta_file import DeltaFile
     from compressor.deltas import Change
+    from compressor.storage.delta_file import DeltaFile
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def _support(change: Change) -> Tensor | None:
 
 def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
     """The changes of every place: a matrix (parts of a fused weight apart), or one inserted module."""
-    from compressor.delta_layout import SECTIONS
     from compressor.sources import Prototype
-    from compressor.storage import rebuild, select
+    from compressor.storage.changes import rebuild, select
+    from compressor.storage.layout import SECTIONS
 
     changes, result = delta.changes, {}
     prototypes = {
