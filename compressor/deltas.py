@@ -51,6 +51,10 @@ class Change(nn.Module):
         """What, beside the tensors, rebuilds this change (JSON)."""
         return {"kind": self.kind, "group": self.group}
 
+    def settled(self) -> Change:
+        """The change as it is stored: one that is still growing, as it stands now."""
+        return self
+
 
 class Delta(Change):
     """One link W -> W + ΔW. A subclass says how in `change`; `place` is the matrix it sees of the stored tensor."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -221,16 +221,17 @@ def train(
     on_step: Callable[[str], None] = lambda note: None,
     *,
     save_every: float | None = None,
+    stops: Collection[int] = (),
+    on_stop: Callable[[int], None] = lambda places: None,
 ) -> list[dict]:
     """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
 
     On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a
     checkpoint goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no
-    longer finite.
+    longer finite. Where Ω grows, `on_stop` is called with each of `stops` while exactly so many places are chosen.
     """
-    trainer = trainer_of(
-        model, dataset, pad_id, schedule, work, [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
-    )
+    callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
+    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop)
     checkpoint = newest(work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
@@ -264,6 +265,8 @@ def trainer_of(
     schedule: Schedule,
     work: Path,
     callbacks: Sequence[TrainerCallback] = (),
+    stops: Collection[int] = (),
+    on_stop: Callable[[int], None] = lambda places: None,
     **overrides,
 ) -> TaskTrainer:
     """The Trainer of one training; `overrides` are TrainingArguments that a caller wants otherwise."""
@@ -291,7 +294,8 @@ def trainer_of(
         "use_cpu": not torch.cuda.is_available(),
     }
     settings = TrainingArguments(**{**arguments, **overrides})
-    grower = grower_of(model, schedule.steps(len(dataset), settings.world_size)) if growing else None
+    steps = schedule.steps(len(dataset), settings.world_size)
+    grower = grower_of(model, steps, stops, on_stop) if growing else None
     trainer = TaskTrainer(
         model=model,
         args=settings,

@@ -70,6 +70,7 @@ OPTIONS = (
     "mask_learning_rate",
     "strategy",
     "budget",
+    "checkpoints",
     "schedule",
     "exp",
     "eps",

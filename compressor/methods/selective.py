@@ -64,12 +64,12 @@ METHOD = Method(
     count=count,
     learning_rate=1e-3,
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
-    reads=("modules", "strategy", "budget", "schedule", "exp", "eps"),
+    reads=("modules", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
     uses_omega=True,
     kind_key="strategy",
     variants={
         "static": (),
-        "increment": ("budget", "schedule", "exp", "eps"),
+        "increment": ("budget", "checkpoints", "schedule", "exp", "eps"),
         "repeat": ("budget", "schedule", "exp", "eps"),
     },
 )

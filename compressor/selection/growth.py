@@ -7,7 +7,7 @@ first update (with a count shared by the tensor that update would be up to 3.2 t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from compressor.anatomy import Matrix
 from compressor.deltas import Change, Delta, Sparse, attach, detach
+from compressor.errors import UserError
 from compressor.selection.gradients import Heuristic
 from compressor.sources import top_mask
 
@@ -22,19 +23,37 @@ COHORTS = 32
 """Most times that Ω grows with `schedule: cohorts`."""
 
 
-def growth_targets(budget: int, steps: int, schedule: str) -> dict[int, int]:
+def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int] = ()) -> dict[int, int]:
     """Step (from 1) -> how many places are chosen from then on; the last target is `budget`.
 
     `exact` grows at every step by B/T (ID3 section 3), `cohorts` at most 32 times. Where B is smaller than the number of
-    times, the places come evenly spaced, one at a time.
+    times, the places come evenly spaced, one at a time. Each of `stops` that a step would leap over is a target, too.
     """
     times = steps if schedule == "exact" else min(COHORTS, steps)
+    at = [1 + number * steps // times for number in range(times)]
+    natural = [budget * (number + 1) // times for number in range(times)]
+    halts = _halts(natural, sorted(stops))
     targets: dict[int, int] = {}
-    for number in range(times):
-        target = budget * (number + 1) // times
-        if target > max(targets.values(), default=0):
-            targets[1 + number * steps // times] = target
+    for number, target in enumerate(natural):
+        there = max(targets.values(), default=0)
+        ahead = min((stop for place, stop in halts.items() if place > number), default=budget + 1)
+        target = halts.get(number, target)
+        if there < target < ahead:
+            targets[at[number]] = target
     return targets
+
+
+def _halts(natural: list[int], stops: list[int]) -> dict[int, int]:
+    """For each stop the number of the time whose natural target is nearest, in order, the last time left free."""
+    halts: dict[int, int] = {}
+    first = 0
+    for left, stop in zip(range(len(stops), 0, -1), stops, strict=True):
+        free = range(first, len(natural) - left)
+        if not free:
+            break
+        number = min(free, key=lambda place: abs(natural[place] - stop))
+        halts[number], first = stop, number + 1
+    return halts
 
 
 class Growth(Change):
@@ -88,19 +107,31 @@ class Growing(Delta):
             changed.register_hook(lambda gradient: self.growth.hear(self.number, gradient))
         return changed
 
+    def settled(self) -> Sparse:
+        """A plain sparse link on the places chosen so far."""
+        slots = self.growth.slots(self.number)
+        index, order = self.growth.index[slots].sort()
+        link = Sparse(index, self.growth.values.detach()[slots][order].clone(), self.group)
+        link.place = self.place
+        return link
+
 
 @dataclass(frozen=True)
 class Grower:
-    """A growth, the matrices it grows in, and when."""
+    """A growth, the matrices it grows in, and when; `on_stop` is called with each of `stops` before Ω grows beyond it."""
 
     growth: Growth
     matrices: Sequence[Matrix]
     targets: dict[int, int]
+    stops: Collection[int] = ()
+    on_stop: Callable[[int], None] = lambda places: None
 
     def before(self, step: int) -> None:
         """Listen to the gradients of `step` (from 1) if places are chosen in it."""
         self.growth.listening = step in self.targets
         self.growth.heard.clear()
+        if step in self.targets and int(self.growth.count) in self.stops:
+            self.on_stop(int(self.growth.count))
 
     @torch.no_grad()
     def choose(self, step: int, optimizer: ScalarAdamW) -> None:
@@ -138,17 +169,11 @@ class Grower:
     def finish(self, model: nn.Module) -> None:
         """Replace the growing links by plain `Sparse` ones and drop the growth."""
         for number, matrix in enumerate(self.matrices):
-            slots = self.growth.slots(number)
-            index, order = self.growth.index[slots].sort()
-            values = self.growth.values.detach()[slots][order].clone()
-            links = detach(matrix.owner)
-            for link in links:
-                if isinstance(link, Growing) and link.number == number:
-                    place, link = link.place, Sparse(index, values, self.growth.group)
-                    link.place = place
-                    if not len(index):
-                        continue
-                attach(matrix.owner, link)
+            for link in detach(matrix.owner):
+                grown = isinstance(link, Growing) and link.number == number
+                settled = link.settled() if grown else link
+                if not grown or len(settled.values):
+                    attach(matrix.owner, settled)
         del model.growth
 
 
@@ -182,14 +207,20 @@ def plant(
         matrix.attach(Growing(model.growth, number))
 
 
-def grower_of(model: nn.Module, steps: int) -> Grower:
-    """The grower of a model that `plant` prepared, for a training of `steps`."""
+def grower_of(
+    model: nn.Module, steps: int, stops: Collection[int] = (), on_stop: Callable[[int], None] = lambda places: None
+) -> Grower:
+    """The grower of a model that `plant` prepared, for a training of `steps`. Raises UserError E408 for unreachable stops."""
     growth = model.growth
     matrices, schedule = growth.plan
     budget = len(growth.values)
     # a fresh choice has its whole budget at every step
-    targets = growth_targets(budget, steps, schedule)
-    return Grower(growth, matrices, dict.fromkeys(targets, budget) if growth.repeat else targets)
+    targets = growth_targets(budget, steps, schedule, stops)
+    missed = sorted(set(stops) - set(targets.values()))
+    if missed:
+        what = f"Ω is never exactly {missed[0]} places: it grows {len(targets)} times to {budget}"
+        raise UserError("E408", what, "Drop that checkpoint, or train longer")
+    return Grower(growth, matrices, dict.fromkeys(targets, budget) if growth.repeat else targets, stops, on_stop)
 
 
 class ScalarAdamW(torch.optim.AdamW):

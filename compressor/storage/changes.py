@@ -71,6 +71,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def record(change: Change) -> tuple[dict, Tensors]:
     """One change as (settings, tensors). Of a masked prototype only the masks: the prototype is stored once."""
+    change = change.settled()
     source = getattr(change, "source", None)
     if source is None:
         return change.settings(), {name: _plain(tensor) for name, tensor in change.state_dict().items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +15,8 @@ from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from torch import nn
 
@@ -48,6 +51,9 @@ class TrainingConfig(StageConfig):
     mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
     budget: Budget | None = Field(default=None, description="|Ω| of increment and repeat: a count, or a share of the weights")
+    checkpoints: tuple[Budget, ...] | None = Field(
+        default=None, description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget"
+    )
     schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
     exp: float | None = Field(default=None, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0")
     eps: float | None = Field(default=None, gt=0, description="eps of ID3's heuristic, default 1")
@@ -57,7 +63,7 @@ class TrainingConfig(StageConfig):
 
     def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in."""
-        own = (name for name in OPTIONS if name not in ("modules", "alpha", "mask_learning_rate"))
+        own = (name for name in OPTIONS if name not in ("modules", "alpha", "mask_learning_rate", "checkpoints"))
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
         alpha = self.alpha or 2.0 * (self.rank or Options.rank)
         return Options(modules=modules, alpha=alpha, group=group, omega=omega, **given)
@@ -88,6 +94,9 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
         yield Problem("E404", f"{told(config, row)} does not use the places that '{omega.id}' chooses", mend)
     if row.uses_omega and not wants and config.budget is None:
         yield Problem("E404", f"{told(config, row)} needs a budget", "Say how many places, e.g. budget: 0.005", ("strategy",))
+    if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
+        mend = "Give smaller budgets in its unit: counts, or shares"
+        yield Problem("E403", f"checkpoints lie below the budget {config.budget}", mend, ("checkpoints",))
     if wants and omega is not None and config.modules is not None:
         missing = [name for name in omega.config.modules if name not in config.modules]
         if missing:
@@ -152,9 +161,53 @@ def train_and_save(
             bar.note(note)
             bar.advance()
 
-        losses = train(model, dataset, data.pad_id, schedule, workspace.unfinished, on_step)
+        kept = workspace.unfinished / BUDGETS
+
+        def keep(places: int) -> None:
+            kept.mkdir(parents=True, exist_ok=True)
+            write_delta(model, kept / f"{places}.safetensors", inputs, data)
+
+        stops = [count_of(one, config, model) for one in config.checkpoints or ()]
+        losses = train(model, dataset, data.pad_id, schedule, workspace.unfinished, on_step, stops=stops, on_stop=keep)
     published = publish_model(model, inputs, data, workspace)
+    if stops:
+        published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+
+
+BUDGETS = "budgets"
+"""Folder of the deltas at smaller budgets, named by their places."""
+
+
+def count_of(budget: int | float, config: TrainingConfig, model: nn.Module) -> int:
+    """A budget as a number of places in the matrices that Ω grows in."""
+    if isinstance(budget, int):
+        return budget
+    return int(budget * sum(matrix.original.numel() for matrix in model.growth.plan[0]))
+
+
+def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
+    """The model's changes and head as one delta file on the pipeline's base."""
+    from compressor.storage.delta_file import write
+
+    write(model, path, base=inputs.base.reference, base_sha256=inputs.base.sha256, label_names=data.label_names)
+
+
+def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, workspace: Workspace) -> list[dict[str, Any]]:
+    """Copy the deltas of the smaller budgets into the artifact and measure each (ID3: one run, budget against quality)."""
+    from compressor import load
+    from compressor.tasks.features import torch_forward
+    from pipelines.loading import predict_rows, quality
+
+    (workspace.folder / BUDGETS).mkdir()
+    rows = []
+    for places in sorted(stops):
+        file = f"{BUDGETS}/{places}.safetensors"
+        shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
+        model = load(base=inputs.base.folder, delta=workspace.folder / file)
+        logits = predict_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
+        rows.append({"places": places, "file": file, "quality": quality(logits, data.validation.labels)})
+    return rows
 
 
 def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.anatomy import matrices_of
+from compressor.errors import UserError
 from compressor.selection.gradients import Heuristic
 from compressor.selection.growth import COHORTS, ScalarAdamW, grower_of, growth_targets, plant
 from tests.compressor.conftest import encoding, tiny
@@ -23,6 +24,24 @@ def test_the_whole_budget_is_spent_and_never_more(budget, steps, schedule):
     assert all(1 <= step <= steps for step in targets) and list(targets) == sorted(targets)
     assert all(later > earlier for earlier, later in pairwise(counts))
     assert len(targets) <= (steps if schedule == "exact" else COHORTS)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(50, 5000), st.integers(10, 400), st.sampled_from(["exact", "cohorts"]), st.sets(st.integers(1, 49), max_size=4)
+)
+def test_growth_halts_at_every_stop(budget, steps, schedule, stops):
+    targets = growth_targets(budget, steps, schedule, stops)
+    assert stops <= set(targets.values()) and list(targets.values())[-1] == budget
+    counts = list(targets.values())
+    assert counts == sorted(set(counts)) and len(counts) <= (steps if schedule == "exact" else COHORTS)
+
+
+def test_a_stop_that_cannot_be_reached_is_an_error():
+    model = tiny("bert")
+    plant(model, matrices_of(model, ("query",)), 40, heuristic=Heuristic())
+    with pytest.raises(UserError, match="E408"):
+        grower_of(model, 3, stops=(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize(("budget", "steps"), [(320, 32), (1000, 50), (640, 64)])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from compressor import load
+from compressor.deltas import chain, chains
 from compressor.errors import CheckError
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import pad
@@ -195,3 +196,34 @@ def test_recipes_are_sound():
         assert isinstance(pipeline.task, TaskConfig) and pipeline.task.train.is_file()
     prune = next(entry for entry in pipeline.stages if entry.name == "prune").config.items[0]
     assert (prune.structure, prune.criterion, prune.remove) == ("heads", "delta", 3)
+
+
+INSERTED = {
+    "adapter": {"method": "adapter", "bottleneck": 4},
+    "prefix": {"method": "prefix", "length": 3},
+    "propetl-prefix": {"method": "propetl", "shared": "prefix", "length": 4},
+}
+
+
+@pytest.mark.parametrize("name", INSERTED)
+def test_what_cannot_be_merged_is_pruned_around_and_exported(name, tmp_path):
+    """Adapters and prefixes are code: they travel through prune, recover, merge and the exporter, with parity at each hop."""
+    fast = {"epochs": 1, "learning_rate": 0.01, "batch_size": 8}
+    prune = [{"structure": "heads", "criterion": "taylor", "remove": 1}]
+    stages = [{"tune": {**INSERTED[name], **fast}}, {"prune": prune}, {"recover": fast}, {"merge": None}, {"export": {}}]
+    result = run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=stages, rows=80)), tmp_path / "out")
+    assert result.artifacts["export"].metadata["parity"]
+    assert (result.artifacts["merge"].folder / "model_with_inserts.safetensors").is_file()
+
+
+def test_one_run_of_id3_gives_a_series_of_budgets(tmp_path):
+    """Each delta's places are among the next one's, and each file loads as a whole model."""
+    tune = {"method": "selective", "strategy": "increment", "modules": "all", "budget": 0.02, "checkpoints": [0.004, 0.01]}
+    path = write_pipeline(tmp_path, stages=[{"tune": {**tune, "learning_rate": 0.02, "batch_size": 8}}], rows=80)
+    artifact = run_pipeline(load_pipeline(path), tmp_path / "out").artifacts["tune"]
+    files = [artifact.folder / row["file"] for row in artifact.metadata["budgets"]]
+    models = [load(base=tmp_path / "model", delta=file) for file in files] + [load(artifact.folder, base=tmp_path / "model")]
+    series = [{(key, place) for key, owner, _ in chains(model) for place in chain(owner)[0].omega.tolist()} for model in models]
+    expected = [*(row["places"] for row in artifact.metadata["budgets"]), artifact.metadata["closed_form"]]
+    assert [len(places) for places in series] == expected
+    assert series[0] < series[1] < series[2]
