@@ -123,8 +123,8 @@ def _layer_shape(layer: Layer) -> LayerShape:
     return LayerShape(layer.heads, layer.head_size, layer.neurons, layer.key_value_heads, layer.names, biased)
 
 
-def shape_of_folder(folder: Path, label_names: list[str]) -> ModelShape:
-    """The shape of a pretrained folder with a classification head, from config.json alone (built on meta)."""
+def hollow(folder: Path, label_names: list[str]) -> nn.Module:
+    """The model of a pretrained folder with a classification head, without weights: from config.json alone, on meta."""
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -133,7 +133,7 @@ def shape_of_folder(folder: Path, label_names: list[str]) -> ModelShape:
         model = AutoModelForSequenceClassification.from_config(config)
     prefix = f"{model.base_model_prefix}."
     model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
-    return shape_of(model)
+    return model
 
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
@@ -203,6 +203,8 @@ class Plan:
 
     dense: ModelShape
     shape: ModelShape
+    model: nn.Module
+    """Hollow, in the dense shapes: stages try on it what they will do, so that what has no place is told early."""
     places: Places | None = None
     """Of the last select."""
     trainable: tuple[tuple[str, int], ...] = ()
@@ -215,8 +217,9 @@ class Plan:
         """The account of the dense model, before any stage."""
         from compressor.tasks.reading import read_task
 
-        shape = shape_of_folder(base_folder, read_task(task).label_names)
-        return cls(shape, shape, length=task.max_length)
+        model = hollow(base_folder, read_task(task).label_names)
+        shape = shape_of(model)
+        return cls(shape, shape, model, length=task.max_length)
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(what, before, after) for the table."""

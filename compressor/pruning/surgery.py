@@ -39,7 +39,7 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
 
     The hidden size stays. Raises UserError E501 when a layer would lose all its heads or all its neurons.
     """
-    _check_prunable(model)
+    check_prunable(model)
     layers = layers_of(model)
     for index, removal in removals.items():
         _check_something_left(index, layers[index], removal)
@@ -61,7 +61,8 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
     model.kept_structures = _without(before, removals)
 
 
-def _check_prunable(model: nn.Module) -> None:
+def check_prunable(model: nn.Module) -> None:
+    """Raise UserError E307 where heads and neurons cannot be removed."""
     if not row_of_model(model).prunable:
         what = f"heads and neurons of architecture '{model.config.model_type}' cannot be removed yet"
         can = ", ".join(row.model_type for row in ARCHITECTURES.values() if row.prunable)

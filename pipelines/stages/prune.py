@@ -173,7 +173,10 @@ def carry_out(
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
-    """Raises UserError E501 before anything runs."""
+    """Raises UserError E501 and E307 before anything runs."""
+    from compressor.pruning.surgery import check_prunable
+
+    check_prunable(plan.model)
     shape = plan.shape
     for item in config.items:
         heads, neurons = [s.heads for s in shape.layers], [s.neurons for s in shape.layers]

@@ -66,6 +66,10 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
 
 
 def plan(config: SelectConfig, plan: Plan) -> Plan:
+    """Raises UserError E302 where the architecture lacks a module."""
+    from compressor.anatomy import matrices_of
+
+    matrices_of(plan.model, config.modules)
     return replace(plan, places=config.places)
 
 

@@ -255,9 +255,13 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
 
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
-    """What a stage with this config and method would train at this point of the plan."""
+    """What a stage with this config and method would train at this point of the plan. Raises UserError E302 and E407."""
+    from compressor.methods import apply
+
     modules = config.modules or (plan.places.modules if plan.places else DEFAULT_MODULES)
-    return Trained(name, config.options(modules, None, "plan"), plan.places)
+    options = config.options(modules, None, "plan")
+    apply(plan.model, name, options)
+    return Trained(name, options, plan.places)
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:

@@ -99,6 +99,37 @@ MISTAKES = [
     ),
     Mistake("as many heads as there are", ("remove: 1", "remove: 4"), "E501 {file}:7: stages[2].prune: remove: 4 leaves none"),
     Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a fraction lies in"),
+    Mistake(
+        "a module of another architecture",
+        ("count: 4}", "count: 4, modules: [query, ffn_gate]}"),
+        "E302 {file}:5: stages[0].select: architecture 'bert' has no ffn_gate",
+    ),
+    Mistake("another method's key", ("rank: 4", "bottleneck: 4"), "E403 {file}:6: stages[1].tune.bottleneck: bottleneck means"),
+    Mistake(
+        "count and ratio", ("count: 4}", "count: 4, ratio: 0.1}"), "E403 {file}:5: stages[0].select.ratio: count and ratio"
+    ),
+    Mistake(
+        "a global scope of nothing", ("count: 4}", "scope: global}"), "E403 {file}:5: stages[0].select.scope: scope global"
+    ),
+    Mistake("a score's key of another", ("count: 4}", "samples: 4}"), "E403 {file}:5: stages[0].select.samples: samples means"),
+    Mistake(
+        "growing beside a select",
+        ("rank: 4", "method: selective, strategy: increment, budget: 9"),
+        "E404 {file}:6: stages[1].tune: selective with strategy increment does not use the places that 'select' chooses",
+    ),
+    Mistake(
+        "growing without a budget",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: selective, strategy: increment"),
+        "E404 {file}:5: stages[0].tune.strategy: selective with strategy increment needs a budget",
+    ),
+    Mistake(
+        "a checkpoint beyond the budget",
+        (
+            "  - select: {count: 4}\n  - tune: {rank: 4",
+            "  - tune: {method: selective, strategy: increment, budget: 9, checkpoints: [9]",
+        ),
+        "E403 {file}:5: stages[0].tune.checkpoints: checkpoints lie below the budget 9",
+    ),
     Mistake("no such model", ("./model", "./modell"), "E303 {file}:2: model: model './modell': no such folder"),
     Mistake("a model without weights", Path.unlink, "E304 {pipeline}:2: model: ", file="model/model.safetensors"),
     Mistake("more tokens than positions", ("max_length: 32", "max_length: 65"), "E113 {file}:3: task.max_length: 65 tokens, "),
