@@ -68,8 +68,8 @@ class Growth(Change):
     def __init__(self, budget: int, like: Tensor, heuristic: Heuristic, repeat: bool, group: str = ""):
         super().__init__()
         self.values = nn.Parameter(like.new_zeros(budget))
-        self.register_buffer("matrix", torch.zeros(budget, dtype=torch.int32))
-        self.register_buffer("index", torch.zeros(budget, dtype=torch.int64))
+        self.register_buffer("matrix", torch.zeros(budget, dtype=torch.int32, device=like.device))
+        self.register_buffer("index", torch.zeros(budget, dtype=torch.int64, device=like.device))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.heuristic, self.repeat, self.group = heuristic, repeat, group
         self.heard: dict[int, Tensor] = {}
@@ -77,8 +77,10 @@ class Growth(Change):
 
     def slots(self, number: int) -> Tensor:
         """Positions in `values` of the places in matrix `number`."""
-        used = self.matrix[: int(self.count)] == number
-        return used.nonzero().flatten()
+        used = int(self.count)
+        if not used:  # also on a hollow model, where nothing can be counted
+            return torch.empty(0, dtype=torch.int64, device=self.values.device)
+        return (self.matrix[:used] == number).nonzero().flatten()
 
     def hear(self, number: int, gradient: Tensor) -> None:
         """Add a micro-batch's gradient (out, in) of matrix `number`."""
