@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,7 +30,7 @@ import numpy as np
 import yaml
 from rich.console import Console
 
-from compressor.tasks.metrics import RESAMPLES, accuracy, matthews
+from compressor.tasks.metrics import accuracy, matthews
 from pipelines.config import load_pipeline
 from pipelines.runner import run_pipeline
 from pipelines.stage import Artifact
@@ -81,6 +81,8 @@ CONTENDERS = (
     Contender("propetl prefix", {"method": "propetl", "shared": "prefix"}, (1e-2,)),
 )
 SEEDS = (0, 1, 2)
+DRAWS = 500
+"""Resamples of the bootstrap."""
 ROWS = {"sst2": 2000, "cola": 4000}
 METRIC = {"sst2": ("accuracy", accuracy), "cola": ("matthews", matthews)}
 
@@ -130,16 +132,22 @@ class Grid:
     tasks: dict[str, dict]
     work: Path
     train: bool
+    found: dict[str, Artifact] = field(default_factory=dict)
+    """By the run's name: looking one up reads the data and hashes the model."""
 
     def artifact(self, run: Run) -> Artifact | None:
         """The tuned model of a run: made, or found. None where it is not there and nothing is to be trained."""
+        if run.name in self.found:
+            return self.found[run.name]
         tune = {**run.contender.tune, "epochs": 2, "learning_rate": run.rate}
         select = [{"select": run.contender.select}] if run.contender.select else []
         file = {"name": run.name, "model": self.model, "task": self.tasks[run.task], "seed": run.seed}
         path = self.work / run.task / "pipeline.yaml"
         path.write_text(yaml.safe_dump({**file, "stages": [*select, {"tune": tune}]}))
         result = run_pipeline(load_pipeline(path), self.work, dry_run=not self.train, console=Console(quiet=True))
-        return result.artifacts.get("tune")
+        if "tune" in result.artifacts:
+            self.found[run.name] = result.artifacts["tune"]
+        return self.found.get(run.name)
 
     def metric(self, run: Run) -> float | None:
         """The task's metric after a run, in percent."""
@@ -191,12 +199,12 @@ def predict(grid: Grid, run: Run) -> tuple[np.ndarray, np.ndarray]:
 def difference(task: str, ours: list, theirs: list) -> tuple[float, float, float]:
     """Metric of one method less that of another in points, seeds averaged: (difference, 95 % paired bootstrap over rows)."""
     measure, labels = METRIC[task][1], ours[0][1]
-    draws = np.random.default_rng(0).integers(0, len(labels), size=(RESAMPLES, len(labels)))
+    draws = np.random.default_rng(0).integers(0, len(labels), size=(DRAWS, len(labels)))
 
     def mean(runs: list, rows: np.ndarray) -> float:
         return statistics.fmean(measure(logits[rows], labels[rows]) for logits, _ in runs)
 
-    gaps = [100 * (mean(ours, rows) - mean(theirs, rows)) for rows in draws[:500]]
+    gaps = [100 * (mean(ours, rows) - mean(theirs, rows)) for rows in draws]
     everything = np.arange(len(labels))
     low, high = np.percentile(gaps, [2.5, 97.5])
     return 100 * (mean(ours, everything) - mean(theirs, everything)), float(low), float(high)

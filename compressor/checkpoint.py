@@ -56,17 +56,15 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
 
 def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state dict as it would be without changes: original weights under their plain names, tied ones once."""
+    from compressor.deltas import plain_name
+
     result, seen = {}, set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in seen:  # tied to one before
             continue
         seen.add(id(tensor))
-        tensor = tensor.detach()
-        owner, _, rest = name.partition(".parametrizations.")
-        if rest and rest.count(".") == 1 and rest.endswith(".original"):
-            result[f"{owner}.{rest.removesuffix('.original')}"] = tensor.contiguous()
-        elif not rest and ".inserts." not in name:
-            result[name] = tensor.contiguous()
+        if plain := plain_name(name):
+            result[plain] = tensor.detach().contiguous()
     return result
 
 

@@ -164,6 +164,11 @@ class Places:
     count: int | None = None
     ratio: float | None = None
 
+    @classmethod
+    def of_budget(cls, modules: tuple[str, ...], budget: int | float) -> Places:
+        """A count, or a share in (0, 1), over all matrices of `modules`."""
+        return cls(modules, "global", **({"ratio": budget} if isinstance(budget, float) else {"count": budget}))
+
     def total(self, shape: ModelShape) -> int:
         """|Ω| in a model of `shape`. A share is rounded down in each scope, as the papers do."""
         sizes = {

@@ -79,6 +79,12 @@ class Delta(Change):
         return {**super().settings(), **place, **({"transposed": True} if self.place.transposed else {})}
 
 
+def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """`weight` (any shape) with `values` (N,) added at flat places `index` (N,)."""
+    # index_add on the flat view, not `+ dense zeros`: adding 0.0 would turn -0.0 into 0.0 elsewhere
+    return weight.flatten().index_add(0, index, values).view(weight.shape)
+
+
 class LowRank(Delta):
     """W + (alpha / rank) · B A, the low-rank update ΔW_l of DSEE section 3.2 (and of LoRA).
 
@@ -143,8 +149,7 @@ class Sparse(Delta):
         return cls(omega, weight.new_zeros(omega.numel()), group)
 
     def change(self, weight: Tensor) -> Tensor:
-        # index_add on the flat view, not `+ dense zeros`: adding 0.0 would turn -0.0 into 0.0 outside Ω
-        return weight.flatten().index_add(0, self.omega, self.values).view(weight.shape)
+        return add_at(weight, self.omega, self.values)
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Sparse:
         width = shape[1]
@@ -235,6 +240,14 @@ def chains(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             yield from ((path, module, name) for name in list(module.parametrizations))
+
+
+def plain_name(name: str) -> str | None:
+    """What a tensor of the state dict is called where nothing was added; None for what was added."""
+    owner, _, rest = name.partition(".parametrizations.")
+    if rest:
+        return f"{owner}.{rest.removesuffix('.original')}" if rest.count(".") == 1 and rest.endswith(".original") else None
+    return None if ".inserts." in name else name
 
 
 def merge_all(model: nn.Module) -> nn.Module:

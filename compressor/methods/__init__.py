@@ -96,6 +96,8 @@ class Method:
     source: str
     """Paper and section."""
     reads: tuple[str, ...] = ()
+    low_rank: bool = False
+    """Adds r(m+n) multiply-adds a token to every chosen matrix while it is not merged: what the papers' FLOPs count."""
     uses_omega: bool = False
     """Trains values on the places that a select stage chose."""
     trains_base: bool = False

@@ -32,5 +32,6 @@ METHOD = Method(
     learning_rate=1e-3,
     source="Chen et al. 2023 (DSEE), section 3.2",
     reads=("modules", "rank", "alpha"),
+    low_rank=True,
     uses_omega=True,
 )

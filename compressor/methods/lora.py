@@ -35,4 +35,5 @@ METHOD = Method(
     learning_rate=1e-3,
     source="Hu et al. 2022, section 4.1",
     reads=("modules", "rank", "alpha"),
+    low_rank=True,
 )

@@ -51,9 +51,7 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
         return places
     from compressor.cost import Places
 
-    share = isinstance(options.budget, float)
-    budget = {"ratio": options.budget} if share else {"count": options.budget}
-    return Places(options.modules, "global", **budget).total(shape)
+    return Places.of_budget(options.modules, options.budget).total(shape)
 
 
 METHOD = Method(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.anatomy import Matrix
-from compressor.deltas import Change, Delta, Sparse, attach, detach
+from compressor.deltas import Change, Delta, Sparse, add_at, attach, detach
 from compressor.errors import UserError
 from compressor.selection.gradients import Heuristic
 from compressor.sources import top_mask
@@ -104,7 +104,7 @@ class Growing(Delta):
 
     def change(self, weight: Tensor) -> Tensor:
         slots = self.growth.slots(self.number)
-        changed = weight.flatten().index_add(0, self.growth.index[slots], self.growth.values[slots]).view(weight.shape)
+        changed = add_at(weight, self.growth.index[slots], self.growth.values[slots])
         if self.growth.listening and changed.requires_grad:
             changed.register_hook(lambda gradient: self.growth.hear(self.number, gradient))
         return changed

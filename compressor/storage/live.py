@@ -32,16 +32,11 @@ def remember(model: nn.Module, reference: str, sha256: str) -> nn.Module:
 
 def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every parameter of the pretrained base under its plain name, whatever is attached to it."""
+    from compressor.deltas import plain_name
     from compressor.models import head_names
 
-    result = {}
-    for name, parameter in model.named_parameters():
-        owner, _, rest = name.partition(".parametrizations.")
-        if rest.endswith(".original"):
-            result[f"{owner}.{rest.removesuffix('.original')}"] = parameter
-        elif not rest and ".inserts." not in name and name not in head_names(model):
-            result[name] = parameter
-    return result
+    plain = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    return {name: parameter for name, parameter in plain.items() if name and name not in head_names(model)}
 
 
 def origin_of(model: nn.Module) -> Origin:

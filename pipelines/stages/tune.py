@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt
 
-from compressor.cost import Plan, Trained
+from compressor.cost import Places, Plan, Trained
 from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
 from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
@@ -167,7 +167,7 @@ def train_and_save(
             kept.mkdir(parents=True, exist_ok=True)
             write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
-        stops = [count_of(one, config, model) for one in config.checkpoints or ()]
+        stops = stops_of(config, model)
         losses = train(model, dataset, data.pad_id, schedule, workspace.unfinished, on_step, stops=stops, on_stop=keep)
     published = publish_model(model, inputs, data, workspace)
     if stops:
@@ -179,11 +179,13 @@ BUDGETS = "budgets"
 """Folder of the deltas at smaller budgets, named by their places."""
 
 
-def count_of(budget: int | float, config: TrainingConfig, model: nn.Module) -> int:
-    """A budget as a number of places in the matrices that Ω grows in."""
-    if isinstance(budget, int):
-        return budget
-    return int(budget * sum(matrix.original.numel() for matrix in model.growth.plan[0]))
+def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
+    """The checkpoints as numbers of places in the matrices that Ω grows in."""
+    if not config.checkpoints:
+        return []
+    matrices = model.growth.plan[0]
+    size = sum(matrix.original.numel() for matrix in matrices)
+    return [Places.of_budget((), budget).of(size) for budget in config.checkpoints]
 
 
 def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
@@ -219,7 +221,7 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
     return {
         **given,
         "modules": list(options.modules) if "modules" in row.reads else [],
-        "rank": options.rank if row.reads == ("modules", "rank", "alpha") else 0,
+        "rank": options.rank if row.low_rank else 0,
         "places": places,
         "closed_form": row.count(shape_of(model), options, places),
     }
