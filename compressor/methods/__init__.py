@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from compressor.errors import UserError
@@ -59,21 +59,9 @@ class Options:
 
 
 OPTIONS = (
-    "modules",
-    "rank",
-    "alpha",
-    "bottleneck",
-    "placement",
-    "length",
-    "shared",
-    "keep",
+    *(one.name for one in fields(Options) if one.name not in ("group", "omega")),
     "mask_learning_rate",
-    "strategy",
-    "budget",
     "checkpoints",
-    "schedule",
-    "exp",
-    "eps",
 )
 """Keys of a training stage that only some methods read."""
 
