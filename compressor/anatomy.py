@@ -44,7 +44,8 @@ class Architecture:
 
     `prunable`: heads and neurons can be removed (the attention then also holds `num_attention_heads` and `all_head_size`).
     `shared_position_bias`: one bias (1, heads, queries, keys) is handed to every layer's attention. `prefixes`: its attention
-    goes through transformers' attention interface, where a prefix can join the keys and values.
+    goes through transformers' attention interface, where a prefix can join the keys and values. `head_on_tokens`: the task
+    head computes every token, of which the last counts.
     """
 
     model_type: str
@@ -53,6 +54,7 @@ class Architecture:
     prunable: bool = False
     shared_position_bias: bool = False
     prefixes: bool = False
+    head_on_tokens: bool = False
 
 
 def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) -> tuple[Blocks]:
@@ -111,6 +113,7 @@ ARCHITECTURES = {
             ),
             transposed=True,
             prefixes=True,
+            head_on_tokens=True,
         ),
         Architecture(
             "llama",
@@ -131,6 +134,7 @@ ARCHITECTURES = {
                 ),
             ),
             prefixes=True,
+            head_on_tokens=True,
         ),
         Architecture("t5", (_t5_blocks("encoder", cross=False), _t5_blocks("decoder", cross=True))),
     )
@@ -245,6 +249,13 @@ class Layer:
     @property
     def neurons(self) -> int:
         return self.matrix("ffn_in").original.shape[0]
+
+    @property
+    def compared_positions(self) -> int:
+        """Relative positions that DeBERTa's queries and keys are projected for and compared with, both ways; 0 elsewhere."""
+        if not getattr(self.attention, "relative_attention", False):
+            return 0
+        return 2 * self.attention.pos_ebd_size * len(self.attention.pos_att_type)
 
     def set_heads(self, heads: int) -> None:
         """Write the head count after the weights were cut."""
