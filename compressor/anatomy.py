@@ -52,7 +52,8 @@ class Architecture:
 
     `position_bias`: one bias (1, heads, queries, keys) serves the attention of every block; the attention gets it as its third
     `argument`, or hands it to transformers' attention `interface`. `first_block_bias`: the first block's attention makes it.
-    `prefixes`: its attention goes through that interface, and a prefix can join the keys and values there.
+    `prefixes`: its attention goes through that interface, and a prefix can join the keys and values there. `head_on_tokens`:
+    the task head computes every token, of which the last counts.
     """
 
     model_type: str
@@ -61,6 +62,7 @@ class Architecture:
     position_bias: Literal["argument", "interface"] | None = None
     first_block_bias: bool = False
     prefixes: bool = False
+    head_on_tokens: bool = False
 
 
 def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) -> tuple[Blocks]:
@@ -99,6 +101,7 @@ def _t5_blocks(stack: str, cross: bool) -> Blocks:
 
 
 BERT_BLOCKS = _bert_blocks("attention.self", "query", "key", "value", "attention.output.dense")
+
 
 def _distilbert_blocks() -> Blocks:
     attention = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "output": "out_lin"}
@@ -169,8 +172,8 @@ ARCHITECTURES = {
         Architecture("mpnet", MPNET_BLOCKS, position_bias="argument"),
         Architecture("deberta-v2", DEBERTA_BLOCKS),
         Architecture("modernbert", (_modernbert_blocks(),), prefixes=True),
-        Architecture("gpt2", (_gpt2_blocks(),), transposed=True, prefixes=True),
-        Architecture("llama", (_llama_blocks(),), prefixes=True),
+        Architecture("gpt2", (_gpt2_blocks(),), transposed=True, prefixes=True, head_on_tokens=True),
+        Architecture("llama", (_llama_blocks(),), prefixes=True, head_on_tokens=True),
         Architecture(
             "t5",
             (_t5_blocks("encoder", cross=False), _t5_blocks("decoder", cross=True)),
@@ -224,12 +227,13 @@ class Matrix:
 
 
 class Layer:
-    """One transformer block, seen through its row."""
+    """One transformer block, seen through its row. `needed`: other blocks rely on its attention, so it must keep that."""
 
-    def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str):
+    def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str, needed: bool = False):
         self.row, self.blocks, self.module, self.path = row, blocks, module, path
+        self.needed = needed
         self.attention = module.get_submodule(blocks.attention)
-        there = {name for name, _ in module.named_modules()}
+        there = {name for name, part in module.named_modules() if not getattr(part, "emptied", False)}
         parts = {name: part if isinstance(part, Part) else Part(part, 0, 1) for name, part in blocks.modules.items()}
         self.parts = {name: part for name, part in parts.items() if part.path in there}
         linear = f"{parts['ffn_in'].path}_1"
@@ -302,6 +306,13 @@ class Layer:
         """The module that goes when no unit of a structure is left; of heads, the attention."""
         return self.module.get_submodule(self.blocks.homes[structure])
 
+    @property
+    def compared_positions(self) -> int:
+        """Relative positions that DeBERTa's queries and keys are projected for and compared with, both ways; 0 elsewhere."""
+        if not getattr(self.attention, "relative_attention", False):
+            return 0
+        return 2 * self.attention.pos_ebd_size * len(self.attention.pos_att_type)
+
     def write_heads(self, structure: str) -> None:
         """Tell an attention its head count after its weights were cut."""
         attention = self.home(structure)
@@ -321,8 +332,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
     """The blocks of a live model (with or without a task head), first one first. Raises UserError E301."""
     row, base = row_of_model(model), model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
+    convolution = getattr(getattr(base, "encoder", None), "conv", None) is not None  # DeBERTa-v2 xlarge: behind its first block
     return [
-        Layer(row, blocks, module, f"{prefix}{blocks.layers}.{index}")
+        Layer(row, blocks, module, f"{prefix}{blocks.layers}.{index}", not index and (row.first_block_bias or convolution))
         for blocks in row.stacks
         for index, module in enumerate(base.get_submodule(blocks.layers))
     ]
@@ -342,10 +354,10 @@ def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:
 
 
 def biases_of(model: nn.Module) -> list[nn.Module]:
-    """Every module of the base that has a bias, its pooler apart."""
+    """Every module of the base (or of one block) that has a bias, its pooler apart."""
     return [
         module
-        for path, module in model.base_model.named_modules()
+        for path, module in getattr(model, "base_model", model).named_modules()
         if isinstance(getattr(module, "bias", None), Tensor)
         and not path.startswith("pooler")
         and not isinstance(module, Change)

@@ -23,6 +23,11 @@ class Insert(Change):
         super().__init__()
         self.source, self.group = source, group
 
+    @property
+    def size(self) -> int:
+        """An adapter's inner width, a prefix's positions."""
+        raise NotImplementedError
+
     def join(self, owner: nn.Module) -> None:
         """Become part of what `owner` computes."""
 
@@ -49,6 +54,10 @@ class Adapter(Insert):
             "up_bias": hidden.new_zeros(width),
         }
 
+    @property
+    def size(self) -> int:
+        return self.source.size("down")[0]
+
     def forward(self, hidden: Tensor) -> Tensor:
         read = self.source.read
         inner = functional.relu(functional.linear(hidden, read("down"), read("down_bias")))
@@ -74,6 +83,10 @@ class Prefix(Insert):
     def tensors(key: Tensor, length: int) -> dict[str, Tensor]:
         """keys and values (length, rows of the key matrix), from N(0, 0.02²)."""
         return {name: key.new_empty(length, key.shape[0]).normal_(std=0.02) for name in ("keys", "values")}
+
+    @property
+    def size(self) -> int:
+        return self.source.size("keys")[0]
 
     def extend(self, name: str, states: Tensor) -> Tensor:
         """(batch, heads, tokens, size) -> (batch, heads, length + tokens, size)."""
@@ -123,7 +136,7 @@ def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, att
         if attention_mask is not None:
             # prefixes are seen by every token: true in a boolean mask, 0 in an additive one
             seen = attention_mask.dtype == torch.bool
-            attention_mask = functional.pad(attention_mask, (change.source.size("keys")[0], 0), value=seen)
+            attention_mask = functional.pad(attention_mask, (change.size, 0), value=seen)
         key, value = change.extend("keys", key), change.extend("values", value)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **arguments)
 

@@ -25,17 +25,17 @@ of a GLU, `cross_*` is a decoder's attention to its encoder."""
 
 
 @dataclass(frozen=True)
-class Structure:
-    """A kind of removable unit of a block: what one spans are rows of some matrices and columns of another."""
+class Span:
+    """What a removable unit of a block spans: rows of some matrices, columns of another."""
 
     rows: tuple[str, ...]
     columns: str
 
 
 STRUCTURES = {
-    "heads": Structure(("query", "key", "value"), "output"),
-    "cross_heads": Structure(("cross_query", "cross_key", "cross_value"), "cross_output"),
-    "neurons": Structure(("ffn_in", "ffn_gate"), "ffn_out"),
+    "heads": Span(("query", "key", "value"), "output"),
+    "cross_heads": Span(("cross_query", "cross_key", "cross_value"), "cross_output"),
+    "neurons": Span(("ffn_in", "ffn_gate"), "ffn_out"),
 }
 """Where several query heads share a key and value head, a unit of `heads` is such a group."""
 

@@ -174,7 +174,8 @@ def methods(as_json: bool) -> None:
         return
     for row in rows:
         click.echo(f"{row['name']:<10} {row['summary']}")
-        click.echo(f"{'':<10} trains {row['formula']}; {row['source']}")
+        merges = "" if row["mergeable"] else "; not mergeable"
+        click.echo(f"{'':<10} trains {row['formula']}{merges}; {row['source']}")
 
 
 def _keys(config: type[BaseModel]) -> Iterator[str]:

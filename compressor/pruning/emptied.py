@@ -13,6 +13,9 @@ from compressor.modules import STRUCTURES
 class Constant(nn.Module):
     """(..., anything) -> (..., hidden): the bias of a linear layer that has no inputs left; zeros without one."""
 
+    emptied = True
+    """The anatomy finds no matrix here."""
+
     def __init__(self, hidden: int, bias: nn.Parameter | None):
         super().__init__()
         self.hidden = hidden

@@ -31,10 +31,11 @@ def follow(model: nn.Module, row: Architecture, attention: nn.Module, heads: Ten
     """Follow a removal of heads. `heads`: kept of those that were there, sorted int64."""
     if row.position_bias is None:
         return
+    heads = heads.to(next(attention.parameters()).device)
     if hasattr(attention, "kept_heads"):
         attention.kept_heads.heads = attention.kept_heads.heads[heads]
         return
-    attention.kept_heads = KeptHeads(heads.clone())
+    attention.kept_heads = KeptHeads(heads)
     if row.position_bias == "argument":
         attention.register_forward_pre_hook(attention.kept_heads.select)
     elif model.config._attn_implementation != KEPT_HEADS_ATTENTION:

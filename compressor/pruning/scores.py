@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +16,10 @@ from torch import Tensor, nn
 from compressor.anatomy import Layer, Matrix, layers_of
 from compressor.errors import UserError
 from compressor.modules import STRUCTURES
+from compressor.pruning.names import LOSS_POWER, Criterion, Structure
 
-Structure = Literal["heads", "cross_heads", "neurons", "layers"]
-Criterion = Literal["delta", "weight", "weight_plus_delta", "taylor", "fisher", "random"]
 Changes = Mapping[str, Tensor]
 """Path of a matrix -> ΔW (out, in)."""
-
-LOSS_POWER = {"taylor": 1, "fisher": 2}
-"""The criteria that look at the loss, and the power of a row's effect that they sum."""
 
 
 def changes_of(model: nn.Module, base: nn.Module | None = None) -> dict[str, Tensor]:

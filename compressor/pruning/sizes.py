@@ -33,7 +33,7 @@ def per_layer_configs(model: nn.Module) -> dict[str, Sizes]:
 
 
 def _sizes(layer: Layer) -> dict:
-    sizes = {word: layer.units(structure) for structure, word in layer.blocks.configs.items()}
+    sizes = {word: layer.units(structure) for structure, word in layer.blocks.configs.items() if structure in layer.structures}
     grouped = layer.heads != layer.key_value_heads
     return {**sizes, **({"num_attention_heads": layer.heads} if grouped else {})}
 

@@ -21,8 +21,8 @@ from compressor.pruning import position_bias
 from compressor.pruning.emptied import empty
 
 Kept = dict[str, dict[str, list[int]]]
-"""Block of the dense model (a JSON key) -> original indices left of each structure; {} when nothing was removed. A block that is
-not there has gone as a whole."""
+"""Block of the dense model (a JSON key) -> original indices left of each structure; {} when nothing was removed. A block that
+is not there has gone as a whole."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
     """
     check_prunable(model)
     layers = layers_of(model)
-    _check(model, layers, removals)
+    _check(layers, removals)
     before = kept_of(model) or _everything(layers)
     for number, removal in removals.items():
         for structure in STRUCTURES:
@@ -69,7 +69,7 @@ def check_prunable(model: nn.Module) -> None:
         raise UserError("E307", what, "Take a model with share_att_key: true (every DeBERTa-v3 has it), or leave out the prune")
 
 
-def _check(model: nn.Module, layers: list[Layer], removals: Mapping[int, Removal]) -> None:
+def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:
     for number, removal in removals.items():
         layer = layers[number]
         for structure in STRUCTURES:
@@ -78,29 +78,18 @@ def _check(model: nn.Module, layers: list[Layer], removals: Mapping[int, Removal
                 odd = gone[0] if gone[0] < 0 else gone[-1]
                 raise UserError("E501", f"block {number} has no {structure} {odd}", f"It has {there}, counted from 0")
         emptied = bool(removal.heads) and len(removal.of("heads")) == layer.units("heads")
-        if (removal.whole and not may_go(model, layers, number)) or (emptied and not may_lose_attention(layers, number)):
-            what = f"the other blocks need what block {number} makes of the positions"
+        if layer.needed and (removal.whole or emptied):
+            what = f"the other blocks rely on the attention of block {number}"
             raise UserError("E501", what, "Keep that block, and a head of it")
     stacks = {id(layer.blocks) for layer in layers}
     if stacks != {id(layer.blocks) for n, layer in enumerate(layers) if not removals.get(n, Removal()).whole}:
         raise UserError("E501", "no block would be left", "Keep at least one of each stack")
 
 
-def may_lose_attention(layers: list[Layer], number: int) -> bool:
-    """Whether no other block needs the attention of this one: T5's first makes the position bias of all."""
-    first = number == 0 or layers[number - 1].blocks is not layers[number].blocks
-    return not (first and layers[number].row.first_block_bias)
-
-
-def may_go(model: nn.Module, layers: list[Layer], number: int) -> bool:
-    """Whether a block can be taken out: one before a convolution (DeBERTa-v2 xlarge) cannot."""
-    convolution = getattr(getattr(model.base_model, "encoder", None), "conv", None)
-    return may_lose_attention(layers, number) and (number > 0 or convolution is None)
-
-
 def _everything(layers: list[Layer]) -> Kept:
+    structures = [name for name in STRUCTURES if any(name in layer.structures for layer in layers)]
     return {
-        str(number): {structure: list(range(layer.units(structure))) for structure in layer.structures}
+        str(number): {structure: list(range(layer.units(structure))) for structure in structures}
         for number, layer in enumerate(layers)
     }
 
@@ -120,8 +109,7 @@ def _others(items: list[int], places: list[int]) -> list[int]:
 
 def _cut(model: nn.Module, layer: Layer, structure: str, gone: list[int]) -> None:
     """Take units out of a block: out of its matrices, their biases and whatever was added to them."""
-    device = layer.matrix(STRUCTURES[structure].columns).original.device
-    keep = complement(gone, layer.units(structure)).to(device)
+    keep = complement(gone, layer.units(structure))
     if not len(keep):
         empty(layer, structure)
         return
@@ -157,10 +145,8 @@ def _cut_owner(layer: Layer, owner: nn.Module, inside: list[Matrix], kept: dict[
         bias_links = [_shrunk(link, (0, 0), rows, rows) for link in bias_links]
     for link in links:
         name, (out, into) = names[link.place], shapes[link.place]
-        own, all_rows, all_columns = kept[name], torch.arange(out), torch.arange(into)
-        rows, columns = (all_rows, own.cpu()) if outgoing else (own.cpu(), all_columns)
-        cut = _shrunk(link, (out, into), rows, columns)
-        layer.matrix(name).attach(cut)
+        rows, columns = (torch.arange(out), kept[name]) if outgoing else (kept[name], torch.arange(into))
+        layer.matrix(name).attach(_shrunk(link, (out, into), rows, columns))
     for link in bias_links:
         attach(owner, link, "bias")
 
@@ -175,9 +161,9 @@ def _index(owner: nn.Module, kept: Tensor, *, columns: bool, transposed: bool) -
     """Keep some rows (with their bias) or columns of a linear layer (`transposed`: stored (in, out), as Conv1D)."""
     weight, bias = owner.weight, getattr(owner, "bias", None)
     axis = 1 if columns != transposed else 0
-    owner.weight = nn.Parameter(weight.detach().index_select(axis, kept), requires_grad=weight.requires_grad)
+    owner.weight = nn.Parameter(weight.detach().index_select(axis, kept.to(weight.device)), requires_grad=weight.requires_grad)
     if bias is not None and not columns:
-        owner.bias = nn.Parameter(bias.detach()[kept], requires_grad=bias.requires_grad)
+        owner.bias = nn.Parameter(bias.detach().index_select(0, kept.to(bias.device)), requires_grad=bias.requires_grad)
     for name in ("in_features", "nx") if columns else ("out_features", "nf"):
         if hasattr(owner, name):
             setattr(owner, name, len(kept))
@@ -210,10 +196,8 @@ def restore_kept(model: nn.Module, kept: Kept) -> None:
     removals = {}
     for number, layer in enumerate(layers_of(model)):
         row = kept.get(str(number))
-        gone = {
-            structure: sorted(set(range(layer.units(structure))) - set(row[structure]))
-            for structure in (layer.structures if row else ())
-        }
+        left = row or {}
+        gone = {structure: sorted(set(range(layer.units(structure))) - set(units)) for structure, units in left.items()}
         removals[number] = Removal(**gone, whole=row is None)
     remove(model, removals)
 

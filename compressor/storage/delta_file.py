@@ -136,19 +136,20 @@ def _concatenate(pieces) -> Tensor:
 
 
 def _pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What pruning left as bits: for every layer its heads, then its neurons; 1 is kept."""
+    """What pruning left as bits: for every block the units of each structure in turn; 1 is kept."""
     import torch
 
     from compressor.storage.changes import pack
 
     if not kept:
         return {}, {}
-    sizes = {word: 1 + max(index for row in kept.values() for index in row[word]) for word in ("heads", "neurons")}
+    structures = next(iter(kept.values()))
+    sizes = {name: 1 + max((unit for row in kept.values() for unit in row[name]), default=-1) for name in structures}
     bits = torch.zeros(len(kept), sum(sizes.values()), dtype=torch.bool)
-    for layer, row in zip(bits, kept.values(), strict=True):
-        layer[row["heads"]] = True
-        layer[[sizes["heads"] + neuron for neuron in row["neurons"]]] = True
-    return {"layers": list(kept), **sizes}, {"kept": pack(bits)}
+    for block, row in zip(bits, kept.values(), strict=True):
+        for name, part in zip(sizes, block.split(list(sizes.values())), strict=True):
+            part[row[name]] = True
+    return {"blocks": list(kept), "sizes": sizes}, {"kept": pack(bits)}
 
 
 def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
@@ -156,11 +157,13 @@ def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
 
     if not description:
         return {}
-    layers, heads, neurons = description["layers"], description["heads"], description["neurons"]
-    rows = unpack(bits, (len(layers), heads + neurons))
+    blocks, sizes = description["blocks"], description["sizes"]
+    rows = unpack(bits, (len(blocks), sum(sizes.values())))
     return {
-        layer: {"heads": row[:heads].nonzero().flatten().tolist(), "neurons": row[heads:].nonzero().flatten().tolist()}
-        for layer, row in zip(layers, rows, strict=True)
+        block: {
+            name: part.nonzero().flatten().tolist() for name, part in zip(sizes, row.split(list(sizes.values())), strict=True)
+        }
+        for block, row in zip(blocks, rows, strict=True)
     }
 
 

@@ -33,7 +33,9 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     candidates = measurements["candidates"]
     roles = roles_of(inputs, measurements)
     cells = cells_of(roles["dense"])
-    trainable = trainable_rows(inputs, roles["dense"]["parameters"])
+    # what full tuning would move: adapters and prefixes of the dense model came with its tune
+    tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
+    trainable = trainable_rows(inputs, tunable)
     return {
         "name": inputs.run.get("name", inputs.base.reference),
         "model": inputs.base.reference,
@@ -44,7 +46,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
-        "summary": summary(roles, cells, trainable),
+        "summary": summary(roles, cells, trainable, tunable),
         "variants": [without_samples(row) for row in candidates],
         "steps": gain_steps(roles, cells, candidates),
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
@@ -148,7 +150,20 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     if quantized and int8:
         speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
         lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
-    return lines
+    return lines + inserts_note(compressed, str(cells[-1][1]))
+
+
+def inserts_note(compressed: Record, length: str) -> list[str]:
+    """Says that the method cannot be merged, and what that costs the deployed model."""
+    inserted = compressed["inserted"]
+    if not inserted["kinds"]:
+        return []
+    flops, size = inserted["flops"][length], f"{inserted['parameters']:,}"
+    return [
+        f"The tuning is not mergeable: its {inserted['kinds']} stay in the deployed model. They are {size} of its parameters "
+        f"({human_bytes(inserted['bytes'])} in fp32) and {giga(flops)} of its FLOPs for a row of {length} tokens "
+        f"({percent(flops / compressed['flops'][length])}); all sizes and latencies here include them."
+    ]
 
 
 def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
@@ -159,13 +174,14 @@ def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
     return f"int8 over fp32 (both compressed) gives {speeds}; its file is {smaller(fp32['bytes'], int8['bytes'])}."
 
 
-def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record]) -> list[Record]:
+def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record], tunable: int) -> list[Record]:
     """Rows of strings: metric, dense PyTorch, dense ONNX fp32, compressed, and the change against either."""
     length = str(cells[-1][1])
     rows = [
         quality_row(roles),
-        *(trainable_row(row, roles["dense"]["parameters"]) for row in trainable),
+        *(trainable_row(row, tunable) for row in trainable),
         compare(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
+        *inserted_row(roles),
         compare(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
         compare(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         papers_row(roles["compressed"]["paper_flops_ratio"]),
@@ -173,6 +189,15 @@ def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: l
     ]
     throughput = f"throughput, batch {cells[-1][0]} × {cells[-1][1]}"
     return [*rows, compare(roles, throughput, lambda row: timing(row, cells[-1])["throughput"], rows_per_second, more)]
+
+
+def inserted_row(roles: dict[str, Record]) -> list[Record]:
+    """The parameters of adapters and prefixes, where there are some."""
+    kinds = roles["compressed"]["inserted"]["kinds"]
+    if not kinds:
+        return []
+    shown = {role: f"{record['inserted']['parameters']:,}" for role, record in roles.items()}
+    return [{"metric": f"of these {kinds}", **shown, "change": "not mergeable"}]
 
 
 def giga(count: float) -> str:

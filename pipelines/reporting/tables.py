@@ -37,7 +37,7 @@ def summary(report: Record) -> Table:
     note = (
         "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "
         "FLOPs count a multiply-add as two and include the attention scores; "
-        "the papers count linear layers only and leave tune's deltas unmerged."
+        "the papers count linear layers only, adapters among them, and leave tune's deltas unmerged."
     )
     return Table("summary", "Dense and compressed", note, columns, "lrrrll", rows)
 

@@ -75,14 +75,22 @@ def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: i
 
 
 def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, FLOPs of one row by length, and the papers' FLOPs ratio (unmerged delta of tune, linear layers only)."""
+    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and how
+    much of this adapters and prefixes are."""
     from compressor.cost import paper_flops_ratio
 
+    bare = shape.bare
     return {
         "parameters": shape.parameters,
         "flops": {str(length): shape.flops(length) for length in lengths},
         "flops_ratio": {str(length): shape.flops(length) / dense.flops(length) for length in lengths},
         "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
+        "inserted": {
+            "kinds": shape.inserted_kinds,
+            "parameters": shape.inserted,
+            "bytes": shape.bytes - bare.bytes,
+            "flops": {str(length): shape.flops(length) - bare.flops(length) for length in lengths},
+        },
         "layers": [{"heads": layer.heads, "neurons": layer.neurons} for layer in shape.layers],
     }
 
@@ -154,7 +162,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
-    version=2,
+    version=3,
     run=run,
     check=check,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],

@@ -111,10 +111,13 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
     """`same` trains all the deltas that are there; its count is an upper bound, since pruning may have cut places of Ω."""
-    own = () if config.method == "same" else (planned(config, config.method, plan),)
+    own, shape = (), plan.shape
+    if config.method != "same":
+        trained, shape = planned(config, config.method, plan)
+        own = (trained,)
     there = own if config.method == "full" else plan.trained + own
-    count = sum(trained.count(plan.shape) for trained in own or plan.trained)
-    return replace(plan, trained=there, trainable=(*plan.trainable, ("recover", count)))
+    count = sum(trained.count(shape) for trained in own or plan.trained)
+    return replace(plan, shape=shape, trained=there, trainable=(*plan.trainable, ("recover", count)))
 
 
 STAGE = Stage(

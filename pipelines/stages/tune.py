@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt
 
-from compressor.cost import Places, Plan, Trained
+from compressor.cost import ModelShape, Places, Plan, Trained, added_by
 from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
 from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
@@ -256,19 +256,22 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
     return {**metadata, **settings_of(row, options, model)}
 
 
-def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
-    """What a stage with this config and method would train at this point of the plan. Raises UserError E302 and E407."""
+def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
+    """What a stage with this config and method would train at this point of the plan, and the shape it leaves.
+
+    Raises UserError E302 and E407.
+    """
     from compressor.methods import apply
 
     modules = config.modules or (plan.places.modules if plan.places else DEFAULT_MODULES)
-    options = config.options(modules, None, "plan")
+    options = config.options(modules, None, group=str(len(plan.trainable) + 1))
     apply(plan.model, name, options)
-    return Trained(name, options, plan.places)
+    return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
-    own = planned(config, config.method, plan)
-    return replace(plan, trained=(own,), trainable=(*plan.trainable, ("tune", own.count(plan.shape))))
+    own, shape = planned(config, config.method, plan)
+    return replace(plan, shape=shape, trained=(own,), trainable=(*plan.trainable, ("tune", own.count(shape))))
 
 
 STAGE = Stage(

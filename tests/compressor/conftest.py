@@ -12,7 +12,7 @@ from compressor.methods import NAMES, Options, apply
 
 HEADS, NEURONS, LAYERS = 4, 20, 3
 OPTIONS = Options(rank=2, alpha=4.0, bottleneck=3, length=2)
-PRUNABLE = sorted(name for name, row in ARCHITECTURES.items() if row.prunable)
+PRUNABLE = sorted(ARCHITECTURES)
 
 
 EXTRA = {
@@ -27,6 +27,15 @@ EXTRA = {
     },
     "gpt2": {"n_inner": NEURONS, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "llama": {"num_key_value_heads": 2},
+    "distilbert": {"hidden_dim": NEURONS, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+    "electra": {"embedding_size": 32},
+    "modernbert": {
+        "global_attn_every_n_layers": 2,
+        "local_attention": 4,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "mlp_dropout": 0.0,
+    },
     "t5": {
         "d_ff": NEURONS,
         "num_layers": LAYERS,

@@ -3,12 +3,17 @@
 import pytest
 
 from compressor.cost import Plan, hollow, shape_of
+from compressor.deltas import merge_all
 from compressor.errors import UserError
+from compressor.methods import Options, apply
+from compressor.methods import method as method_row
 from pipelines.stages.prune import PruneConfig
 from pipelines.stages.prune import plan as prune_plan
+from pipelines.stages.recover import RecoverConfig
+from pipelines.stages.recover import plan as recover_plan
 from pipelines.stages.tune import TuneConfig
 from pipelines.stages.tune import plan as tune_plan
-from tests.compressor.conftest import CASES, GROWING, tiny
+from tests.compressor.conftest import CASES, GROWING, tiny, tuned
 
 
 def start(architecture: str) -> Plan:
@@ -42,6 +47,24 @@ def test_every_method_can_be_tried_on_a_hollow_model(case, tmp_path):
     model = hollow(tmp_path, ["a", "b", "c"])
     plan = Plan(shape_of(model), shape_of(model), model)
     assert tune_plan(TuneConfig(method=method, **kind), plan).trainable[0][1] >= 0
+
+
+@pytest.mark.parametrize("case", ["adapter-houlsby", "prefix", "propetl", "lora"])
+def test_the_plan_holds_what_a_method_leaves_in_the_model(case):
+    """As the tuned and merged model has it; a second stage's adapters come on top of the first's."""
+    method, kind = CASES[case]
+    config = {"method": method, **kind, "length": 2, "bottleneck": 3, "rank": 2}
+    config = {key: value for key, value in config.items() if key in ("method", *kind, *method_row(method).reads)}
+    planned = recover_plan(RecoverConfig(method="adapter", bottleneck=5), tune_plan(TuneConfig(**config), start("bert")))
+    model = tuned(tiny("bert"), case)
+    apply(model, "adapter", Options(bottleneck=5, group="2"))
+    real = shape_of(merge_all(model))
+    assert planned.shape.inserted == real.inserted and planned.shape.parameters == real.parameters
+    assert (planned.shape.bytes, planned.shape.flops(9)) == (real.bytes, real.flops(9))
+    told = {row[0]: row[2] for row in planned.rows()}
+    kinds = "adapters and prefixes" if case == "prefix" else "adapters"
+    assert told[f"of these {kinds} (cannot be merged)"] == f"{real.inserted:,}"
+    assert not any("merged" in row[0] for row in start("bert").rows())
 
 
 def test_the_plan_counts_what_a_growing_tune_will_train():
