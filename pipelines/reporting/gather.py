@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from typing import Any
 
-from compressor.cost import LayerShape, human_bytes
+from compressor.cost import human_bytes
 from compressor.methods import method
 from pipelines.reporting.format import (
     factor,
@@ -338,32 +336,22 @@ def closed_form(training: Artifact, inputs: Inputs) -> str:
     total, rank = f"{facts['closed_form']:,}", facts["rank"]
     if not rank:
         return total
-    hidden, layers = layers_at(training, inputs)
-    sizes = Counter(tuple(sorted(shape.matrix(name, hidden))) for shape in layers for name in facts["modules"])
-    terms = [f"{number} × {rank} ({out:,} + {into:,})" for (out, into), number in sizes.items()]
+    terms = [f"{number} × {rank} ({out:,} + {into:,})" for number, out, into in facts["matrices"]]
     return f"{' + '.join(terms + [str(facts['places'])] * bool(facts['places']))} = {total}"
 
 
-def layers_at(training: Artifact, inputs: Inputs) -> tuple[int, list[LayerShape]]:
-    """Hidden size and the blocks' widths at a stage: the base's, less what had been removed by then."""
-    config = json.loads((inputs.base.folder / "config.json").read_text())
-    hidden, heads, kept = config["hidden_size"], config["num_attention_heads"], training.metadata.get("kept", {})
-    whole = {"heads": range(heads), "neurons": range(config["intermediate_size"])}
-    left = [kept.get(str(number), whole) for number in range(config["num_hidden_layers"])]
-    return hidden, [LayerShape(len(row["heads"]), hidden // heads, len(row["neurons"])) for row in left]
-
-
 def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
-    """What was asked, and per layer the original indices of heads and neurons that are left, out of how many."""
+    """What was asked, and per layer the original indices of the units that are left, out of how many."""
     models = [artifact for artifact in inputs.artifacts if artifact.kind == "model"]
     kept = next((a.metadata["kept"] for a in reversed(models) if a.metadata.get("kept")), {})
     layers = []
-    for number, dense in enumerate(roles["dense"]["layers"]):
-        row = kept.get(str(number), {key: list(range(dense[key])) for key in ("heads", "neurons")})
-        layers.append({"layer": number, **row, "heads_of": dense["heads"], "neurons_of": dense["neurons"]})
-    asked = ("structure", "criterion", "remove")
+    for number, dense in enumerate(roles["dense"]["layers"] if kept else ()):
+        left = kept.get(str(number), {})
+        units = {name: {"left": left.get(name, []), "of": total} for name, total in dense.items() if total}
+        layers.append({"layer": number, "gone": str(number) not in kept, "units": units})
+    asked = ("structure", "criterion", "scope", "remove")
     items = [{"stage": a.entry, **{key: item[key] for key in asked}} for a in models for item in a.metadata.get("items", [])]
-    return {"items": items, "layers": layers if kept else []}
+    return {"items": items, "layers": layers}
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

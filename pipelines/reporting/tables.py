@@ -137,7 +137,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
     measured, here, task = report["measured"], report["machine"], report["task"]
     versions = ", ".join(here["packages"].values())
     computed_by = here["cpu"] if measured["device"] == "cpu" else here["accelerator"]
-    pruned = "; ".join(f"{i['structure']} by {i['criterion']}, {i['remove']} per layer" for i in report["pruning"]["items"])
+    pruned = "; ".join(asked(item) for item in report["pruning"]["items"])
     rows = [
         ("Base model", report["model"]),
         ("Task", f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"),
@@ -153,3 +153,9 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Seed", str(report["seed"])),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def asked(item: Record) -> str:
+    """'heads by delta, 6 per layer'."""
+    everywhere = item["scope"] == "global" or item["structure"] == "layers"
+    return f"{item['structure']} by {item['criterion']}, {item['remove']} {'in all' if everywhere else 'per layer'}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt
 
+from compressor.modules import STRUCTURES
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dic
             "bytes": shape.bytes - bare.bytes,
             "flops": {str(length): shape.flops(length) - bare.flops(length) for length in lengths},
         },
-        "layers": [{"heads": layer.heads, "neurons": layer.neurons} for layer in shape.layers],
+        "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
     }
 
 

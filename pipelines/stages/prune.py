@@ -87,7 +87,8 @@ def count_to_remove(remove: int | float, available: int, stay: int, what: str) -
         )
     if count > available - stay:
         mend = f"Use at most {available - stay}"
-        raise UserError("E501", f"remove: {remove} leaves {max(available - count, 0)} of the {available} {what}", mend)
+        left = max(available - count, 0) or "none"
+        raise UserError("E501", f"remove: {remove} leaves {left} of the {available} {what}", mend)
     return count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -218,9 +219,11 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
 
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
     given = {key: getattr(options, key) for key in row.reads if hasattr(options, key)}
+    sizes = Counter((max(size), min(size)) for _, *size in shape_of(model).matrices(options.modules))
     return {
         **given,
         "modules": list(options.modules) if "modules" in row.reads else [],
+        "matrices": [[number, *size] for size, number in sizes.items()] if "modules" in row.reads else [],
         "rank": options.rank if row.low_rank else 0,
         "places": places,
         "closed_form": row.count(shape_of(model), options, places),

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +87,18 @@ def measurements(names=None):
     return {"device": "cpu", "rounds": 20, "machine": MACHINE, "baseline": "dense PyTorch fp32", "candidates": chosen}
 
 
+def matrices_of(modules, kept):
+    sizes = Counter((max(size), min(size)) for _, *size in (PRUNED if kept else DENSE).matrices(modules))
+    return [[number, *size] for size, number in sizes.items()]
+
+
 def training(method, rank, modules, body, accuracy, kept=None, loss=0.65, places=192):
     losses = [{"step": 10 * n, "loss": round(loss / n**0.3 + 0.02 * (-1) ** n, 4)} for n in range(1, 26)]
     return {
         "merged": False, "weights_moved": False, "method": method, "trainable": {"head": 770, "body": body},
         "formula": "r(m+n) per matrix + |Ω|", "places": places, "closed_form": body,
         "quality": quality(accuracy), "losses": losses, "labels": ["bad", "good"], "rank": rank, "alpha": 2.0 * rank,
-        "modules": list(modules), **({"kept": kept, "distill": True} if kept else {}),
+        "modules": list(modules), "matrices": matrices_of(modules, kept), **({"kept": kept, "distill": True} if kept else {}),
     }  # fmt: skip
 
 
