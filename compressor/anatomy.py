@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,8 @@ class Architecture:
 
     model_type: str
     stacks: tuple[Blocks, ...]
+    models: str
+    """Some that people run, for the list."""
     transposed: bool = False
     position_bias: Literal["argument", "interface"] | None = None
     first_block_bias: bool = False
@@ -165,23 +167,48 @@ MPNET_BLOCKS = _bert_blocks("attention.attn", "q", "k", "v", "attention.attn.o")
 ARCHITECTURES = {
     row.model_type: row
     for row in (
-        Architecture("bert", BERT_BLOCKS, prefixes=True),
-        Architecture("roberta", BERT_BLOCKS, prefixes=True),
-        Architecture("electra", BERT_BLOCKS, prefixes=True),
-        Architecture("distilbert", (_distilbert_blocks(),), prefixes=True),
-        Architecture("mpnet", MPNET_BLOCKS, position_bias="argument"),
-        Architecture("deberta-v2", DEBERTA_BLOCKS),
-        Architecture("modernbert", (_modernbert_blocks(),), prefixes=True),
-        Architecture("gpt2", (_gpt2_blocks(),), transposed=True, prefixes=True, head_on_tokens=True),
-        Architecture("llama", (_llama_blocks(),), prefixes=True, head_on_tokens=True),
+        Architecture("bert", BERT_BLOCKS, "BERT, MiniLM", prefixes=True),
+        Architecture("roberta", BERT_BLOCKS, "RoBERTa", prefixes=True),
+        Architecture("electra", BERT_BLOCKS, "ELECTRA", prefixes=True),
+        Architecture("distilbert", (_distilbert_blocks(),), "DistilBERT", prefixes=True),
+        Architecture("mpnet", MPNET_BLOCKS, "MPNet", position_bias="argument"),
+        Architecture("deberta-v2", DEBERTA_BLOCKS, "DeBERTa-v2, DeBERTa-v3"),
+        Architecture("modernbert", (_modernbert_blocks(),), "ModernBERT", prefixes=True),
+        Architecture("gpt2", (_gpt2_blocks(),), "GPT-2, DistilGPT-2", transposed=True, prefixes=True, head_on_tokens=True),
+        Architecture("llama", (_llama_blocks(),), "Llama, SmolLM2", prefixes=True, head_on_tokens=True),
         Architecture(
             "t5",
             (_t5_blocks("encoder", cross=False), _t5_blocks("decoder", cross=True)),
+            "T5, Flan-T5",
             position_bias="interface",
             first_block_bias=True,
         ),
     )
 }
+
+
+def facts_of(row: Architecture) -> dict[str, Any]:
+    """What `compress list architectures` tells about a row."""
+    parts = [part for blocks in row.stacks for part in blocks.modules.values()]
+    structures = {name: None for blocks in row.stacks for name in blocks.homes} | {"layers": None}
+    shapes = {
+        "fused query, key and value": any(isinstance(part, Part) and part.of == 3 for part in parts),
+        "gated FFN": any("ffn_gate" in blocks.modules for blocks in row.stacks),
+        "key and value heads may be shared: heads go in groups": any(
+            blocks.configs["heads"] == "num_key_value_heads" for blocks in row.stacks
+        ),
+        "weights stored (in, out)": row.transposed,
+        "one position bias for all blocks": row.position_bias is not None,
+        "encoder and decoder": len(row.stacks) > 1,
+    }
+    return {
+        "model_type": row.model_type,
+        "models": row.models,
+        "modules": [name for name in MODULES if any(name in blocks.modules for blocks in row.stacks)],
+        "structures": list(structures),
+        "layout": [what for what, there in shapes.items() if there],
+        "prefixes": row.prefixes,
+    }
 
 
 def row_of(model_type: str) -> Architecture:
@@ -190,7 +217,7 @@ def row_of(model_type: str) -> Architecture:
         raise UserError(
             "E301",
             f"architecture '{model_type}' is not supported",
-            f"Supported: {', '.join(ARCHITECTURES)}; a new one is a row in compressor/anatomy.py",
+            f"Supported: {', '.join(ARCHITECTURES)}; docs/architectures.md says how to add a row",
         )
     return ARCHITECTURES[model_type]
 

@@ -178,6 +178,23 @@ def methods(as_json: bool) -> None:
         click.echo(f"{'':<10} trains {row['formula']}{merges}; {row['source']}")
 
 
+@list_.command(epilog="Example: compress list architectures --json")
+@click.option("--json", "as_json", is_flag=True, help="Print every property of every architecture.")
+def architectures(as_json: bool) -> None:
+    """List the architectures: what can be tuned in them, and what can be removed."""
+    from compressor.anatomy import ARCHITECTURES, facts_of
+
+    rows = [facts_of(row) for row in ARCHITECTURES.values()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        layout = f"; {', '.join(row['layout'])}" if row["layout"] else ""
+        click.echo(f"{row['model_type']:<10} {row['models']}{layout}")
+        click.echo(f"{'':<10} modules: {', '.join(row['modules'])}")
+        click.echo(f"{'':<10} removable: {', '.join(row['structures'])}")
+
+
 def _keys(config: type[BaseModel]) -> Iterator[str]:
     """Keys of a config; a list of mappings is shown by the keys of one of them, as users write it."""
     from pipelines.faults import models_in

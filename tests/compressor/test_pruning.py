@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch_pruning
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -281,3 +282,24 @@ def test_links_shrink_to_the_right_places():
 def test_unknown_architecture_has_a_code():
     with pytest.raises(UserError, match="E301"):
         row_of("gpt_neox")
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "electra", "distilbert", "deberta-v2"])
+@pytest.mark.parametrize("structure", ["heads", "neurons"])
+def test_torch_prunings_groups_say_the_same(architecture, structure):
+    """A second opinion: what its traced dependency graph couples is what the anatomy calls one unit's."""
+    model = tiny(architecture, torch.float32)
+    graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=dict(encoding()))
+    layer, span = layers_of(model)[1], STRUCTURES[structure]
+    unit = torch.tensor([2])
+    root = layer.linear(span.rows[0])
+    group = graph.get_pruning_group(
+        root, torch_pruning.prune_linear_out_channels, idxs=layer.spread(span.rows[0], unit).tolist()
+    )
+    theirs = {
+        (item.dep.target.module, item.dep.handler.__name__, tuple(item.idxs))
+        for item in group
+        if isinstance(item.dep.target.module, torch.nn.Linear)
+    }
+    names = [(name, "prune_out_channels") for name in span.rows if name in layer.parts] + [(span.columns, "prune_in_channels")]
+    assert theirs == {(layer.linear(name), how, tuple(layer.spread(name, unit).tolist())) for name, how in names}
