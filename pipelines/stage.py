@@ -109,6 +109,7 @@ class Workspace(Protocol):
 
     `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
     cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
+    `say` puts one line into the terminal that stays.
     """
 
     folder: Path
@@ -117,6 +118,8 @@ class Workspace(Protocol):
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
+
+    def say(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)

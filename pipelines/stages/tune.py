@@ -242,18 +242,20 @@ def load_omega(inputs: Inputs) -> dict | None:
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with a fresh task head, attach the method's deltas, train, and write the state."""
+    """Build the model with its task head, attach the method's deltas, train, and write the state."""
     from compressor.methods import apply
-    from compressor.models import build
+    from compressor.models import HEAD_ORIGINS, build
     from pipelines.loading import load_data
 
     data = load_data(inputs)
     model = build(inputs.base.folder, data.label_names, inputs.seed)
+    if model.head_origin != "fresh":
+        workspace.say(HEAD_ORIGINS[model.head_origin])
     options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
     row = method(config.method)
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    return {**metadata, **settings_of(row, options, model)}
+    return {**metadata, **settings_of(row, options, model), "head": model.head_origin}
 
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
@@ -281,7 +283,7 @@ STAGE = Stage(
     produces="model",
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=2,
+    version=3,
     run=run,
     check=check,
     plan=plan,

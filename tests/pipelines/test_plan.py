@@ -2,11 +2,12 @@
 
 import pytest
 
-from compressor.cost import Plan, hollow, shape_of
+from compressor.cost import Plan, shape_of
 from compressor.deltas import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.methods import method as method_row
+from compressor.models import hollow
 from pipelines.stages.prune import PruneConfig
 from pipelines.stages.prune import plan as prune_plan
 from pipelines.stages.recover import RecoverConfig
