@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.digests import sha256_of
 from compressor.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,8 +112,7 @@ def _digest(folder: Path) -> str:
     whole = hashlib.sha256()
     names = {"config.json", *TOKENIZER_FILES, *(path.name for path in folder.glob("*.safetensors"))}
     for name in sorted(name for name in names if (folder / name).is_file()):
-        with (folder / name).open("rb") as stream:
-            whole.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        whole.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
     return whole.hexdigest()
 
 

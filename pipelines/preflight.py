@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
 from pipelines.config import Pipeline, with_place
 from pipelines.environment import package_versions
@@ -31,7 +32,6 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     """Resolve the model and read the data. Raises UserErrors with all E113, E2xx and E3xx faults."""
     from compressor.models import resolve
     from compressor.tasks import check_data, data_files
-    from pipelines.store import sha256_of
 
     faults: list[UserError] = []
     base = None
