@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from compressor.cost import Plan
 from compressor.errors import UserError
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
 
 if TYPE_CHECKING:
@@ -31,17 +31,8 @@ class PruneItem(BaseModel):
     structure: Literal["heads", "neurons"]
     criterion: Literal["delta", "weight", "weight_plus_delta", "taylor", "random"] = "delta"
     scope: Literal["layer"] = "layer"
-    remove: int | float = Field(description="a count per layer, or a fraction in (0, 1)")
+    remove: CountOrShare = Field(description="a count per layer, or a share of them in (0, 1)")
     rows: int = Field(default=512, ge=1, description="training rows that taylor looks at")
-
-    @field_validator("remove")
-    @classmethod
-    def _positive(cls, remove: int | float) -> int | float:
-        if isinstance(remove, bool) or remove <= 0:
-            raise ValueError("remove is a count above 0 or a fraction in (0, 1)")
-        if isinstance(remove, float) and not remove < 1:
-            raise ValueError("a fraction lies in (0, 1); a count has no decimal point")
-        return remove
 
 
 class PruneConfig(StageConfig):

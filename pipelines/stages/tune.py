@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictFloat, StrictInt
+from pydantic import Field
 
 from compressor.cost import ModelShape, Places, Plan, Trained, added_by
 from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
 from compressor.modules import Modules
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
     from pipelines.loading import Data
 
-
-def _positive(value: int | float) -> int | float:
-    if value <= 0 or (isinstance(value, float) and value >= 1):
-        raise ValueError("a share lies in (0, 1); a count is a whole number of at least 1")
-    return value
-
-
-Budget = Annotated[StrictInt | StrictFloat, AfterValidator(_positive)]
 
 DEFAULT_MODULES = ("query", "value")
 """What the papers tune, where neither the stage nor a select before it says otherwise."""
@@ -50,8 +42,10 @@ class TrainingConfig(StageConfig):
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
-    budget: Budget | None = Field(default=None, description="|Ω| of increment and repeat: a count, or a share of the weights")
-    checkpoints: tuple[Budget, ...] | None = Field(
+    budget: CountOrShare | None = Field(
+        default=None, description="|Ω| of increment and repeat: a count, or a share of the weights"
+    )
+    checkpoints: tuple[CountOrShare, ...] | None = Field(
         default=None, description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget"
     )
     schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
