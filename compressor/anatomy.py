@@ -6,8 +6,9 @@ because after pruning they differ from layer to layer and `config.num_attention_
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -39,13 +40,34 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """A table of absolute positions: its rows stand in config.json under `key`, and are `rows` where it leaves them out.
+
+    With `padding` the first token has the position behind padding's, which config.json may give under `padding_key`.
+    """
+
+    rows: int = 512
+    key: str = "max_position_embeddings"
+    padding: int | None = None
+    padding_key: str | None = None
+
+    def most_tokens(self, config: Mapping[str, Any]) -> int:
+        """The most tokens that can be numbered, from a model's config.json."""
+        rows = config.get(self.key) or self.rows
+        if self.padding is None:
+            return rows
+        padding = config.get(self.padding_key)
+        return rows - 1 - (self.padding if padding is None else padding)
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One row. `transposed`: weights are stored (in, out), as GPT-2's Conv1D does.
 
     `prunable`: heads and neurons can be removed (the attention then also holds `num_attention_heads` and `all_head_size`).
     `shared_position_bias`: one bias (1, heads, queries, keys) is handed to every layer's attention. `prefixes`: its attention
     goes through transformers' attention interface, where a prefix can join the keys and values. `head_on_tokens`: the task
-    head computes every token, of which the last counts.
+    head computes every token, of which the last counts. `positions`: absolute ones; None where all are relative or rotary.
     """
 
     model_type: str
@@ -55,6 +77,14 @@ class Architecture:
     shared_position_bias: bool = False
     prefixes: bool = False
     head_on_tokens: bool = False
+    positions: Positions | None = None
+
+    def most_tokens(self, config: Mapping[str, Any]) -> int | None:
+        """The most tokens a row may have, from a model's config.json; None where nothing limits it."""
+        # a DeBERTa can have its table switched off
+        if self.positions is None or not config.get("position_biased_input", True):
+            return None
+        return self.positions.most_tokens(config)
 
 
 def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) -> tuple[Blocks]:
@@ -85,14 +115,19 @@ BERT_BLOCKS = _bert_blocks("attention.self", "query", "key", "value", "attention
 ARCHITECTURES = {
     row.model_type: row
     for row in (
-        Architecture("bert", BERT_BLOCKS, prunable=True, prefixes=True),
-        Architecture("roberta", BERT_BLOCKS, prefixes=True),
+        Architecture("bert", BERT_BLOCKS, prunable=True, prefixes=True, positions=Positions()),
+        Architecture("roberta", BERT_BLOCKS, prefixes=True, positions=Positions(padding=1, padding_key="pad_token_id")),
         Architecture(
-            "mpnet", _bert_blocks("attention.attn", "q", "k", "v", "attention.attn.o"), prunable=True, shared_position_bias=True
+            "mpnet",
+            _bert_blocks("attention.attn", "q", "k", "v", "attention.attn.o"),
+            prunable=True,
+            shared_position_bias=True,
+            positions=Positions(padding=1),  # in transformers' code, whatever config.json says
         ),
         Architecture(
             "deberta-v2",
             _bert_blocks("attention.self", "query_proj", "key_proj", "value_proj", "attention.output.dense"),
+            positions=Positions(),
         ),
         Architecture(
             "gpt2",
@@ -114,6 +149,7 @@ ARCHITECTURES = {
             transposed=True,
             prefixes=True,
             head_on_tokens=True,
+            positions=Positions(1024, "n_positions"),
         ),
         Architecture(
             "llama",

@@ -52,9 +52,10 @@ def check_inputs(pipeline: Pipeline) -> Ready:
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     """E113 for every length that the absolute positions of the model in this folder cannot number."""
-    from compressor.tasks.features import most_tokens
+    from compressor.anatomy import row_of
 
-    most = most_tokens(json.loads((model / "config.json").read_text(encoding="utf-8")))
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    most = row_of(config["model_type"]).most_tokens(config)
     asked = [(("task", "max_length"), pipeline.task.max_length)]
     for number, entry in enumerate(pipeline.stages):
         for key, length in load_stage(entry.name).lengths(entry.config):
