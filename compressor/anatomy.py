@@ -30,13 +30,25 @@ class Part:
 class Blocks:
     """One stack of equal blocks. `layers` is below the base model; every other path is below one block.
 
-    `attention` is the module that holds the head size, under the name `head_size`.
+    `attention` is the module that holds the head size, under the name `head_size`. Where a matrix has several paths, a block
+    has it under the first that is there, and may lack it.
     """
 
     layers: str
     attention: str
-    modules: dict[str, str | Part]
+    modules: dict[str, str | Part | tuple[str, ...]]
     head_size: str = "attention_head_size"
+
+    def parts_in(self, block: nn.Module) -> dict[str, Part]:
+        """The matrices that a live block has."""
+        there, found = {path for path, _ in block.named_modules()}, {}
+        for name, places in self.modules.items():
+            several = places if isinstance(places, tuple) else (places,)
+            parts = [place if isinstance(place, Part) else Part(place, 0, 1) for place in several]
+            present = [part for part in parts if part.path in there]
+            if present:
+                found[name] = present[0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -105,8 +117,8 @@ def _t5_blocks(stack: str, cross: bool) -> Blocks:
     ffn = f"layer.{2 if cross else 1}.DenseReluDense"
     inner = {name: f"{attention}.{name[0]}" for name in ("query", "key", "value", "output")}
     across = {f"cross_{name}": f"{other}.{name[0]}" for name in ("query", "key", "value", "output")} if cross else {}
-    # a T5 v1.1 has the gated wi_0, wi_1 instead of wi: `Layer` keeps what is there
-    wide = {"ffn_in": f"{ffn}.wi", "ffn_gate": f"{ffn}.wi_0", "ffn_out": f"{ffn}.wo"}
+    # T5 v1.1 and flan-t5 are gated: wi_0 goes through the activation and multiplies wi_1
+    wide = {"ffn_in": (f"{ffn}.wi", f"{ffn}.wi_1"), "ffn_gate": f"{ffn}.wi_0", "ffn_out": f"{ffn}.wo"}
     return Blocks(f"{stack}.block", attention, {**inner, **across, **wide}, head_size="key_value_proj_dim")
 
 
@@ -239,12 +251,7 @@ class Layer:
         self.row, self.module, self.path = row, module, path
         self.attention = module.get_submodule(blocks.attention)
         self.attention_path, self._head_size = f"{path}.{blocks.attention}", blocks.head_size
-        there = {name for name, _ in module.named_modules()}
-        parts = {name: part if isinstance(part, Part) else Part(part, 0, 1) for name, part in blocks.modules.items()}
-        self.parts = {name: part for name, part in parts.items() if part.path in there}
-        if "ffn_in" not in self.parts:  # a gated T5: the ungated half is wi_1
-            gate = parts["ffn_in"].path
-            self.parts["ffn_in"] = Part(f"{gate}_1", 0, 1)
+        self.parts = blocks.parts_in(module)
 
     @property
     def names(self) -> tuple[str, ...]:

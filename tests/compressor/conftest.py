@@ -37,13 +37,17 @@ EXTRA = {
     },
 }  # fmt: skip
 """What an architecture calls otherwise, or has of its own: grouped key and value heads for Llama."""
+GATED = "t5-gated"
+EXTRA[GATED] = {**EXTRA["t5"], "feed_forward_proj": "gated-gelu"}
+TRIED = sorted([*ARCHITECTURES, GATED])
+"""Every architecture, and T5 in the form of T5 v1.1 and flan-t5."""
 
 
 def tiny(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0):
     """A random model: 3 layers, hidden 32, 4 heads, 20 neurons, weights large enough for differences to show."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
-        model_type,
+        model_type.removesuffix("-gated"),
         **{
             "hidden_size": 32,
             "num_hidden_layers": LAYERS,
@@ -131,7 +135,7 @@ def _applies(case: str, architecture: str) -> bool:
     return True
 
 
-APPLIES = [(case, architecture) for case in CASES for architecture in sorted(ARCHITECTURES) if _applies(case, architecture)]
+APPLIES = [(case, architecture) for case in CASES for architecture in TRIED if _applies(case, architecture)]
 """Every pair that can be. The rest raises E407."""
 
 
@@ -140,7 +144,7 @@ def architecture(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=sorted(ARCHITECTURES))
+@pytest.fixture(params=TRIED)
 def any_architecture(request) -> str:
     return request.param
 

@@ -12,7 +12,7 @@ from compressor.methods import Options, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage.changes import has_inserts
 from compressor.training import distillation_loss
-from tests.compressor.conftest import CASES, encoding, prepared, tiny, tuned
+from tests.compressor.conftest import CASES, GATED, encoding, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
 
@@ -89,6 +89,17 @@ def test_only_the_named_places_move(any_architecture, optimizer_of):
     moved = (matrix.weight != before).flatten().nonzero().flatten()
     assert torch.equal(moved, omega.long())
     assert torch.equal(matrix.original, before)
+
+
+@pytest.mark.parametrize(("architecture", "wide"), [("t5", {"ffn_in": "wi"}), (GATED, {"ffn_in": "wi_1", "ffn_gate": "wi_0"})])
+def test_every_t5_keeps_its_matrices_under_the_same_names(architecture, wide):
+    """A gate is what goes through the activation; both stacks have it."""
+    model = tiny(architecture)
+    for layer in layers_of(model):
+        ffn = {name: layer.linear_path(name).rpartition(".")[2] for name in layer.names if name.startswith("ffn")}
+        assert ffn == {**wide, "ffn_out": "wo"}
+        named = {layer.linear(name) for name in layer.names}
+        assert named == {module for module in layer.module.modules() if isinstance(module, torch.nn.Linear)}
 
 
 def test_detach_restores_the_base(architecture):
