@@ -38,6 +38,7 @@ class TrainingConfig(StageConfig):
         default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
     )
     length: int | None = Field(default=None, ge=1, description="positions of a prefix, default 64")
+    reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")

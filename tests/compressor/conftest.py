@@ -87,6 +87,7 @@ def encoding(rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
 CASES: dict[str, tuple[str, dict]] = {
     **{name: (name, {}) for name in NAMES},
     "adapter-houlsby": ("adapter", {"placement": "houlsby"}),
+    "prefix-reparametrized": ("prefix", {"reparametrize": True}),
     "propetl-lora": ("propetl", {"shared": "lora"}),
     "propetl-prefix": ("propetl", {"shared": "prefix", "keep": 0.3}),
 }

@@ -136,6 +136,18 @@ def test_dsee_counts_of_the_paper():
     assert (count(16, 24 * 16), count(8, 0)) == (589_824 + 384, 294_912)
 
 
+def test_a_reparametrized_prefix_has_the_network_of_peft():
+    """Li and Liang 2021, section 4.3, as peft has it: embedding, linear, tanh, and a linear for all blocks."""
+    from peft import PrefixTuningConfig
+    from peft.tuners.prefix_tuning import PrefixEncoder
+
+    sizes = {"num_virtual_tokens": 7, "token_dim": 32, "num_layers": 3, "num_attention_heads": 4}
+    theirs = PrefixEncoder(PrefixTuningConfig(prefix_projection=True, encoder_hidden_size=512, **sizes))
+    shape = shape_of(tiny("bert"))
+    ours = method_row("prefix").count(shape, Options(length=7, reparametrize=True), 0)
+    assert ours == sum(parameter.numel() for parameter in theirs.parameters())
+
+
 def test_state_reloads_bit_equal(pair, tmp_path, monkeypatch):
     case, architecture = pair
     model = tuned(tiny(architecture, torch.float32), case, MODULES)

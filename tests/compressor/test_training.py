@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from compressor.deltas import Sparse, chain
 from compressor.errors import UserError
+from compressor.inserts import Prefix
+from compressor.storage import delta_file
 from compressor.training import Schedule, train, trainer_of
 from compressor.unfinished import changing, newest
 from tests.compressor.conftest import CASES, GROWING, prepared, tiny
@@ -147,6 +149,33 @@ def test_optimizer_memory_is_that_of_the_places(case, tmp_path):
 
 def test_every_case_is_in_the_harness():
     assert {method for method, _ in CASES.values()} == set(__import__("compressor.methods", fromlist=["NAMES"]).NAMES)
+
+
+def test_a_reparametrized_prefix_ends_as_a_plain_one(tmp_path):
+    """What the network computed last, in as many scalars and bytes as a prefix that was trained itself."""
+    computed = {}
+
+    def look(note: str) -> None:
+        computed.update({index: change.source.read("keys").detach() for index, change in enumerate(prefixes_of(model))})
+
+    model = tiny("bert", torch.float32)
+    prepared(model, "prefix-reparametrized")
+    assert len({id(change.source.network) for change in prefixes_of(model)}) == 1, "one network for all blocks"
+    train(model, rows_of(8), 1, Schedule(epochs=1, learning_rate=5e-3, batch_size=8), tmp_path / "1", look)
+    plain = tiny("bert", torch.float32)
+    prepared(plain, "prefix")
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
+        name: tensor.shape for name, tensor in plain.state_dict().items()
+    }
+    assert all(torch.equal(change.source.read("keys"), computed[index]) for index, change in enumerate(prefixes_of(model)))
+    files = [tmp_path / "settled", tmp_path / "plain"]
+    for path, one in zip(files, (model, plain), strict=True):
+        delta_file.write(one, path, base="here", base_sha256="0", label_names=["a", "b", "c"])
+    assert files[0].stat().st_size == files[1].stat().st_size
+
+
+def prefixes_of(model) -> list[Prefix]:
+    return [module for module in model.modules() if isinstance(module, Prefix)]
 
 
 def test_a_growth_ends_as_plain_sparse_links(tmp_path):
