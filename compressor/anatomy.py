@@ -6,7 +6,7 @@ because after pruning they differ from layer to layer and `config.num_attention_
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,19 +31,53 @@ class Part:
 class Blocks:
     """One stack of equal blocks. `layers` is below the base model; every other path is below one block.
 
-    `attention` is the module that holds the head size, under the name `head_size`. `homes` are the modules that go when no
-    unit of a structure is left; `heads_attributes` and `width_attributes` are what an attention calls its number of heads and
-    of query rows; `configs` is what config.json calls the number of each structure in a block.
+    `attention` is the module that holds the head size, under the name `head_size`. Where a matrix has several paths, a block
+    has it under the first that is there, and may lack it. `homes` are the modules that go when no unit of a structure is left;
+    `heads_attributes` and `width_attributes` are what an attention calls its number of heads and of query rows; `configs` is
+    what config.json calls the number of each structure in a block.
     """
 
     layers: str
     attention: str
-    modules: dict[str, str | Part]
+    modules: dict[str, str | Part | tuple[str, ...]]
     homes: dict[str, str]
     head_size: str = "attention_head_size"
     heads_attributes: tuple[str, ...] = ("num_attention_heads",)
     width_attributes: tuple[str, ...] = ("all_head_size",)
     configs: dict[str, str] = field(default_factory=lambda: {"heads": "num_attention_heads", "neurons": "intermediate_size"})
+
+    def parts_in(self, block: nn.Module) -> dict[str, Part]:
+        """The matrices that a live block has."""
+        there = {path for path, module in block.named_modules() if not getattr(module, "emptied", False)}
+        found = {}
+        for name, places in self.modules.items():
+            several = places if isinstance(places, tuple) else (places,)
+            parts = [place if isinstance(place, Part) else Part(place, 0, 1) for place in several]
+            present = [part for part in parts if part.path in there]
+            if present:
+                found[name] = present[0]
+        return found
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A table of absolute positions: its rows stand in config.json under `key`, and are `rows` where it leaves them out.
+
+    With `padding` the first token has the position behind padding's, which config.json may give under `padding_key`.
+    """
+
+    rows: int = 512
+    key: str = "max_position_embeddings"
+    padding: int | None = None
+    padding_key: str | None = None
+
+    def most_tokens(self, config: Mapping[str, Any]) -> int:
+        """The most tokens that can be numbered, from a model's config.json."""
+        rows = config.get(self.key) or self.rows
+        if self.padding is None:
+            return rows
+        padding = config.get(self.padding_key)
+        return rows - 1 - (self.padding if padding is None else padding)
 
 
 @dataclass(frozen=True)
@@ -53,7 +87,8 @@ class Architecture:
     `position_bias`: one bias (1, heads, queries, keys) serves the attention of every block; the attention gets it as its third
     `argument`, or hands it to transformers' attention `interface`. `first_block_bias`: the first block's attention makes it.
     `prefixes`: its attention goes through that interface, and a prefix can join the keys and values there. `head_on_tokens`:
-    the task head computes every token, of which the last counts.
+    the task head computes every token, of which the last counts. `positions`: absolute ones; None where all are relative or
+    rotary.
     """
 
     model_type: str
@@ -65,6 +100,14 @@ class Architecture:
     first_block_bias: bool = False
     prefixes: bool = False
     head_on_tokens: bool = False
+    positions: Positions | None = None
+
+    def most_tokens(self, config: Mapping[str, Any]) -> int | None:
+        """The most tokens a row may have, from a model's config.json; None where nothing limits it."""
+        # a DeBERTa can have its table switched off
+        if self.positions is None or not config.get("position_biased_input", True):
+            return None
+        return self.positions.most_tokens(config)
 
 
 def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) -> tuple[Blocks]:
@@ -86,8 +129,8 @@ def _t5_blocks(stack: str, cross: bool) -> Blocks:
     ffn = f"layer.{2 if cross else 1}.DenseReluDense"
     inner = {name: f"{attention}.{name[0]}" for name in ("query", "key", "value", "output")}
     across = {f"cross_{name}": f"{other}.{name[0]}" for name in ("query", "key", "value", "output")} if cross else {}
-    # a T5 v1.1 has the gated wi_0, wi_1 instead of wi: `Layer` keeps what is there
-    wide = {"ffn_in": f"{ffn}.wi", "ffn_gate": f"{ffn}.wi_0", "ffn_out": f"{ffn}.wo"}
+    # T5 v1.1 and flan-t5 are gated: wi_0 goes through the activation and multiplies wi_1
+    wide = {"ffn_in": (f"{ffn}.wi", f"{ffn}.wi_1"), "ffn_gate": f"{ffn}.wi_0", "ffn_out": f"{ffn}.wo"}
     homes = {"heads": attention, **({"cross_heads": other} if cross else {}), "neurons": ffn}
     return Blocks(
         f"{stack}.block",
@@ -164,17 +207,30 @@ def _llama_blocks() -> Blocks:
 DEBERTA_BLOCKS = _bert_blocks("attention.self", "query_proj", "key_proj", "value_proj", "attention.output.dense")
 MPNET_BLOCKS = _bert_blocks("attention.attn", "q", "k", "v", "attention.attn.o")
 
+PADDING = "pad_token_id"
+
 ARCHITECTURES = {
     row.model_type: row
     for row in (
-        Architecture("bert", BERT_BLOCKS, "BERT, MiniLM", prefixes=True),
-        Architecture("roberta", BERT_BLOCKS, "RoBERTa", prefixes=True),
-        Architecture("electra", BERT_BLOCKS, "ELECTRA", prefixes=True),
-        Architecture("distilbert", (_distilbert_blocks(),), "DistilBERT", prefixes=True),
-        Architecture("mpnet", MPNET_BLOCKS, "MPNet", position_bias="argument"),
-        Architecture("deberta-v2", DEBERTA_BLOCKS, "DeBERTa-v2, DeBERTa-v3"),
+        Architecture("bert", BERT_BLOCKS, "BERT, MiniLM", prefixes=True, positions=Positions()),
+        Architecture(
+            "roberta", BERT_BLOCKS, "RoBERTa", prefixes=True, positions=Positions(padding=1, padding_key="pad_token_id")
+        ),
+        Architecture("electra", BERT_BLOCKS, "ELECTRA", prefixes=True, positions=Positions()),
+        Architecture("distilbert", (_distilbert_blocks(),), "DistilBERT", prefixes=True, positions=Positions()),
+        # its padding position stands in transformers' code, whatever config.json says
+        Architecture("mpnet", MPNET_BLOCKS, "MPNet", position_bias="argument", positions=Positions(padding=1)),
+        Architecture("deberta-v2", DEBERTA_BLOCKS, "DeBERTa-v2, DeBERTa-v3", positions=Positions()),
         Architecture("modernbert", (_modernbert_blocks(),), "ModernBERT", prefixes=True),
-        Architecture("gpt2", (_gpt2_blocks(),), "GPT-2, DistilGPT-2", transposed=True, prefixes=True, head_on_tokens=True),
+        Architecture(
+            "gpt2",
+            (_gpt2_blocks(),),
+            "GPT-2, DistilGPT-2",
+            transposed=True,
+            prefixes=True,
+            head_on_tokens=True,
+            positions=Positions(1024, "n_positions"),
+        ),
         Architecture("llama", (_llama_blocks(),), "Llama, SmolLM2", prefixes=True, head_on_tokens=True),
         Architecture(
             "t5",
@@ -260,12 +316,7 @@ class Layer:
         self.row, self.blocks, self.module, self.path = row, blocks, module, path
         self.needed = needed
         self.attention = module.get_submodule(blocks.attention)
-        there = {name for name, part in module.named_modules() if not getattr(part, "emptied", False)}
-        parts = {name: part if isinstance(part, Part) else Part(part, 0, 1) for name, part in blocks.modules.items()}
-        self.parts = {name: part for name, part in parts.items() if part.path in there}
-        linear = f"{parts['ffn_in'].path}_1"
-        if linear in there:  # a gated T5: the ungated half is wi_1
-            self.parts["ffn_in"] = Part(linear, 0, 1)
+        self.parts = blocks.parts_in(module)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -304,19 +304,6 @@ def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
     )
 
 
-def hollow(folder: Path, label_names: list[str]) -> nn.Module:
-    """The model of a pretrained folder with a classification head, without weights: from config.json alone, on meta."""
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    config = AutoConfig.from_pretrained(folder, num_labels=len(label_names))
-    with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config)
-    prefix = f"{model.base_model_prefix}."
-    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
-    return model
-
-
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
     """Multiply-adds of unmerged deltas for one token: Σ r (m + n) + |Ω|."""
     return sum(rank * (out + into) for _, out, into in shape.matrices(modules)) + places
@@ -401,6 +388,7 @@ class Plan:
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
         """The account of the dense model, before any stage."""
+        from compressor.models import hollow
         from compressor.tasks.reading import read_task
 
         model = hollow(base_folder, read_task(task).label_names)

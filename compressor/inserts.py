@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from compressor.deltas import Change
-from compressor.sources import Masked, Own
+from compressor.sources import Masked, Own, Reparametrized
 
 PREFIX_ATTENTION = "sdpa_with_prefix"
 """The name under which attention with prefixes is known to transformers."""
@@ -19,7 +19,7 @@ PREFIX_ATTENTION = "sdpa_with_prefix"
 class Insert(Change):
     """A change that is code, not a weight."""
 
-    def __init__(self, source: Own | Masked, group: str = ""):
+    def __init__(self, source: Own | Masked | Reparametrized, group: str = ""):
         super().__init__()
         self.source, self.group = source, group
 
@@ -74,7 +74,7 @@ class Adapter(Insert):
 class Prefix(Insert):
     """Trained keys and values before those of the input (Li and Liang 2021), one (length, key and value heads · size) each.
 
-    The prefixes are the parameters themselves, without the network that the paper trains and then throws away.
+    They are parameters themselves, or computed by a network that is trained and then dropped (`Reparametrized`).
     """
 
     kind = "prefix"
@@ -94,6 +94,9 @@ class Prefix(Insert):
         before = self.source.read(name).view(-1, heads, size).transpose(0, 1)
         return torch.cat([before.expand(batch, -1, -1, -1).to(states.dtype), states], dim=2)
 
+    def settled(self) -> Prefix:
+        return Prefix(self.source.settled(), self.group) if isinstance(self.source, Reparametrized) else self
+
     def cut(self, rows: Tensor) -> Prefix:
         """The same prefix for an attention that keeps `rows` of its key matrix."""
         return Prefix(Own({name: self.source.read(name).detach()[:, rows].clone() for name in ("keys", "values")}), self.group)
@@ -110,6 +113,13 @@ def insert(owner: nn.Module, change: Insert) -> None:
         owner.inserts = nn.ModuleList()
     owner.inserts.append(change)
     change.join(owner)
+
+
+def settle(model: nn.Module) -> None:
+    """Leave every insert as it is stored, in place: what only training needed is dropped."""
+    for owner in list(model.modules()):
+        for place, change in enumerate(inserts_of(owner)):
+            owner.inserts[place] = change.settled()
 
 
 def take_out(model: nn.Module, owner: nn.Module) -> None:

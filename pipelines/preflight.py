@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
 from pipelines.config import Pipeline, with_place
 from pipelines.environment import package_versions
@@ -31,7 +32,6 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     """Resolve the model and read the data. Raises UserErrors with all E113, E2xx and E3xx faults."""
     from compressor.models import resolve
     from compressor.tasks import check_data, data_files
-    from pipelines.store import sha256_of
 
     faults: list[UserError] = []
     base = None
@@ -52,9 +52,10 @@ def check_inputs(pipeline: Pipeline) -> Ready:
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     """E113 for every length that the absolute positions of the model in this folder cannot number."""
-    from compressor.tasks.features import most_tokens
+    from compressor.anatomy import row_of
 
-    most = most_tokens(json.loads((model / "config.json").read_text(encoding="utf-8")))
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    most = row_of(config["model_type"]).most_tokens(config)
     asked = [(("task", "max_length"), pipeline.task.max_length)]
     for number, entry in enumerate(pipeline.stages):
         for key, length in load_stage(entry.name).lengths(entry.config):

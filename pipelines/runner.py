@@ -72,6 +72,9 @@ class _Workspace:
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]:
         return self.display.bar(description, total)
 
+    def say(self, text: str) -> None:
+        self.display.result(text)
+
 
 @dataclass
 class _Run:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
 from compressor.errors import UserError
 
@@ -32,6 +32,16 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     id: str | None = Field(default=None, pattern=NAME_PATTERN)
+
+
+def _count_or_share(value: int | float) -> int | float:
+    if value <= 0 or (isinstance(value, float) and value >= 1):
+        raise ValueError("a share lies in (0, 1); a count is at least 1 and has no decimal point")
+    return value
+
+
+CountOrShare = Annotated[StrictInt | StrictFloat, AfterValidator(_count_or_share)]
+"""Config type of how many: 3 is a count, 0.3 a share, 1 one and never the whole."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,7 @@ class Workspace(Protocol):
 
     `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
     cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
+    `say` puts one line into the terminal that stays.
     """
 
     folder: Path
@@ -117,6 +128,8 @@ class Workspace(Protocol):
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
+
+    def say(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)

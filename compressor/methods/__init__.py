@@ -41,6 +41,8 @@ class Options:
     placement: Placement = "pfeiffer"
     length: int = 64
     """Positions of a prefix."""
+    reparametrize: bool = False
+    """Train a prefix through a network, which is dropped afterwards."""
     shared: Shared = "adapter"
     """What a ProPETL prototype is."""
     keep: float = 0.5

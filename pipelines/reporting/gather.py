@@ -6,6 +6,7 @@ from typing import Any
 
 from compressor.cost import human_bytes
 from compressor.methods import method
+from compressor.models import HEAD_ORIGINS
 from pipelines.reporting.format import (
     factor,
     faster,
@@ -39,6 +40,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "model": inputs.base.reference,
         "task": task_facts(inputs),
         "seed": inputs.seed,
+        "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, cells),
         "notes": notes(roles, cells, candidates),
         "baseline": roles["dense"]["name"],

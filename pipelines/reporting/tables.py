@@ -141,6 +141,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
     rows = [
         ("Base model", report["model"]),
         ("Task", f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"),
+        ("Task head", report["head"]),
         ("Stages", " → ".join(row["id"] for row in report["stages"])),
         ("Removed", pruned),
         ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),

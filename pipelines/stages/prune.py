@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from compressor.cost import Plan
 from compressor.errors import UserError
 from compressor.modules import MODULES, STRUCTURES
 from compressor.pruning.names import LOSS_POWER, Criterion, Structure
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PruneItem(BaseModel):
         default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
     )
     normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
-    remove: int | float = Field(description="a count (per layer, or in all with scope global), or a fraction in (0, 1)")
+    remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
     rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
 
     @property
@@ -51,15 +51,6 @@ class PruneItem(BaseModel):
         if self.normalize and self.scope == "layer":
             raise ValueError("normalize compares layers: it goes with scope: global")
         return self
-
-    @field_validator("remove")
-    @classmethod
-    def _positive(cls, remove: int | float) -> int | float:
-        if isinstance(remove, bool) or remove <= 0:
-            raise ValueError("remove is a count above 0 or a fraction in (0, 1)")
-        if isinstance(remove, float) and not remove < 1:
-            raise ValueError("a fraction lies in (0, 1); a count has no decimal point")
-        return remove
 
 
 class PruneConfig(StageConfig):

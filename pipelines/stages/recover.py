@@ -110,7 +110,8 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
-    """`same` trains all the deltas that are there; its count is an upper bound, since pruning may have cut places of Ω."""
+    """`same` trains all the deltas that are there; its count is an upper bound: pruning may have cut places of Ω, and the
+    network of a reparametrized prefix is dropped."""
     own, shape = (), plan.shape
     if config.method != "same":
         trained, shape = planned(config, config.method, plan)

@@ -6,14 +6,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictFloat, StrictInt
+from pydantic import Field
 
 from compressor.cost import ModelShape, Places, Plan, Trained, added_by
 from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
 from compressor.modules import Modules
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
     from pipelines.loading import Data
 
-
-def _positive(value: int | float) -> int | float:
-    if value <= 0 or (isinstance(value, float) and value >= 1):
-        raise ValueError("a share lies in (0, 1); a count is a whole number of at least 1")
-    return value
-
-
-Budget = Annotated[StrictInt | StrictFloat, AfterValidator(_positive)]
 
 DEFAULT_MODULES = ("query", "value")
 """What the papers tune, where neither the stage nor a select before it says otherwise."""
@@ -47,12 +39,15 @@ class TrainingConfig(StageConfig):
         default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
     )
     length: int | None = Field(default=None, ge=1, description="positions of a prefix, default 64")
+    reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
-    budget: Budget | None = Field(default=None, description="|Ω| of increment and repeat: a count, or a share of the weights")
-    checkpoints: tuple[Budget, ...] | None = Field(
+    budget: CountOrShare | None = Field(
+        default=None, description="|Ω| of increment and repeat: a count, or a share of the weights"
+    )
+    checkpoints: tuple[CountOrShare, ...] | None = Field(
         default=None, description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget"
     )
     schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
@@ -245,18 +240,20 @@ def load_omega(inputs: Inputs) -> dict | None:
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with a fresh task head, attach the method's deltas, train, and write the state."""
+    """Build the model with its task head, attach the method's deltas, train, and write the state."""
     from compressor.methods import apply
-    from compressor.models import build
+    from compressor.models import HEAD_ORIGINS, build
     from pipelines.loading import load_data
 
     data = load_data(inputs)
     model = build(inputs.base.folder, data.label_names, inputs.seed)
+    if model.head_origin != "fresh":
+        workspace.say(HEAD_ORIGINS[model.head_origin])
     options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
     row = method(config.method)
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    return {**metadata, **settings_of(row, options, model)}
+    return {**metadata, **settings_of(row, options, model), "head": model.head_origin}
 
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
@@ -284,7 +281,7 @@ STAGE = Stage(
     produces="model",
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=2,
+    version=3,
     run=run,
     check=check,
     plan=plan,

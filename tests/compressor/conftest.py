@@ -12,7 +12,6 @@ from compressor.methods import NAMES, Options, apply
 
 HEADS, NEURONS, LAYERS = 4, 20, 3
 OPTIONS = Options(rank=2, alpha=4.0, bottleneck=3, length=2)
-PRUNABLE = sorted(ARCHITECTURES)
 
 
 EXTRA = {
@@ -46,13 +45,17 @@ EXTRA = {
     },
 }  # fmt: skip
 """What an architecture calls otherwise, or has of its own: grouped key and value heads for Llama."""
+GATED = "t5-gated"
+EXTRA[GATED] = {**EXTRA["t5"], "feed_forward_proj": "gated-gelu"}
+TRIED = sorted([*ARCHITECTURES, GATED])
+"""Every architecture, and T5 in the form of T5 v1.1 and flan-t5."""
 
 
 def tiny(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0):
     """A random model: 3 layers, hidden 32, 4 heads, 20 neurons, weights large enough for differences to show."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
-        model_type,
+        model_type.removesuffix("-gated"),
         **{
             "hidden_size": 32,
             "num_hidden_layers": LAYERS,
@@ -92,6 +95,7 @@ def encoding(rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
 CASES: dict[str, tuple[str, dict]] = {
     **{name: (name, {}) for name in NAMES},
     "adapter-houlsby": ("adapter", {"placement": "houlsby"}),
+    "prefix-reparametrized": ("prefix", {"reparametrize": True}),
     "propetl-lora": ("propetl", {"shared": "lora"}),
     "propetl-prefix": ("propetl", {"shared": "prefix", "keep": 0.3}),
 }
@@ -140,17 +144,12 @@ def _applies(case: str, architecture: str) -> bool:
     return True
 
 
-APPLIES = [(case, architecture) for case in CASES for architecture in sorted(ARCHITECTURES) if _applies(case, architecture)]
+APPLIES = [(case, architecture) for case in CASES for architecture in TRIED if _applies(case, architecture)]
 """Every pair that can be. The rest raises E407."""
 
 
-@pytest.fixture(params=PRUNABLE)
+@pytest.fixture(params=TRIED)
 def architecture(request) -> str:
-    return request.param
-
-
-@pytest.fixture(params=sorted(ARCHITECTURES))
-def any_architecture(request) -> str:
     return request.param
 
 

@@ -39,9 +39,9 @@ def counted(model) -> int:
     return counter.get_total_flops()
 
 
-def test_flops_equal_the_counter(any_architecture):
+def test_flops_equal_the_counter(architecture):
     """DeBERTa projects its positions once a batch; T5 decodes as many tokens; a decoder's head looks at each."""
-    model = tiny(any_architecture, torch.float32)
+    model = tiny(architecture, torch.float32)
     assert counted(model) == shape_of(model).flops(7, batch=2)
 
 

@@ -8,7 +8,7 @@ import torch_pruning
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compressor.anatomy import ARCHITECTURES, layers_of, row_of
+from compressor.anatomy import layers_of, row_of
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, shape_of
 from compressor.deltas import LowRank, Sparse, merge_all, merged_copy
@@ -17,10 +17,10 @@ from compressor.modules import STRUCTURES
 from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
 from compressor.sources import Own
-from tests.compressor.conftest import LAYERS, NEURONS, encoding, tiny, tuned
+from tests.compressor.conftest import LAYERS, NEURONS, TRIED, encoding, tiny, tuned
 
 harness = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-SHAPES = {architecture: shape_of(tiny(architecture)) for architecture in sorted(ARCHITECTURES)}
+SHAPES = {architecture: shape_of(tiny(architecture)) for architecture in TRIED}
 
 
 @st.composite

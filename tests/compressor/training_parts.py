@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -17,9 +18,9 @@ MODULES = ("query", "value", "ffn_out")
 
 
 def rows_of(count: int) -> Rows:
-    """Random rows of 4 to 10 tokens; the first token tells the label."""
+    """Random rows of 4 to 10 tokens; the first tells the label, the last is the end of sentence that T5 wants once in each."""
     generator = torch.Generator().manual_seed(3)
-    tokens = [torch.randint(3, 99, (4 + i % 7,), generator=generator).tolist() for i in range(count)]
+    tokens = [[*torch.randint(4, 99, (3 + i % 7,), generator=generator).tolist(), 3] for i in range(count)]
     rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in tokens]
     return Rows(rows, [ids[0] % 3 for ids in tokens])
 
@@ -34,6 +35,7 @@ def one_process(case: str, work: Path, batch_size: int, accumulate: int = 1) -> 
 
 
 def main(out: Path) -> None:
+    gc.freeze()  # Trainer collects garbage at every start
     for case in (*CASES, *GROWING):
         moved = one_process(case, out / "work", batch_size=8)
         if torch.distributed.get_rank() == 0:

@@ -98,7 +98,7 @@ MISTAKES = [
         "export of nothing", rewrite(PIPELINE.split("  - select")[0] + "  - export:\n"), "E107 {file}:5: stages[0].export: "
     ),
     Mistake("as many heads as there are", ("remove: 1", "remove: 4"), "E501 {file}:7: stages[2].prune: remove: 4 leaves none"),
-    Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a fraction lies in"),
+    Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a share lies in"),
     Mistake(
         "a module of another architecture",
         ("count: 4}", "count: 4, modules: [query, ffn_gate]}"),

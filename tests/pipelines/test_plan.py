@@ -3,11 +3,12 @@
 import pytest
 
 from compressor.anatomy import ARCHITECTURES, layers_of
-from compressor.cost import Plan, hollow, shape_of
+from compressor.cost import Plan, shape_of
 from compressor.deltas import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.methods import method as method_row
+from compressor.models import hollow
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
 from pipelines.stages.prune import PruneConfig, PruneItem, removals_of
