@@ -158,6 +158,8 @@ def _shown(value: object) -> str:
 
 def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:
     """Whose tensors Ω lies in, for a stage behind the select `omega`."""
+    if "on" not in row.reads:
+        return "weights"
     return config.on or (omega.config.on if omega is not None and wants_select(config, row) else "weights")
 
 
