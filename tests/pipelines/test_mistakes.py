@@ -137,7 +137,7 @@ MISTAKES = [
         "E403 {file}:5: stages[0].tune.checkpoints: checkpoints lie below the budget 9",
     ),
     Mistake(
-        "a rank of nothing", ("count: 4}", "count: 4, rank: 8}"), "E403 {file}:5: stages[0].select.rank: rank means nothing to"
+        "a rank of weights", ("count: 4}", "count: 4, rank: 8}"), "E403 {file}:5: stages[0].select.rank: rank means nothing to"
     ),
     Mistake(
         "dsee on a lora",
