@@ -21,8 +21,9 @@ def ground(model: nn.Module, options: Options) -> list[Matrix]:
 
     if options.on == "weights":
         return matrices_of(model, options.modules)
+    there = set(model.modules())
     method(options.on).attach(model, options)
-    return freeze(model, options.group)
+    return freeze(model, there)
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:

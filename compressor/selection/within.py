@@ -6,17 +6,19 @@ the values are merged into the tensors, so that a plain low-rank update or adapt
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from compressor.anatomy import Matrix
 from compressor.deltas import WHOLE, Change, merge
 
 
-def freeze(model: nn.Module, group: str) -> list[Matrix]:
-    """Freeze the changes that the stage `group` made; their tensors in the order of the model, each with its own path."""
+def freeze(model: nn.Module, there: Collection[nn.Module]) -> list[Matrix]:
+    """Freeze the changes that were not `there` before; their tensors in the order of the model, `path` as in `state_dict()`."""
     tensors = []
     for path, change in model.named_modules():
-        if isinstance(change, Change) and change.group == group:
+        if isinstance(change, Change) and change not in there:
             change.frozen = True
             for name in change.source.names:
                 tensors.append(Matrix(name, f"{path}.source.{name}", change.source, WHOLE, name))

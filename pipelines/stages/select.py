@@ -55,8 +55,8 @@ class SelectConfig(GroundConfig):
 
 
 OF_RPCA, OF_DATA, OF_D3 = ("setting",), ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
-NONE_AT_THE_START = {"magnitude": "the tensors that start at 0", **dict.fromkeys(DATA_SCORES, "what the tensors at 0 multiply")}
-"""Of a fresh LoRA or adapter: where these scores are 0 throughout, so that a whole tensor has no candidate."""
+DRAWN_AND_ZERO = {"lora": ("A", "B"), "adapter": ("down", "up")}
+"""How the two factors of a fresh change start: at random and at 0."""
 
 
 def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -85,8 +85,10 @@ def ground_problems(config: SelectConfig) -> Iterable[Problem]:
         return
     if config.score == "rpca":
         yield Problem("E403", f"score rpca means nothing on {config.on}", "Name another score, e.g. score: pafi", ("score",))
-    if config.score in NONE_AT_THE_START and config.scope == "matrix":
-        what = f"score {config.score} on {config.on} is 0 in {NONE_AT_THE_START[config.score]}: no places in each of them"
+    drawn, zero = DRAWN_AND_ZERO[config.on]
+    blind = {"magnitude": zero, **dict.fromkeys(DATA_SCORES, drawn)}.get(config.score)
+    if blind and config.scope == "matrix":
+        what = f"{zero} starts at 0, so score {config.score} is 0 throughout {blind}: scope matrix finds no place there"
         yield Problem("E403", what, "Use scope: layer or global", ("scope",))
 
 

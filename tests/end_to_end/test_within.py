@@ -1,6 +1,7 @@
 """Values on Ω of a LoRA and of adapters, through real pipelines: select, tune, prune, recover, merge."""
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from compressor import load
@@ -17,7 +18,7 @@ FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}
 
 
 def ran(folder, *stages):
-    pipeline = load_pipeline(write_pipeline(folder, stages=list(stages), rows=80))
+    pipeline = load_pipeline(write_pipeline(folder, stages=list(stages), rows=80, classes=3))
     return pipeline, run_pipeline(pipeline, folder / "out").artifacts
 
 
@@ -26,7 +27,7 @@ def starts(pipeline, artifacts, select: str, before: str | None):
     entry = next(entry for entry in pipeline.stages if entry.id == select)
     base = BaseModelReference("./model", pipeline.source_folder / "model", "")
     found = Inputs(base, pipeline.task, pipeline.seed, (artifacts[before],) if before else ())
-    return {matrix.path: matrix.original for matrix in start(entry.config, found, ["class0", "class1"])[1]}
+    return {matrix.path: matrix.original for matrix in start(entry.config, found, ["class0", "class1", "class2"])[1]}
 
 
 def only_omega_moved(pipeline, artifacts, select: str, training: str, before: str | None = None) -> bool:
@@ -46,7 +47,7 @@ def only_omega_moved(pipeline, artifacts, select: str, training: str, before: st
 @pytest.mark.parametrize(
     "select",
     [
-        {"on": "lora", "score": "pafi", "scope": "global", "ratio": 0.3, "rank": 4, "alpha": 6, "modules": ["query", "ffn_in"]},
+        {"on": "lora", "score": "pafi", "scope": "global", "ratio": 0.7, "rank": 4, "alpha": 6, "modules": ["query", "ffn_in"]},
         {"on": "lora", "score": "random", "ratio": 0.25},
         {"on": "adapter", "score": "d3", "scope": "layer", "ratio": 0.25, "bottleneck": 5, "placement": "houlsby"},
     ],
@@ -58,9 +59,18 @@ def test_a_tune_starts_where_its_select_looked(select, tmp_path):
     assert only_omega_moved(pipeline, artifacts, "select", "tune")
     told = artifacts["tune"].metadata
     assert told["trainable"]["body"] == artifacts["select"].metadata["places"] == dict(plan_of(pipeline, tmp_path))["tune"]
-    assert {key: told[key] for key in ("on", "rank", "modules") if key in select} == {
-        key: select[key] for key in ("on", "rank", "modules") if key in select
-    }
+    for key in ("on", "rank", "alpha", "modules", "bottleneck", "placement"):
+        assert told[key] == select[key] if key in select else True
+    if select["score"] == "pafi":  # the select itself saw these bits: all of B and the smallest of A are chosen
+        omega, first = load_file(artifacts["select"].folder / "omega.safetensors"), starts(pipeline, artifacts, "select", None)
+        chosen, left = zip(*(split(tensor.abs().flatten(), omega[path].long()) for path, tensor in first.items()), strict=True)
+        assert 0 < torch.cat(chosen).max() <= torch.cat(left).min()
+
+
+def split(values, places):
+    outside = torch.ones(len(values), dtype=torch.bool)
+    outside[places] = False
+    return values[places], values[outside]
 
 
 def plan_of(pipeline, folder):

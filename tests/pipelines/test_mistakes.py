@@ -152,7 +152,7 @@ MISTAKES = [
     Mistake(
         "gradients where there are none",
         within("on: lora, score: fish, scope: matrix", ""),
-        "E403 {file}:5: stages[0].select.scope: score fish on lora is 0 in",
+        "E403 {file}:5: stages[0].select.scope: B starts at 0, so score fish is 0 throughout A: ",
         "scope: layer or global",
     ),
     Mistake(
