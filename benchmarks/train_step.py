@@ -84,7 +84,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0)
     # as late in a training, with every place chosen
     growth = model.growth
-    sizes = torch.tensor([matrix.original.numel() for matrix in growth.plan[0]])
+    sizes = torch.tensor([matrix.original.numel() for matrix in growth.matrices])
     places = torch.randperm(int(sizes.sum()))[: len(growth.values)]
     growth.matrix.copy_(torch.searchsorted(sizes.cumsum(0), places, right=True))
     growth.index.copy_(places - (sizes.cumsum(0) - sizes)[growth.matrix.long()])

@@ -20,6 +20,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.errors import UserError
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
+from compressor.selection.within import settle
 from compressor.sources import Scores
 from compressor.tasks.features import pad
 from compressor.unfinished import load_changing, newest, save_changing, seal
@@ -242,6 +243,7 @@ def train(
     model.cpu().eval()
     if trainer.grower is not None:
         trainer.grower.finish(model)
+    settle(model)
     return _means([record["loss"] for record in trainer.state.log_history if "loss" in record])
 
 
