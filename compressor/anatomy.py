@@ -281,32 +281,36 @@ def row_of(model_type: str) -> Architecture:
 @dataclass(frozen=True)
 class Matrix:
     """One weight of a block in (out, in) layout, however it is stored. `path` is unique in the model: the owner's path,
-    with `[query]` behind it where the matrix is a part of a fused weight."""
+    with `[query]` behind it where the matrix is a part of a fused weight.
+
+    A tensor of a change (A, B, down, ...) is one, too: `tensor` is its name in the owner, and it has the shape it has.
+    """
 
     name: str
     path: str
     owner: nn.Module
     place: Place
+    tensor: str = "weight"
 
     @property
     def weight(self) -> Tensor:
         """(out, in), with the chain applied."""
-        return self.place.read(self.owner.weight)
+        return self.place.read(getattr(self.owner, self.tensor))
 
     @property
     def original(self) -> Tensor:
         """(out, in), as it is before the chain."""
-        return self.place.read(original(self.owner))
+        return self.place.read(original(self.owner, self.tensor))
 
     @property
     def delta(self) -> Tensor:
         """ΔW (out, in) of its chain."""
-        return delta_of(self.owner, self.place)
+        return delta_of(self.owner, self.place, self.tensor)
 
     def attach(self, link: Delta) -> None:
         """Append a delta made for this matrix to the chain of the weight that holds it."""
         link.place = self.place
-        attach(self.owner, link)
+        attach(self.owner, link, self.tensor)
 
 
 class Layer:

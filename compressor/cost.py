@@ -323,35 +323,39 @@ def human_bytes(count: float) -> str:
     return f"{count:.2f} GB"
 
 
+def share(budget: int | float, size: int) -> int:
+    """A budget among `size` places: a count, or a share in (0, 1) of them, rounded down as the papers do."""
+    return int(budget * size) if isinstance(budget, float) else budget
+
+
 @dataclass(frozen=True)
 class Places:
-    """How many places of Ω a select chooses, in closed form: `count` a matrix, a layer or in all, or a share of them."""
+    """How many places of Ω a select chooses, in closed form: `count` a matrix, a layer or in all, or a share of them.
 
-    modules: tuple[str, ...]
+    `ground` are the options that say in which tensors Ω lies: `on`, and what that reads.
+    """
+
+    ground: Options
     scope: str = "matrix"
     count: int | None = None
     ratio: float | None = None
 
-    @classmethod
-    def of_budget(cls, modules: tuple[str, ...], budget: int | float) -> Places:
-        """A count, or a share in (0, 1), over all matrices of `modules`."""
-        return cls(modules, "global", **({"ratio": budget} if isinstance(budget, float) else {"count": budget}))
-
     def total(self, shape: ModelShape) -> int:
-        """|Ω| in a model of `shape`. A share is rounded down in each scope, as the papers do."""
-        sizes = {
-            "matrix": [out * into for _, out, into in shape.matrices(self.modules)],
-            "layer": [
-                sum(out * into for _, out, into in replace(shape, layers=(layer,)).matrices(self.modules))
-                for layer in shape.layers
-            ],
-        }
-        scopes = sizes.get(self.scope) or [sum(sizes["matrix"])]
-        return sum(self.of(size) for size in scopes)
+        """|Ω| in a model of `shape`, exact in each scope."""
+        return sum(self.of(size) for size in self.scopes(shape))
+
+    def scopes(self, shape: ModelShape) -> list[int]:
+        """How many places each scope has."""
+        from compressor.methods.selective import sizes
+
+        layers = [sizes(replace(shape, layers=(layer,)), self.ground) for layer in shape.layers]
+        if self.scope == "matrix":
+            return [size for layer in layers for size in layer]
+        return [sum(layer) for layer in layers] if self.scope == "layer" else [sum(map(sum, layers))]
 
     def of(self, size: int) -> int:
         """The places chosen among `size`."""
-        return self.count if self.count is not None else int(self.ratio * size)
+        return share(self.ratio if self.count is None else self.count, size)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def insert(owner: nn.Module, change: Insert) -> None:
     change.join(owner)
 
 
-def settle(model: nn.Module) -> None:
+def settle_inserts(model: nn.Module) -> None:
     """Leave every insert as it is stored, in place: what only training needed is dropped."""
     for owner in list(model.modules()):
         for place, change in enumerate(inserts_of(owner)):

@@ -19,8 +19,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.errors import UserError
-from compressor.inserts import settle
+from compressor.inserts import settle_inserts
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
+from compressor.selection.within import settle
 from compressor.sources import Scores
 from compressor.tasks.features import pad
 from compressor.unfinished import load_changing, newest, save_changing, seal
@@ -244,6 +245,7 @@ def train(
     if trainer.grower is not None:
         trainer.grower.finish(model)
     settle(model)
+    settle_inserts(model)
     return _means([record["loss"] for record in trainer.state.log_history if "loss" in record])
 
 

@@ -174,8 +174,15 @@ def methods(as_json: bool) -> None:
         return
     for row in rows:
         click.echo(f"{row['name']:<10} {row['summary']}")
-        merges = "" if row["mergeable"] else "; not mergeable"
+        merges = _merges(row["mergeable"])
         click.echo(f"{'':<10} trains {row['formula']}{merges}; {row['source']}")
+
+
+def _merges(mergeable: bool | dict[str, bool]) -> str:
+    """What a method's line says about merging; nothing where it always can be."""
+    if isinstance(mergeable, bool):
+        return "" if mergeable else "; not mergeable"
+    return f"; mergeable with {', '.join(kind for kind, can in mergeable.items() if can)}"
 
 
 @list_.command(epilog="Example: compress list architectures --json")

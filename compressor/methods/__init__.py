@@ -24,6 +24,7 @@ Placement = Literal["pfeiffer", "houlsby"]
 Shared = Literal["adapter", "lora", "prefix"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
+On = Literal["weights", "lora", "adapter"]
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class Options:
     """What a ProPETL prototype is."""
     keep: float = 0.5
     """Share of a prototype that each block's mask keeps, k in the paper."""
+    on: On = "weights"
+    """Whose tensors Ω lies in: the frozen weights, or what this method adds, frozen at its start."""
     strategy: Strategy = "static"
     """How Ω comes about: chosen beforehand, grown while training (ID3), or chosen anew each time."""
     budget: int | float | None = None
-    """|Ω| of a strategy that chooses while training: a count, or a share of the matrices' weights."""
+    """|Ω| of a strategy that chooses while training: a count, or a share of the entries that Ω lies among."""
     schedule: Timing = "cohorts"
     """When it chooses: at most 32 times, or at every step."""
     exp: float = 0.0
@@ -66,6 +69,14 @@ OPTIONS = (
     "checkpoints",
 )
 """Keys of a training stage that only some methods read."""
+
+GROUND = ("modules", "rank", "alpha", "bottleneck", "placement")
+"""Keys that decide, beside `on`, in which tensors Ω lies."""
+
+
+def ground_of(on: On) -> tuple[str, ...]:
+    """What of `GROUND` means something where Ω lies on `on`."""
+    return ("modules",) if on == "weights" else method(on).reads
 
 
 @dataclass(frozen=True)
@@ -92,8 +103,8 @@ class Method:
     """Trains values on the places that a select stage chose."""
     trains_base: bool = False
     """The pretrained weights themselves move."""
-    mergeable: bool = True
-    """Merging leaves a model of the base's architecture."""
+    mergeable: bool | Mapping[str, bool] = True
+    """Merging leaves a model of the base's architecture; by kind (`on`, `shared`) where the kinds differ."""
     identity: bool = True
     """The model computes the same before the first step."""
     kind_key: str | None = None
@@ -105,6 +116,12 @@ class Method:
         """The keys that mean nothing to one kind, although others read them."""
         of_kinds = {key for keys in self.variants.values() for key in keys}
         return tuple(key for key in self.reads if key in of_kinds and key not in self.variants[variant])
+
+    def reads_on(self, on: On) -> tuple[str, ...]:
+        """`reads`, less what means nothing where Ω lies on `on`."""
+        if "on" not in self.reads:
+            return self.reads
+        return tuple(key for key in self.reads if key not in GROUND or key in ground_of(on))
 
 
 def method(name: str) -> Method:
@@ -135,7 +152,7 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
         parameter.requires_grad_(base or name in head)
     for module in model.modules():
         if isinstance(module, Change):
-            module.requires_grad_(module.group in groups)
+            module.requires_grad_(module.group in groups and not module.frozen)
 
 
 def weights_moved(model: nn.Module) -> bool:

@@ -51,6 +51,8 @@ def describe(model: nn.Module) -> tuple[dict, Tensors]:
 def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
     """(path, section of the description, changes there), in the order of the model."""
     for path, owner, name in chains(model):
+        if isinstance(owner, Own):  # values on a change's own tensors: it is stored with them in
+            continue
         links = chain(owner, name)
         if any(isinstance(link, Mask) for link in links):
             raise ValueError(f"{path}: masks over weights cannot be stored")

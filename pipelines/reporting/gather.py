@@ -336,7 +336,7 @@ def closed_form(training: Artifact, inputs: Inputs) -> str:
     if "closed_form" not in facts or method(facts["method"]).trains_base:
         return ""
     total, rank = f"{facts['closed_form']:,}", facts["rank"]
-    if not rank:
+    if not facts["matrices"]:
         return total
     terms = [f"{number} × {rank} ({out:,} + {into:,})" for number, out, into in facts["matrices"]]
     return f"{' + '.join(terms + [str(facts['places'])] * bool(facts['places']))} = {total}"

@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compressor.cost import ModelShape, Places, Plan, Trained, added_by
-from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
+from compressor.cost import ModelShape, Plan, Trained, added_by, share
+from compressor.methods import (
+    GROUND,
+    NAMES,
+    OPTIONS,
+    Method,
+    On,
+    Options,
+    Placement,
+    Shared,
+    Strategy,
+    Timing,
+    ground_of,
+    method,
+)
 from compressor.modules import Modules
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
@@ -28,9 +41,12 @@ DEFAULT_MODULES = ("query", "value")
 """What the papers tune, where neither the stage nor a select before it says otherwise."""
 
 
-class TrainingConfig(StageConfig):
-    """What tune and recover share. `learning_rate` defaults to the method's own."""
+class GroundConfig(StageConfig):
+    """What says in which tensors Ω lies: a select and the training after it share these keys."""
 
+    on: On | None = Field(
+        default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
+    )
     modules: Modules | None = None
     rank: int | None = Field(default=None, ge=1, description="rank of the low-rank part, default 16")
     alpha: float | None = Field(default=None, gt=0, description="scale alpha/rank of the low-rank part, default 2 x rank")
@@ -38,6 +54,18 @@ class TrainingConfig(StageConfig):
     placement: Placement | None = Field(
         default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
     )
+
+    def ground(self, selected: Options | None = None) -> Options:
+        """These keys as options; what is not said is as in `selected`, or the default."""
+        given = {name: getattr(self, name) for name in ("on", *GROUND) if getattr(self, name) is not None}
+        if self.rank and not self.alpha:
+            given["alpha"] = 2.0 * self.rank
+        return replace(selected or Options(), **given)
+
+
+class TrainingConfig(GroundConfig):
+    """What tune and recover share. `learning_rate` defaults to the method's own."""
+
     length: int | None = Field(default=None, ge=1, description="positions of a prefix, default 64")
     reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
@@ -57,16 +85,20 @@ class TrainingConfig(StageConfig):
     learning_rate: float | None = Field(default=None, gt=0)
     batch_size: int = Field(default=32, ge=1)
 
-    def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
-        """The method's options, defaults filled in."""
-        own = (name for name in OPTIONS if name not in ("modules", "alpha", "mask_learning_rate", "checkpoints"))
+    def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
+        """The method's options, defaults filled in; `selected` says where the select before it chose.
+
+        A method that takes no places from it inherits its modules alone.
+        """
+        if selected and not wants_select(self, method(self.method)):
+            selected = Options(modules=selected.modules)
+        own = (name for name in OPTIONS if name not in ("on", *GROUND, "mask_learning_rate", "checkpoints"))
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
-        alpha = self.alpha or 2.0 * (self.rank or Options.rank)
-        return Options(modules=modules, alpha=alpha, group=group, omega=omega, **given)
+        return replace(self.ground(selected), group=group, omega=omega, **given)
 
 
 class TuneConfig(TrainingConfig):
-    """Train a method's parameters and the task head. `modules` defaults to those of the select before it."""
+    """Train a method's parameters and the task head. Where Ω lies is said in the select before it, if there is one."""
 
     method: Literal[NAMES] = "dsee"
 
@@ -84,7 +116,8 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     if row.kind_key:
         kind = getattr(config, row.kind_key) or getattr(Options, row.kind_key)
         yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
-    wants = wants_select(config, row)
+    wants, on = wants_select(config, row), on_of(config, row, omega)
+    yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:
         mend = "Use method: dsee or selective, or drop the select"
         yield Problem("E404", f"{told(config, row)} does not use the places that '{omega.id}' chooses", mend)
@@ -93,11 +126,37 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
         mend = "Give smaller budgets in its unit: counts, or shares"
         yield Problem("E403", f"checkpoints lie below the budget {config.budget}", mend, ("checkpoints",))
-    if wants and omega is not None and config.modules is not None:
-        missing = [name for name in omega.config.modules if name not in config.modules]
-        if missing:
-            what = f"select chose places in {', '.join(missing)}, which is not tuned"
-            yield Problem("E404", what, "Make the modules agree", ("modules",))
+    if wants and omega is not None:
+        yield from disagreements(config, row, omega)
+
+
+def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable[Problem]:
+    """Where a training stage and the select before it do not speak of the same tensors."""
+    chosen = omega.config.ground()
+    if "on" not in row.reads and chosen.on != "weights":
+        what = f"{row.name} takes places in the weights, '{omega.id}' chooses them on {chosen.on}"
+        yield Problem("E404", what, "Use method: selective, or on: weights in the select", ("method",))
+        return
+    missing = [name for name in chosen.modules if name not in (config.modules or chosen.modules)]
+    if chosen.on == "weights" and missing:
+        what = f"select chose places in {', '.join(missing)}, which is not tuned"
+        yield Problem("E404", what, "Make the modules agree", ("modules",))
+    for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
+        here, there = getattr(config, key), getattr(chosen, key)
+        if here is not None and here != there:
+            what = f"{key} is {_shown(here)} here and {_shown(there)} in '{omega.id}'"
+            yield Problem("E404", what, "Say it in the select alone: this stage follows it", (key,))
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:
+    """Whose tensors Ω lies in, for a stage behind the select `omega`."""
+    if "on" not in row.reads:
+        return "weights"
+    return config.on or (omega.config.on if omega is not None and wants_select(config, row) else "weights")
 
 
 def wants_select(config: TrainingConfig, row: Method) -> bool:
@@ -179,9 +238,8 @@ def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
     """The checkpoints as numbers of places in the matrices that Ω grows in."""
     if not config.checkpoints:
         return []
-    matrices = model.growth.plan[0]
-    size = sum(matrix.original.numel() for matrix in matrices)
-    return [Places.of_budget((), budget).of(size) for budget in config.checkpoints]
+    size = sum(matrix.original.numel() for matrix in model.growth.matrices)
+    return [share(budget, size) for budget in config.checkpoints]
 
 
 def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
@@ -209,47 +267,63 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
 
 
 def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, Any]:
-    """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata."""
+    """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata.
+
+    `modules`, `rank` and `places` say what the unmerged delta computes: values on Ω of a LoRA are part of its A and B.
+    """
     from compressor.cost import shape_of
 
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
-    given = {key: getattr(options, key) for key in row.reads if hasattr(options, key)}
-    sizes = Counter((max(size), min(size)) for _, *size in shape_of(model).matrices(options.modules))
+    reads = row.reads_on(options.on)
+    sizes = Counter((max(size), min(size)) for _, *size in shape_of(model).matrices(options.modules) if row.low_rank)
     return {
-        **given,
-        "modules": list(options.modules) if "modules" in row.reads else [],
-        "matrices": [[number, *size] for size, number in sizes.items()] if "modules" in row.reads else [],
-        "rank": options.rank if row.low_rank else 0,
-        "places": places,
+        **{key: getattr(options, key) for key in reads if hasattr(options, key)},
+        "modules": list(options.modules) if "modules" in reads else [],
+        "matrices": [[number, *size] for size, number in sizes.items()],
+        "rank": options.rank if row.low_rank or options.on == "lora" else 0,
+        "places": places if options.on == "weights" else 0,
         "closed_form": row.count(shape_of(model), options, places),
     }
 
 
-def modules_of(config: TrainingConfig, inputs: Inputs) -> tuple[str, ...]:
-    """The config's own modules, or those of the nearest select, or the papers' query and value."""
-    selected = inputs.nearest("omega")
-    return config.modules or (tuple(selected.metadata["modules"]) if selected else DEFAULT_MODULES)
-
-
-def load_omega(inputs: Inputs) -> dict | None:
-    """Ω of the nearest select, path -> int32 indices; None without one."""
+def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
+    """The options of a stage's method, with Ω of the nearest select (path -> int32 indices) where it takes its places."""
     from safetensors.torch import load_file
 
     artifact = inputs.nearest("omega")
-    return None if artifact is None else load_file(artifact.folder / "omega.safetensors")
+    if artifact is None:
+        return config.options(None, None, group)
+    ground = artifact.metadata["ground"]
+    selected = Options(**{**ground, "modules": tuple(ground["modules"])})
+    wanted = wants_select(config, method(config.method))
+    return config.options(selected, load_file(artifact.folder / "omega.safetensors") if wanted else None, group)
+
+
+def found_model(inputs: Inputs, label_names: list[str]) -> nn.Module:
+    """The model as a training stage finds it, a select before it too: the base with a fresh head, or tuned so far.
+
+    What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
+    """
+    from compressor.models import build
+    from pipelines.loading import load_model
+
+    earlier = inputs.nearest("model")
+    if earlier is None:
+        return build(inputs.base.folder, label_names, inputs.seed)
+    return load_model(earlier, inputs.base, inputs.seed)
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Build the model with its task head, attach the method's deltas, train, and write the state."""
     from compressor.methods import apply
-    from compressor.models import HEAD_ORIGINS, build
+    from compressor.models import HEAD_ORIGINS
     from pipelines.loading import load_data
 
     data = load_data(inputs)
-    model = build(inputs.base.folder, data.label_names, inputs.seed)
+    model = found_model(inputs, data.label_names)
     if model.head_origin != "fresh":
         workspace.say(HEAD_ORIGINS[model.head_origin])
-    options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
+    options = load_options(config, inputs, group="1")
     row = method(config.method)
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
@@ -263,8 +337,7 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
     """
     from compressor.methods import apply
 
-    modules = config.modules or (plan.places.modules if plan.places else DEFAULT_MODULES)
-    options = config.options(modules, None, group=str(len(plan.trainable) + 1))
+    options = config.options(plan.places.ground if plan.places else None, None, group=str(len(plan.trainable) + 1))
     apply(plan.model, name, options)
     return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
 

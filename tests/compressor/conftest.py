@@ -1,14 +1,16 @@
 """Tiny random models of every supported architecture, in float64 where exactness is asked."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from compressor.anatomy import ARCHITECTURES, matrices_of
+from compressor.anatomy import ARCHITECTURES
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply
+from compressor.methods.selective import ground
 
 HEADS, NEURONS, LAYERS = 4, 20, 3
 OPTIONS = Options(rank=2, alpha=4.0, bottleneck=3, length=2)
@@ -98,6 +100,8 @@ CASES: dict[str, tuple[str, dict]] = {
     "prefix-reparametrized": ("prefix", {"reparametrize": True}),
     "propetl-lora": ("propetl", {"shared": "lora"}),
     "propetl-prefix": ("propetl", {"shared": "prefix", "keep": 0.3}),
+    "selective-on-lora": ("selective", {"on": "lora"}),
+    "selective-on-adapter": ("selective", {"on": "adapter", "placement": "houlsby"}),
 }
 """Every method, and every kind of it: case -> (method, options). A new one is one row."""
 
@@ -105,6 +109,8 @@ GROWING: dict[str, tuple[str, dict]] = {
     "id3": ("selective", {"strategy": "increment", "budget": 40}),
     "id3-exact": ("selective", {"strategy": "increment", "budget": 0.02, "schedule": "exact", "exp": -1.0, "eps": 0.5}),
     "repeat": ("selective", {"strategy": "repeat", "budget": 40}),
+    "id3-on-lora": ("selective", {"strategy": "increment", "budget": 40, "on": "lora"}),
+    "id3-on-adapter": ("selective", {"strategy": "increment", "budget": 0.2, "schedule": "exact", "on": "adapter"}),
 }
 """Methods that choose while training: they are what they are only after it."""
 
@@ -115,11 +121,14 @@ def prepared(
     """Apply a case to a model, with random places where it takes some; returns the options."""
     method, kind = {**CASES, **GROWING}[case]
     generator = generator or torch.Generator().manual_seed(2)
+    options = replace(OPTIONS, modules=modules, group="1", **kind)
+    # the tensors of a LoRA or of adapters are there once they are attached: to a copy, or the model would have them twice
+    matrices = ground(model if options.on == "weights" else copy.deepcopy(model), options)
     omega = {
         matrix.path: torch.randperm(matrix.original.numel(), generator=generator)[:places].sort().values.to(torch.int32)
-        for matrix in matrices_of(model, modules)
+        for matrix in matrices
     }
-    options = replace(OPTIONS, modules=modules, group="1", omega=omega, **kind)
+    options = replace(options, omega=omega)
     apply(model, method, options)
     return options
 

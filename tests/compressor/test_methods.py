@@ -33,15 +33,16 @@ def test_identity_at_the_start(pair):
 
 def test_trainable_count_is_the_closed_form(pair):
     case, architecture = pair
-    model, places = tiny(architecture), 5
-    options, row = prepared(model, case, MODULES, places), method_row(CASES[case][0])
+    model = tiny(architecture)
+    options, row = prepared(model, case, MODULES), method_row(CASES[case][0])
     shape, counts, head = shape_of(model), trainable_counts(model), model.head_parameter_names
     assert counts["head"] == sum(p.numel() for name, p in model.named_parameters() if name in head)
-    assert counts["body"] == row.count(shape, options, places * len(shape.matrices(MODULES)))
+    assert counts["body"] == row.count(shape, options, sum(len(omega) for omega in options.omega.values()))
 
 
 def test_merge_is_bit_equal(pair):
     case, architecture = pair
+    name, kind = CASES[case]
     model = tuned(tiny(architecture), case, MODULES)
     before = logits(model)
     chained = any(chains(model))
@@ -49,6 +50,11 @@ def test_merge_is_bit_equal(pair):
     assert any(chains(model)) == chained, "a merged copy must leave the chains alone"
     assert torch.equal(logits(merge_all(model)), before)
     assert not any(chains(model))
+    mergeable = method_row(name).mergeable
+    if not isinstance(mergeable, bool):
+        options = Options(**kind)
+        mergeable = mergeable[options.on if name == "selective" else options.shared]
+    assert has_inserts(model) != mergeable
 
 
 def test_checkpoint_reloads_bit_equal(pair, tmp_path):

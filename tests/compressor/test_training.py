@@ -44,6 +44,8 @@ def test_training_learns_repeats_and_moves_nothing_else(case, tmp_path):
     assert losses[-1]["loss"] < losses[0]["loss"]
     parameters = dict(first.named_parameters())
     for name, tensor in frozen.items():
+        if ".source." in name:  # frozen but for values on Ω, which are merged into it: see test_within.py
+            continue
         # a layer in which nothing was chosen has no chain any more
         now = parameters.get(name, parameters.get(name.replace(".parametrizations.weight.original", ".weight")))
         assert torch.equal(now, tensor)
