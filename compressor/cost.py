@@ -201,6 +201,13 @@ class Trained:
         row = method(self.method)
         return row.count(shape, self.options, self.places.total(shape) if row.uses_omega and self.places else 0)
 
+    def kept(self, shape: ModelShape) -> int:
+        """What of that is left when training is over, for a later stage to go on with."""
+        from compressor.methods import method
+
+        row = method(self.method)
+        return row.kept(shape, self.options) if row.kept else self.count(shape)
+
 
 @dataclass(frozen=True)
 class Plan:

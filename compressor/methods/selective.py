@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.errors import UserError
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
@@ -47,11 +48,18 @@ def attach_selected(model: nn.Module, options: Options) -> None:
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """|Ω|."""
-    if options.strategy == "static":
-        return places
+    return places if options.strategy == "static" else places_of(shape, options)
+
+
+def places_of(shape: ModelShape, options: Options) -> int:
+    """|Ω| of a budget over all chosen matrices. Raises UserError E401 where it is none of their weights, or more than all."""
     from compressor.cost import Places
 
-    return Places.of_budget(options.modules, options.budget).total(shape)
+    count = Places.of_budget(options.modules, options.budget).total(shape)
+    size = sum(out * into for _, out, into in shape.matrices(options.modules))
+    if not 0 < count <= size:
+        raise UserError("E401", f"budget {options.budget} is {count:,} of {size:,} places", "Give another budget")
+    return count
 
 
 METHOD = Method(
@@ -64,6 +72,7 @@ METHOD = Method(
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
     reads=("modules", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
     uses_omega=True,
+    omega_kinds=("static",),
     kind_key="strategy",
     variants={
         "static": (),

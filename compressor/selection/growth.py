@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.anatomy import Matrix
-from compressor.deltas import Change, Delta, Sparse, add_at, attach, detach
+from compressor.deltas import Change, Delta, Sparse, add_at
 from compressor.errors import UserError
 from compressor.selection.gradients import Heuristic
 from compressor.sources import top_mask
@@ -64,6 +64,7 @@ class Growth(Change):
     """
 
     kind = "growth"
+    moving = ("matrix", "index", "count")
 
     def __init__(self, budget: int, like: Tensor, heuristic: Heuristic, repeat: bool, group: str = ""):
         super().__init__()
@@ -167,16 +168,6 @@ class Grower:
         growth.values[slots] = 0.0
         growth.values.grad[slots] = torch.cat([gradient.flatten() for gradient in gradients])[fresh]
         growth.count.fill_(self.targets[step])
-
-    def finish(self, model: nn.Module) -> None:
-        """Replace the growing links by plain `Sparse` ones and drop the growth."""
-        for number, matrix in enumerate(self.matrices):
-            for link in detach(matrix.owner):
-                grown = isinstance(link, Growing) and link.number == number
-                settled = link.settled() if grown else link
-                if not grown or len(settled.values):
-                    attach(matrix.owner, settled)
-        del model.growth
 
 
 def _average(gradients: list[Tensor]) -> None:

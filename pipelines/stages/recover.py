@@ -13,6 +13,7 @@ from compressor.methods import NAMES, OPTIONS, method
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.stages.tune import (
     TrainingConfig,
+    counted,
     load_omega,
     meaningless,
     merged_problems,
@@ -20,8 +21,8 @@ from pipelines.stages.tune import (
     modules_of,
     planned,
     settings_of,
+    told,
     train_and_save,
-    wants_select,
 )
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield from same_problems(config, fresh)
         return
     row = method(config.method)
-    if wants_select(config, row) and fresh is None:
+    if row.takes_places(config) and fresh is None:
         mend = "Put a select between prune and recover, or use method: lora or same"
-        yield Problem("E404", f"{row.name} needs places in the matrices as they are now", mend, ("method",))
+        yield Problem("E404", f"{told(config, row)} needs places in the matrices as they are now", mend, ("method",))
         return
     yield from method_problems(config, row, fresh)
 
@@ -81,7 +82,7 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
         set_trainable(model, base=False, groups=groups)
         return {"method": before}
     row, modules = method(config.method), modules_of(config, inputs)
-    options = config.options(modules, load_omega(inputs) if row.uses_omega else None, group=str(len(groups) + 1))
+    options = config.options(modules, load_omega(inputs) if row.takes_places(config) else None, group=str(len(groups) + 1))
     apply(model, row.name, options)
     return {"method": row.name, **settings_of(row, options, model)}
 
@@ -111,10 +112,12 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
     """`same` trains all the deltas that are there; its count is an upper bound, since pruning may have cut places of Ω."""
-    own = () if config.method == "same" else (planned(config, config.method, plan),)
-    there = own if config.method == "full" else plan.trained + own
-    count = sum(trained.count(plan.shape) for trained in own or plan.trained)
-    return replace(plan, trained=there, trainable=(*plan.trainable, ("recover", count)))
+    if config.method == "same":
+        count = sum(trained.kept(plan.shape) for trained in plan.trained)
+        return replace(plan, trainable=(*plan.trainable, ("recover", count)))
+    own = planned(config, config.method, plan)
+    there = (own,) if config.method == "full" else (*plan.trained, own)
+    return replace(plan, trained=there, trainable=(*plan.trainable, counted("recover", own, plan)))
 
 
 STAGE = Stage(

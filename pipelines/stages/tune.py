@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt
 
 from compressor.cost import Places, Plan, Trained
-from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
+from compressor.methods import NAMES, OPTIONS, Child, Method, Options, Placement, Shared, Strategy, Timing, method
 from compressor.modules import Modules
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
@@ -48,15 +48,23 @@ class TrainingConfig(StageConfig):
     length: int | None = Field(default=None, ge=1, description="positions of a prefix, default 64")
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
-    mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")
+    mask_learning_rate: float | None = Field(
+        default=None, gt=0, description="of propetl's scores (default 10 x learning_rate) or diff_pruning's gates (0.1)"
+    )
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
-    budget: Budget | None = Field(default=None, description="|Ω| of increment and repeat: a count, or a share of the weights")
+    budget: Budget | None = Field(
+        default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
+    )
     checkpoints: tuple[Budget, ...] | None = Field(
         default=None, description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget"
     )
     schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
     exp: float | None = Field(default=None, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0")
     eps: float | None = Field(default=None, gt=0, description="eps of ID3's heuristic, default 1")
+    mixout: float | None = Field(default=None, ge=0, lt=1, description="probability of a pretrained column, default 0.9")
+    penalty: float | None = Field(default=None, ge=0, description="diff_pruning: cost of an open gate, default 1.25e-7")
+    child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
+    reserve: float | None = Field(default=None, gt=0, le=1, description="child f: share of the gradients heard, default 0.3")
     epochs: float = Field(default=2, gt=0)
     learning_rate: float | None = Field(default=None, gt=0)
     batch_size: int = Field(default=32, ge=1)
@@ -86,14 +94,16 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     """Faults of a method's keys that need no model: shared by tune and recover."""
     yield from meaningless(config, (key for key in OPTIONS if key not in row.reads), row.name)
     if row.kind_key:
-        kind = getattr(config, row.kind_key) or getattr(Options, row.kind_key)
+        kind = row.kind(config)
         yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
-    wants = wants_select(config, row)
+    wants = row.takes_places(config)
     if not wants and omega is not None:
-        mend = "Use method: dsee or selective, or drop the select"
-        yield Problem("E404", f"{told(config, row)} does not use the places that '{omega.id}' chooses", mend)
-    if row.uses_omega and not wants and config.budget is None:
-        yield Problem("E404", f"{told(config, row)} needs a budget", "Say how many places, e.g. budget: 0.005", ("strategy",))
+        other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
+        what = f"{told(config, row)} does not use the places that '{omega.id}' chooses"
+        yield Problem("E404", what, f"Use {other}, or drop the select")
+    if row.needs_budget(config) and config.budget is None:
+        mend = "Say how many places, e.g. budget: 0.005"
+        yield Problem("E404", f"{told(config, row)} needs a budget", mend, (row.kind_key or "method",))
     if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
         mend = "Give smaller budgets in its unit: counts, or shares"
         yield Problem("E403", f"checkpoints lie below the budget {config.budget}", mend, ("checkpoints",))
@@ -104,14 +114,9 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
             yield Problem("E404", what, "Make the modules agree", ("modules",))
 
 
-def wants_select(config: TrainingConfig, row: Method) -> bool:
-    """Whether the places come from a select stage: not where the method chooses them while training."""
-    return row.uses_omega and config.strategy in (None, "static")
-
-
 def told(config: TrainingConfig, row: Method) -> str:
-    """The method with its strategy, for messages."""
-    return f"{row.name} with strategy {config.strategy}" if config.strategy and row.uses_omega else row.name
+    """The method for messages, with its kind where the kinds differ in whether they use the places of a select."""
+    return f"{row.name} with {row.kind_key} {row.kind(config)}" if row.omega_kinds else row.name
 
 
 def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -124,8 +129,9 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
         yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
     row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.name == "select"), None)
-    if wants_select(config, row) and omega is None:
-        yield Problem("E404", f"{row.name} needs places for its sparse part", "Put a select before it, or use method: lora")
+    if row.takes_places(config) and omega is None:
+        what = f"{told(config, row)} needs places for its sparse part"
+        yield Problem("E404", what, "Put a select before it, or use method: lora")
     yield from method_problems(config, row, omega)
 
 
@@ -148,7 +154,7 @@ def train_and_save(
     schedule = Schedule(
         epochs=config.epochs,
         learning_rate=rate,
-        mask_learning_rate=config.mask_learning_rate or 10 * rate,
+        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
         batch_size=config.batch_size,
         weight_decay=0.01 if row.trains_base else 0.0,
         seed=inputs.seed,
@@ -216,14 +222,17 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
     """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata."""
     from compressor.cost import shape_of
 
+    shape = shape_of(model)
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
+    kept = row.kept(shape, options) if row.kept else 0
     given = {key: getattr(options, key) for key in row.reads if hasattr(options, key)}
     return {
         **given,
+        **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
         "modules": list(options.modules) if "modules" in row.reads else [],
         "rank": options.rank if row.low_rank else 0,
-        "places": places,
-        "closed_form": row.count(shape_of(model), options, places),
+        "places": places or kept,
+        "closed_form": row.count(shape, options, places),
     }
 
 
@@ -249,8 +258,8 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
 
     data = load_data(inputs)
     model = build(inputs.base.folder, data.label_names, inputs.seed)
-    options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
     row = method(config.method)
+    options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
     return {**metadata, **settings_of(row, options, model)}
@@ -268,7 +277,13 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
     own = planned(config, config.method, plan)
-    return replace(plan, trained=(own,), trainable=(*plan.trainable, ("tune", own.count(plan.shape))))
+    return replace(plan, trained=(own,), trainable=(*plan.trainable, counted("tune", own, plan)))
+
+
+def counted(stage: str, own: Trained, plan: Plan) -> tuple[str, int]:
+    """A row of the plan: what the stage trains, and in its name how much of that is left, where that is less."""
+    count, kept = own.count(plan.shape), own.kept(plan.shape)
+    return (stage if kept == count else f"{stage}, {kept:,} kept", count)
 
 
 STAGE = Stage(
