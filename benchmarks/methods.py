@@ -79,6 +79,10 @@ CONTENDERS = (
     Contender("prefix", {"method": "prefix"}, (1e-2,)),
     Contender("propetl lora", {"method": "propetl", "shared": "lora"}, (3e-3,)),
     Contender("propetl prefix", {"method": "propetl", "shared": "prefix"}, (1e-2,)),
+    Contender("mixout", {"method": "mixout", "modules": "all"}, (1e-4,)),
+    Contender("diff pruning", {"method": "diff_pruning", "modules": "all", "budget": 0.005}, (1e-4,)),
+    Contender("child f", {"method": "child_tuning", "modules": "all"}, (1e-4,)),
+    Contender("child d", {"method": "child_tuning", "child": "d"}, (1e-4,), {"score": "fish", **SELECT_ALL, "ratio": 0.3}),
 )
 SEEDS = (0, 1, 2)
 DRAWS = 500

@@ -173,8 +173,8 @@ def methods(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for row in rows:
-        click.echo(f"{row['name']:<10} {row['summary']}")
-        click.echo(f"{'':<10} trains {row['formula']}; {row['source']}")
+        click.echo(f"{row['name']:<12} {row['summary']}")
+        click.echo(f"{'':<12} trains {row['formula']}; {row['source']}")
 
 
 def _keys(config: type[BaseModel]) -> Iterator[str]:
