@@ -202,12 +202,12 @@ def original(layer: nn.Module, name: str = "weight") -> Tensor:
 def attach(layer: nn.Module, module: nn.Module, name: str = "weight", *, check: bool = True) -> None:
     """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
-    With `check`, torch computes the weight once to see that its size stays. The module is in training mode where the layer
-    is. Raises ValueError when a delta would follow a mask: it would escape it.
+    With `check`, torch computes the weight once to see that its size stays. Raises ValueError when a delta would follow a
+    mask: it would escape it.
     """
     if not isinstance(module, Mask) and any(isinstance(link, Mask) for link in chain(layer, name)):
         raise ValueError(f"cannot attach {type(module).__name__} behind a mask")
-    parametrize.register_parametrization(layer, name, module.train(layer.training), unsafe=not check)
+    parametrize.register_parametrization(layer, name, module, unsafe=not check)
     original(layer, name).requires_grad_(False)
 
 
