@@ -91,6 +91,10 @@ CONTENDERS = (
         (3e-3,),
         {"score": "random", "on": "adapter", "scope": "global", "ratio": 0.178},
     ),
+    Contender("mixout", {"method": "mixout", "modules": "all"}, (1e-4,)),
+    Contender("diff pruning", {"method": "diff_pruning", "modules": "all", "budget": 0.005}, (1e-4,)),
+    Contender("child f", {"method": "child_tuning", "modules": "all"}, (1e-4,)),
+    Contender("child d", {"method": "child_tuning", "child": "d"}, (1e-4,), {"score": "fish", **SELECT_ALL, "ratio": 0.3}),
 )
 SEEDS = (0, 1, 2)
 DRAWS = 500

@@ -4,7 +4,8 @@
     python benchmarks/train_step.py --model FOLDER --batch 16 --length 32 --only "lora,dsee,selective all" --json out.json
 
 Rank 16 on query and value (or on all linear layers), 0.5 % of all weights for the selective methods, AdamW, a batch of
-random rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed.
+random rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed; one of
+diff pruning is as before its projection, gates and penalty included.
 Each round times one step of every contender in shuffled order; the table gives medians with the interquartile range and the
 ratio to peft. Peak memory (Linux) is measured in a process of its own for each contender: the highest resident size above
 what it held before its first step.
@@ -29,6 +30,7 @@ import torch
 from torch import nn
 
 from compressor.anatomy import matrices_of
+from compressor.dense import dense_links
 from compressor.methods import Options, apply
 from compressor.models import build, resolve
 from compressor.selection.choice import select
@@ -72,6 +74,10 @@ CONTENDERS: dict[str, Callable[[Path], nn.Module]] = {
     "adapter": partial(ours, method="adapter"),
     "prefix": partial(ours, method="prefix"),
     "propetl": partial(ours, method="propetl"),
+    "mixout, all": partial(ours, method="mixout", modules=MATRICES),
+    "diff pruning, all": partial(ours, method="diff_pruning", modules=MATRICES, budget=SHARE),
+    "child f, all": partial(ours, method="child_tuning", modules=MATRICES),
+    "child d, all": partial(ours, method="child_tuning", modules=MATRICES, child="d", ratio=0.3),
     "full": partial(ours, method="full"),
 }
 
@@ -102,11 +108,14 @@ def stepper(model: nn.Module, batch: int, length: int) -> Callable[[], None]:
         "labels": torch.randint(0, 2, (batch,)),
     }
     model.train()
-    optimizer = optimizer_of(model)
+    optimizer, links = optimizer_of(model), dense_links(model)
 
     def step() -> None:
         optimizer.zero_grad()
-        model(**inputs).loss.backward()
+        loss = model(**inputs).loss
+        (loss + sum(link.penalty() for link in links)).backward()
+        for link in links:
+            link.thin()
         optimizer.step()
 
     return step

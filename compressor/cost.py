@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.errors import UserError
 from compressor.modules import STRUCTURES
 
 if TYPE_CHECKING:
@@ -328,6 +329,14 @@ def share(budget: int | float, size: int) -> int:
     return int(budget * size) if isinstance(budget, float) else budget
 
 
+def spendable(budget: int | float, size: int) -> int:
+    """`share`, where that is a number of places that can be had. Raises UserError E401."""
+    count = share(budget, size)
+    if not 0 < count <= size:
+        raise UserError("E401", f"budget {budget} is {count:,} of {size:,} places", "Give another budget")
+    return count
+
+
 @dataclass(frozen=True)
 class Places:
     """How many places of Ω a select chooses, in closed form: `count` a matrix, a layer or in all, or a share of them.
@@ -372,6 +381,13 @@ class Trained:
 
         row = method(self.method)
         return row.count(shape, self.options, self.places.total(shape) if row.uses_omega and self.places else 0)
+
+    def kept(self, shape: ModelShape) -> int:
+        """What of that is left when training is over, for a later stage to go on with."""
+        from compressor.methods import method
+
+        row = method(self.method)
+        return row.kept(shape, self.options) if row.kept else self.count(shape)
 
 
 @dataclass(frozen=True)

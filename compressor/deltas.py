@@ -50,13 +50,15 @@ class Change(nn.Module):
     kind: str
     group: str = ""
     frozen = False
+    moving: tuple[str, ...] = ()
+    """Buffers that training changes, beside the parameters."""
 
     def settings(self) -> dict:
         """What, beside the tensors, rebuilds this change (JSON)."""
         return {"kind": self.kind, "group": self.group}
 
     def settled(self) -> Change:
-        """The change as it is stored: one that is still growing, as it stands now."""
+        """The change as it is stored: one that has its own way to train, as it stands now."""
         return self
 
 
@@ -164,7 +166,7 @@ class Sparse(Delta):
 
 
 class Offset(Delta):
-    """b + Δb: a whole tensor moves. For biases (BitFit), where no low-rank or sparse form is smaller."""
+    """b + Δb or W + ΔW: a whole tensor moves. For biases (BitFit), where no other form is smaller, and dense deltas."""
 
     kind = "offset"
 
@@ -176,7 +178,8 @@ class Offset(Delta):
         return weight + self.values
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Offset:
-        return Offset(self.values.detach()[rows].clone(), self.group)
+        values = self.values.detach()[rows]
+        return Offset((values if values.dim() == 1 else values[:, columns]).clone(), self.group)
 
 
 class Mask(nn.Module):
@@ -237,6 +240,18 @@ def detach(layer: nn.Module, name: str = "weight") -> list[nn.Module]:
     if links:
         parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
     return links
+
+
+def settle_links(model: nn.Module) -> None:
+    """Replace every link that has its own way to train by the plain one it is stored as; one without values goes."""
+    for _, owner, name in list(chains(model)):
+        links = chain(owner, name)
+        plain = [link.settled() if isinstance(link, Change) else link for link in links]
+        if any(new is not old for new, old in zip(plain, links, strict=True)):
+            detach(owner, name)
+            for new, old in zip(plain, links, strict=True):
+                if new is old or new.values.numel():
+                    attach(owner, new, name, check=False)
 
 
 def chains(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

@@ -18,10 +18,12 @@ from torch.nn import functional
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from compressor.deltas import settle_links
+from compressor.dense import Dense, Gated, dense_links, project, reseed
 from compressor.errors import UserError
 from compressor.inserts import settle_inserts
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
-from compressor.selection.within import settle
+from compressor.selection.within import thaw
 from compressor.sources import Scores
 from compressor.tasks.features import pad
 from compressor.unfinished import load_changing, newest, save_changing, seal
@@ -37,7 +39,7 @@ class Schedule:
     epochs: float
     learning_rate: float
     mask_learning_rate: float | None = None
-    """Of ProPETL's scores; None: as everything else."""
+    """Of ProPETL's scores and diff pruning's gates; None: as everything else."""
     batch_size: int = 32
     accumulate: int = 1
     """Batches whose gradients make one step."""
@@ -109,12 +111,20 @@ class TaskTrainer(Trainer):
     """Trainer with our loss (cross-entropy as a mean over the batch, or distillation), our parameter groups, and checkpoints
     that hold what training moves instead of the whole model.
 
-    `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen.
+    `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
+    that may add to the loss.
     """
 
-    def __init__(self, *, mask_learning_rate: float | None = None, grower: Grower | None = None, **arguments):
+    def __init__(
+        self,
+        *,
+        mask_learning_rate: float | None = None,
+        grower: Grower | None = None,
+        dense: Sequence[Dense] = (),
+        **arguments,
+    ):
         super().__init__(**arguments)
-        self.mask_learning_rate, self.grower = mask_learning_rate, grower
+        self.mask_learning_rate, self.grower, self.dense = mask_learning_rate, grower, dense
         # encoders take **kwargs, from which Trainer concludes that their loss is a token sum: accumulation then doubles it
         self.model_accepts_loss_kwargs = False
 
@@ -125,6 +135,7 @@ class TaskTrainer(Trainer):
             loss = functional.cross_entropy(outputs.logits, labels)
         else:
             loss = distillation_loss(outputs.logits, teacher, labels)
+        loss = loss + sum(link.penalty() for link in self.dense)
         return (loss, outputs) if return_outputs else loss
 
     def _get_train_sampler(self, train_dataset: Rows | None = None) -> torch.utils.data.Sampler:
@@ -135,11 +146,12 @@ class TaskTrainer(Trainer):
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW: decay as Trainer decides it, ProPETL's scores at their own rate, a growing Ω with a step count a scalar."""
+        """AdamW: decay as Trainer decides it, scores and gates at their own rate, a growing Ω with a step count a scalar."""
         if self.optimizer is not None:
             return self.optimizer
         decayed = set(self.get_decay_parameter_names(self.model))
         scores = {id(p) for module in self.model.modules() if isinstance(module, Scores) for p in module.parameters()}
+        scores |= {id(link.alpha) for link in self.dense if isinstance(link, Gated)}
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
@@ -180,6 +192,23 @@ class _Grow(TrainerCallback):
         self.grower.choose(state.global_step + 1, getattr(optimizer, "optimizer", optimizer))
         if self.clip:
             nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], self.clip)
+
+
+class _Dense(TrainerCallback):
+    """Gives dense links their draws, fixes the gates among them before step `projection`, and thins clipped gradients."""
+
+    def __init__(self, links: Sequence[Dense], seed: int, projection: int):
+        self.links, self.seed, self.projection = links, seed, projection
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        step, gated = state.global_step + 1, [link for link in self.links if isinstance(link, Gated)]
+        reseed(self.links, self.seed, step)
+        if gated and step == self.projection:
+            project(gated)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        for link in self.links:
+            link.thin()
 
 
 class _Save(TrainerCallback):
@@ -242,11 +271,17 @@ def train(
         )
     # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
     model.cpu().eval()
-    if trainer.grower is not None:
-        trainer.grower.finish(model)
     settle(model)
-    settle_inserts(model)
+    if trainer.grower is not None:
+        del model.growth
     return _means([record["loss"] for record in trainer.state.log_history if "loss" in record])
+
+
+def settle(model: nn.Module) -> None:
+    """Leave every change as it is stored, in place: what only training needed is dropped."""
+    settle_links(model)
+    thaw(model)
+    settle_inserts(model)
 
 
 def _means(losses: list[float], every: int = 10) -> list[dict]:
@@ -299,15 +334,17 @@ def trainer_of(
     }
     settings = TrainingArguments(**{**arguments, **overrides})
     steps = schedule.steps(len(dataset), settings.world_size)
-    grower = grower_of(model, steps, stops, on_stop) if growing else None
+    grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
+    own = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, 1 + steps // 2)] if dense else []
     trainer = TaskTrainer(
         model=model,
         args=settings,
         train_dataset=dataset,
         data_collator=Collator(pad_id),
-        callbacks=[*callbacks, *([_Grow(grower, CLIP)] if grower else [])],
+        callbacks=[*callbacks, *own],
         mask_learning_rate=schedule.mask_learning_rate,
         grower=grower,
+        dense=dense,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from compressor.deltas import Change
 from compressor.digests import sha256_of
 
 MANIFEST = "manifest.json"
@@ -21,9 +22,12 @@ CHANGING = "changing.safetensors"
 
 
 def changing(model: nn.Module) -> dict[str, Tensor]:
-    """What training moves: trainable parameters (shared ones once), and the buffers of a growing Ω."""
+    """What training moves: trainable parameters (shared ones once), and the buffers that a change says it moves."""
     moved = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return moved | {name: buffer for name, buffer in model.named_buffers() if name.startswith("growth.")}
+    for path, module in model.named_modules():
+        if isinstance(module, Change):
+            moved |= {f"{path}.{name}": module.get_buffer(name) for name in module.moving}
+    return moved
 
 
 def save_changing(model: nn.Module, folder: Path) -> None:

@@ -173,9 +173,9 @@ def methods(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for row in rows:
-        click.echo(f"{row['name']:<10} {row['summary']}")
+        click.echo(f"{row['name']:<12} {row['summary']}")
         merges = _merges(row["mergeable"])
-        click.echo(f"{'':<10} trains {row['formula']}{merges}; {row['source']}")
+        click.echo(f"{'':<12} trains {row['formula']}{merges}; {row['source']}")
 
 
 def _merges(mergeable: bool | dict[str, bool]) -> str:

@@ -18,13 +18,26 @@ if TYPE_CHECKING:
 
     from compressor.cost import ModelShape
 
-NAMES = ("dsee", "lora", "selective", "bitfit", "adapter", "prefix", "propetl", "full")
+NAMES = (
+    "dsee",
+    "lora",
+    "selective",
+    "bitfit",
+    "adapter",
+    "prefix",
+    "propetl",
+    "mixout",
+    "diff_pruning",
+    "child_tuning",
+    "full",
+)
 
 Placement = Literal["pfeiffer", "houlsby"]
 Shared = Literal["adapter", "lora", "prefix"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
 On = Literal["weights", "lora", "adapter"]
+Child = Literal["d", "f"]
 
 
 @dataclass(frozen=True)
@@ -53,12 +66,20 @@ class Options:
     strategy: Strategy = "static"
     """How Ω comes about: chosen beforehand, grown while training (ID3), or chosen anew each time."""
     budget: int | float | None = None
-    """|Ω| of a strategy that chooses while training: a count, or a share of the entries that Ω lies among."""
+    """|Ω| where the method chooses while training: a count, or a share of the entries that Ω lies among."""
     schedule: Timing = "cohorts"
     """When it chooses: at most 32 times, or at every step."""
     exp: float = 0.0
     eps: float = 1.0
     """Of ID3's |g| / (|θ| + eps)^exp."""
+    mixout: float = 0.9
+    """Probability with which a step sees an input neuron's pretrained weights, p in the paper."""
+    penalty: float = 1.25e-7
+    """What diff pruning pays in the loss for each gate that it expects to be open, λ in the paper."""
+    child: Child = "f"
+    """Whether the child network is drawn anew at every step (f) or chosen beforehand (d)."""
+    reserve: float = 0.3
+    """Probability with which a step of Child-Tuning-F hears a gradient scalar."""
     group: str = "tune"
     omega: Mapping[str, Tensor] | None = None
 
@@ -96,11 +117,17 @@ class Method:
     """Default peak rate."""
     source: str
     """Paper and section."""
+    mask_learning_rate: float | None = None
+    """Default peak rate of scores or gates; None: ten times the other."""
     reads: tuple[str, ...] = ()
     low_rank: bool = False
     """Adds r(m+n) multiply-adds a token to every chosen matrix while it is not merged: what the papers' FLOPs count."""
     uses_omega: bool = False
     """Trains values on the places that a select stage chose."""
+    omega_kinds: tuple[str, ...] = ()
+    """The kinds that do; none named: all."""
+    kept: Callable[[ModelShape, Options], int] | None = None
+    """|Ω| that is left in the end, where more is trained than that."""
     trains_base: bool = False
     """The pretrained weights themselves move."""
     mergeable: bool | Mapping[str, bool] = True
@@ -111,6 +138,19 @@ class Method:
     """The option that tells the method's kinds apart, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What each of these kinds reads of `reads`; `unread` tells what a kind leaves."""
+
+    def kind(self, options: object) -> str | None:
+        """The kind that `options` (or a stage's config, where None is the default) ask for; None without kinds."""
+        return (getattr(options, self.kind_key) or getattr(Options, self.kind_key)) if self.kind_key else None
+
+    def takes_places(self, options: object) -> bool:
+        """Whether the kind that is asked for uses the places of a select stage."""
+        return self.uses_omega and (not self.omega_kinds or self.kind(options) in self.omega_kinds)
+
+    def needs_budget(self, options: object) -> bool:
+        """Whether the kind that is asked for chooses its places while training."""
+        kind = self.kind(options)
+        return "budget" in self.reads and (kind is None or "budget" in self.variants[kind])
 
     def unread(self, variant: str) -> tuple[str, ...]:
         """The keys that mean nothing to one kind, although others read them."""

@@ -66,11 +66,14 @@ def attach_selected(model: nn.Module, options: Options) -> None:
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """|Ω|."""
-    if options.strategy == "static":
-        return places
-    from compressor.cost import share
+    return places if options.strategy == "static" else places_of(shape, options)
 
-    return share(options.budget, sum(sizes(shape, options)))
+
+def places_of(shape: ModelShape, options: Options) -> int:
+    """|Ω| of a budget among all entries that Ω may lie among. Raises UserError E401."""
+    from compressor.cost import spendable
+
+    return spendable(options.budget, sum(sizes(shape, options)))
 
 
 METHOD = Method(
@@ -84,6 +87,7 @@ METHOD = Method(
     reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
     uses_omega=True,
     mergeable={"weights": True, "lora": True, "adapter": False},
+    omega_kinds=("static",),
     kind_key="strategy",
     variants={
         "static": (),

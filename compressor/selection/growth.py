@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from compressor.anatomy import Matrix
-from compressor.deltas import Change, Delta, Sparse, add_at, attach, detach
+from compressor.cost import spendable
+from compressor.deltas import Change, Delta, Sparse, add_at
 from compressor.errors import UserError
 from compressor.selection.gradients import Heuristic
 from compressor.sources import top_mask
@@ -65,6 +66,7 @@ class Growth(Change):
     """
 
     kind = "growth"
+    moving = ("matrix", "index", "count")
 
     def __init__(
         self,
@@ -179,16 +181,6 @@ class Grower:
         growth.values.grad[slots] = torch.cat([gradient.flatten() for gradient in gradients])[fresh]
         growth.count.fill_(self.targets[step])
 
-    def finish(self, model: nn.Module) -> None:
-        """Replace the growing links by plain `Sparse` ones and drop the growth."""
-        for number, matrix in enumerate(self.growth.matrices):
-            for link in detach(matrix.owner, matrix.tensor):
-                grown = isinstance(link, Growing) and link.number == number
-                settled = link.settled() if grown else link
-                if not grown or len(settled.values):
-                    attach(matrix.owner, settled, matrix.tensor)
-        del model.growth
-
 
 def _average(gradients: list[Tensor]) -> None:
     """The mean over processes, as the parameters' own gradients are."""
@@ -205,9 +197,7 @@ def plant(model: nn.Module, growth: Growth) -> None:
 
     Raises UserError E401 where the budget is no place, or more than the matrices have.
     """
-    size, budget = sum(matrix.original.numel() for matrix in growth.matrices), len(growth.values)
-    if not 0 < budget <= size:
-        raise UserError("E401", f"a budget of {budget:,} of {size:,} places", "Ask for 1 at least and all at most")
+    spendable(len(growth.values), sum(matrix.original.numel() for matrix in growth.matrices))
     model.growth = growth
     for number, matrix in enumerate(growth.matrices):
         matrix.attach(Growing(growth, number))

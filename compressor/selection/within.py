@@ -25,7 +25,7 @@ def freeze(model: nn.Module, there: Collection[nn.Module]) -> list[Matrix]:
     return tensors
 
 
-def settle(model: nn.Module) -> None:
+def thaw(model: nn.Module) -> None:
     """Merge what is attached to the tensors of frozen changes into them, bit for bit; then they are as any other."""
     for change in list(model.modules()):
         if isinstance(change, Change) and change.frozen:

@@ -13,6 +13,7 @@ from compressor.methods import NAMES, OPTIONS, On, method
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.stages.tune import (
     TrainingConfig,
+    counted,
     found_model,
     load_options,
     meaningless,
@@ -21,8 +22,8 @@ from pipelines.stages.tune import (
     on_of,
     planned,
     settings_of,
+    told,
     train_and_save,
-    wants_select,
 )
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield from same_problems(config, earlier, fresh)
         return
     row = method(config.method)
-    if wants_select(config, row) and fresh is None:
+    if row.takes_places(config) and fresh is None:
         mend = "Put a select between prune and recover, or use method: lora or same"
-        yield Problem("E404", f"{row.name} needs places in the matrices as they are now", mend, ("method",))
+        yield Problem("E404", f"{told(config, row)} needs places in the matrices as they are now", mend, ("method",))
         return
     yield from method_problems(config, row, fresh)
 
@@ -125,13 +126,12 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
     """`same` trains all the deltas that are there; its count is an upper bound: pruning may have cut places of Ω, and the
     network of a reparametrized prefix is dropped."""
-    own, shape = (), plan.shape
-    if config.method != "same":
-        trained, shape = planned(config, config.method, plan)
-        own = (trained,)
-    there = own if config.method == "full" else plan.trained + own
-    count = sum(trained.count(shape) for trained in own or plan.trained)
-    return replace(plan, shape=shape, trained=there, trainable=(*plan.trainable, ("recover", count)))
+    if config.method == "same":
+        count = sum(trained.kept(plan.shape) for trained in plan.trained)
+        return replace(plan, trainable=(*plan.trainable, ("recover", count)))
+    own, shape = planned(config, config.method, plan)
+    there = (own,) if config.method == "full" else (*plan.trained, own)
+    return replace(plan, shape=shape, trained=there, trainable=(*plan.trainable, counted("recover", own, shape)))
 
 
 STAGE = Stage(

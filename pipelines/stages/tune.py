@@ -15,6 +15,7 @@ from compressor.methods import (
     GROUND,
     NAMES,
     OPTIONS,
+    Child,
     Method,
     On,
     Options,
@@ -70,10 +71,12 @@ class TrainingConfig(GroundConfig):
     reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
-    mask_learning_rate: float | None = Field(default=None, gt=0, description="of propetl's scores, default 10 x learning_rate")
+    mask_learning_rate: float | None = Field(
+        default=None, gt=0, description="of propetl's scores (default 10 x learning_rate) or diff_pruning's gates (0.1)"
+    )
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
     budget: CountOrShare | None = Field(
-        default=None, description="|Ω| of increment and repeat: a count, or a share of the weights"
+        default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
     )
     checkpoints: tuple[CountOrShare, ...] | None = Field(
         default=None, description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget"
@@ -81,6 +84,10 @@ class TrainingConfig(GroundConfig):
     schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
     exp: float | None = Field(default=None, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0")
     eps: float | None = Field(default=None, gt=0, description="eps of ID3's heuristic, default 1")
+    mixout: float | None = Field(default=None, ge=0, lt=1, description="probability of a pretrained column, default 0.9")
+    penalty: float | None = Field(default=None, ge=0, description="diff_pruning: cost of an open gate, default 1.25e-7")
+    child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
+    reserve: float | None = Field(default=None, gt=0, le=1, description="child f: share of the gradients heard, default 0.3")
     epochs: float = Field(default=2, gt=0)
     learning_rate: float | None = Field(default=None, gt=0)
     batch_size: int = Field(default=32, ge=1)
@@ -90,7 +97,7 @@ class TrainingConfig(GroundConfig):
 
         A method that takes no places from it inherits its modules alone.
         """
-        if selected and not wants_select(self, method(self.method)):
+        if selected and not method(self.method).takes_places(self):
             selected = Options(modules=selected.modules)
         own = (name for name in OPTIONS if name not in ("on", *GROUND, "mask_learning_rate", "checkpoints"))
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
@@ -114,15 +121,17 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     """Faults of a method's keys that need no model: shared by tune and recover."""
     yield from meaningless(config, (key for key in OPTIONS if key not in row.reads), row.name)
     if row.kind_key:
-        kind = getattr(config, row.kind_key) or getattr(Options, row.kind_key)
+        kind = row.kind(config)
         yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
-    wants, on = wants_select(config, row), on_of(config, row, omega)
+    wants, on = row.takes_places(config), on_of(config, row, omega)
     yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:
-        mend = "Use method: dsee or selective, or drop the select"
-        yield Problem("E404", f"{told(config, row)} does not use the places that '{omega.id}' chooses", mend)
-    if row.uses_omega and not wants and config.budget is None:
-        yield Problem("E404", f"{told(config, row)} needs a budget", "Say how many places, e.g. budget: 0.005", ("strategy",))
+        other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
+        what = f"{told(config, row)} does not use the places that '{omega.id}' chooses"
+        yield Problem("E404", what, f"Use {other}, or drop the select")
+    if row.needs_budget(config) and config.budget is None:
+        mend = "Say how many places, e.g. budget: 0.005"
+        yield Problem("E404", f"{told(config, row)} needs a budget", mend, (row.kind_key or "method",))
     if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
         mend = "Give smaller budgets in its unit: counts, or shares"
         yield Problem("E403", f"checkpoints lie below the budget {config.budget}", mend, ("checkpoints",))
@@ -156,17 +165,12 @@ def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:
     """Whose tensors Ω lies in, for a stage behind the select `omega`."""
     if "on" not in row.reads:
         return "weights"
-    return config.on or (omega.config.on if omega is not None and wants_select(config, row) else "weights")
-
-
-def wants_select(config: TrainingConfig, row: Method) -> bool:
-    """Whether the places come from a select stage: not where the method chooses them while training."""
-    return row.uses_omega and config.strategy in (None, "static")
+    return config.on or (omega.config.on if omega is not None and row.takes_places(config) else "weights")
 
 
 def told(config: TrainingConfig, row: Method) -> str:
-    """The method with its strategy, for messages."""
-    return f"{row.name} with strategy {config.strategy}" if config.strategy and row.uses_omega else row.name
+    """The method for messages, with its kind where the kinds differ in whether they use the places of a select."""
+    return f"{row.name} with {row.kind_key} {row.kind(config)}" if row.omega_kinds else row.name
 
 
 def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -179,8 +183,9 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
         yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
     row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.name == "select"), None)
-    if wants_select(config, row) and omega is None:
-        yield Problem("E404", f"{row.name} needs places for its sparse part", "Put a select before it, or use method: lora")
+    if row.takes_places(config) and omega is None:
+        what = f"{told(config, row)} needs places for its sparse part"
+        yield Problem("E404", what, "Put a select before it, or use method: lora")
     yield from method_problems(config, row, omega)
 
 
@@ -203,7 +208,7 @@ def train_and_save(
     schedule = Schedule(
         epochs=config.epochs,
         learning_rate=rate,
-        mask_learning_rate=config.mask_learning_rate or 10 * rate,
+        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
         batch_size=config.batch_size,
         weight_decay=0.01 if row.trains_base else 0.0,
         seed=inputs.seed,
@@ -273,16 +278,18 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
     """
     from compressor.cost import shape_of
 
+    shape = shape_of(model)
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
-    reads = row.reads_on(options.on)
-    sizes = Counter((max(size), min(size)) for _, *size in shape_of(model).matrices(options.modules) if row.low_rank)
+    kept, reads = row.kept(shape, options) if row.kept else 0, row.reads_on(options.on)
+    sizes = Counter((max(size), min(size)) for _, *size in shape.matrices(options.modules) if row.low_rank)
     return {
         **{key: getattr(options, key) for key in reads if hasattr(options, key)},
+        **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
         "modules": list(options.modules) if "modules" in reads else [],
         "matrices": [[number, *size] for size, number in sizes.items()],
         "rank": options.rank if row.low_rank or options.on == "lora" else 0,
-        "places": places if options.on == "weights" else 0,
-        "closed_form": row.count(shape_of(model), options, places),
+        "places": places or kept if options.on == "weights" else 0,
+        "closed_form": row.count(shape, options, places),
     }
 
 
@@ -295,7 +302,7 @@ def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
         return config.options(None, None, group)
     ground = artifact.metadata["ground"]
     selected = Options(**{**ground, "modules": tuple(ground["modules"])})
-    wanted = wants_select(config, method(config.method))
+    wanted = method(config.method).takes_places(config)
     return config.options(selected, load_file(artifact.folder / "omega.safetensors") if wanted else None, group)
 
 
@@ -344,7 +351,13 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
     own, shape = planned(config, config.method, plan)
-    return replace(plan, shape=shape, trained=(own,), trainable=(*plan.trainable, ("tune", own.count(shape))))
+    return replace(plan, shape=shape, trained=(own,), trainable=(*plan.trainable, counted("tune", own, shape)))
+
+
+def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:
+    """A row of the plan: what the stage trains, and in its name how much of that is left, where that is less."""
+    count, kept = own.count(shape), own.kept(shape)
+    return (stage if kept == count else f"{stage}, {kept:,} kept", count)
 
 
 STAGE = Stage(

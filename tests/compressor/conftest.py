@@ -102,6 +102,9 @@ CASES: dict[str, tuple[str, dict]] = {
     "propetl-prefix": ("propetl", {"shared": "prefix", "keep": 0.3}),
     "selective-on-lora": ("selective", {"on": "lora"}),
     "selective-on-adapter": ("selective", {"on": "adapter", "placement": "houlsby"}),
+    "mixout": ("mixout", {"mixout": 0.5}),
+    "diff_pruning": ("diff_pruning", {"budget": 60, "penalty": 1e-4}),
+    "child_tuning-d": ("child_tuning", {"child": "d"}),
 }
 """Every method, and every kind of it: case -> (method, options). A new one is one row."""
 

@@ -216,6 +216,36 @@ def test_what_cannot_be_merged_is_pruned_around_and_exported(name, tmp_path):
     assert (result.artifacts["merge"].folder / "model_with_inserts.safetensors").is_file()
 
 
+PRUNE = {"prune": [{"structure": "heads", "criterion": "delta", "remove": 1}]}
+DIFF = {"method": "diff_pruning", "modules": "all", "budget": 0.02}
+DENSE = {
+    "mixout": ([{"tune": {"method": "mixout"}}, PRUNE, {"recover": {}}], "offset"),
+    "child f": ([{"tune": {"method": "child_tuning"}}, PRUNE, {"recover": {"method": "child_tuning"}}], "offset"),
+    "child d": ([{"select": {"score": "fish", "ratio": 0.3}}, {"tune": {"method": "child_tuning", "child": "d"}}], "sparse"),
+    "diff pruning": ([{"tune": DIFF}, PRUNE, {"recover": DIFF}], "sparse"),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_methods_are_stored_as_plain_links(name, tmp_path):
+    """Trained, stored, cut, recovered and merged; the plan says what is trained and what is left of it."""
+    stages, kind = DENSE[name]
+    fast = {"epochs": 1, "learning_rate": 0.01, "batch_size": 8}
+    stages = [{key: {**it, **fast} if key in ("tune", "recover") else it for key, it in one.items()} for one in stages]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=[*stages, {"merge": None}], rows=80))
+    result = run_pipeline(pipeline, tmp_path / "out")
+    tune, plan = result.artifacts["tune"], run_pipeline(pipeline, tmp_path / "out", dry_run=True).plan
+    links = [link for _, owner, key in chains(load(tune.folder, base=tmp_path / "model")) for link in chain(owner, key)]
+    assert links and {link.kind for link in links} == {kind}
+    assert tune.metadata["trainable"]["body"] == tune.metadata["closed_form"] == plan.trainable[0][1]
+    if kind == "sparse":
+        assert sum(len(link.values) for link in links) == tune.metadata["places"]
+    if name == "diff pruning":
+        left = tune.metadata["places"]
+        assert tune.metadata["formula"].endswith(f"|Ω| = {left}") and plan.trainable[0][0] == f"tune, {left} kept"
+    assert load(result.artifacts["merge"].folder)
+
+
 def test_one_run_of_id3_gives_a_series_of_budgets(tmp_path):
     """Each delta's places are among the next one's, and each file loads as a whole model."""
     tune = {"method": "selective", "strategy": "increment", "modules": "all", "budget": 0.02, "checkpoints": [0.004, 0.01]}

@@ -191,12 +191,43 @@ MISTAKES = [
         rewrite(
             PIPELINE.split("  - select")[0] + "  - tune: {method: selective, strategy: increment, on: lora, budget: 99999}\n"
         ),
-        "E401 {file}:5: stages[0].tune: a budget of 99,999 of 4,096 places",
+        "E401 {file}:5: stages[0].tune: budget 99999 is 99,999 of 4,096 places",
     ),
     Mistake(
         "going on with places that are no more",
         within("on: lora, score: pafi", "", "  - prune: {structure: heads, criterion: delta, remove: 1}\n  - recover:\n"),
         "E404 {file}:8: stages[3].recover: same would train the whole lora in which 'tune' trained chosen places",
+    ),
+    Mistake(
+        "nothing but pretrained weights",
+        ("rank: 4", "method: mixout, mixout: 1.0"),
+        "E104 {file}:6: stages[1].tune.mixout: must be less than 1",
+    ),
+    Mistake(
+        "a child drawn anew beside a select",
+        ("rank: 4", "method: child_tuning"),
+        "E404 {file}:6: stages[1].tune: child_tuning with child f does not use the places that 'select' chooses",
+        "Use child: d",
+    ),
+    Mistake(
+        "a child without its places",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: child_tuning, child: d"),
+        "E404 {file}:5: stages[0].tune: child_tuning with child d needs places",
+    ),
+    Mistake(
+        "a draw for a child that is chosen",
+        ("rank: 4", "method: child_tuning, child: d, reserve: 0.5"),
+        "E403 {file}:6: stages[1].tune.reserve: reserve means nothing to method child_tuning with child: d",
+    ),
+    Mistake(
+        "diff pruning without a budget",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: diff_pruning"),
+        "E404 {file}:5: stages[0].tune.method: diff_pruning needs a budget",
+    ),
+    Mistake(
+        "a budget of more than there is",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: diff_pruning, budget: 9999"),
+        "E401 {file}:5: stages[0].tune: budget 9999 is 9,999 of 4,096 places",
     ),
     Mistake("no such model", ("./model", "./modell"), "E303 {file}:2: model: model './modell': no such folder"),
     Mistake("a model without weights", Path.unlink, "E304 {pipeline}:2: model: ", file="model/model.safetensors"),

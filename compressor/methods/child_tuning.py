@@ -1,0 +1,45 @@
+"""Child-Tuning (Xu et al. 2021): a child network learns. `f` draws it anew at every step, `d` has it chosen by a `select`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor.methods import Method, Options, mixout, selective
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.cost import ModelShape
+
+
+def attach_child(model: nn.Module, options: Options) -> None:
+    """Sparse links on the chosen places (d), or a Thinned link on every chosen matrix (f)."""
+    if options.child == "d":
+        selective.attach_sparse(model, options)
+        return
+    from compressor.anatomy import matrices_of
+    from compressor.dense import Thinned
+
+    for matrix in matrices_of(model, options.modules):
+        matrix.attach(Thinned(matrix.original, options.reserve, options.group))
+
+
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """|Ω| (d), Σ m n (f)."""
+    return places if options.child == "d" else mixout.count(shape, options, places)
+
+
+METHOD = Method(
+    name="child_tuning",
+    summary="a child network learns: gradients drawn at every step, or chosen places",
+    formula="mn per matrix (f), |Ω| (d)",
+    attach=attach_child,
+    count=count,
+    learning_rate=1e-4,
+    source="Xu et al. 2021 (Child-Tuning), sections 2.2 and 2.3",
+    reads=("modules", "child", "reserve"),
+    uses_omega=True,
+    omega_kinds=("d",),
+    kind_key="child",
+    variants={"d": (), "f": ("reserve",)},
+)

@@ -1,0 +1,42 @@
+"""Diff pruning (Guo et al. 2021): dense deltas behind learned gates, cut down to |Ω| places halfway through the training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor.methods import Method, Options, mixout, selective
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.cost import ModelShape
+
+
+def attach_gated(model: nn.Module, options: Options) -> None:
+    """Add a Gated link to every chosen matrix. Raises UserError E401 for a budget of no place, or of too many."""
+    from compressor.anatomy import matrices_of
+    from compressor.cost import shape_of
+    from compressor.dense import Gated
+
+    budget = selective.places_of(shape_of(model), options)
+    for matrix in matrices_of(model, options.modules):
+        matrix.attach(Gated(matrix.original, budget, options.penalty, options.group))
+
+
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """Σ 2 m n: a value and a gate for every weight."""
+    return 2 * mixout.count(shape, options, places)
+
+
+METHOD = Method(
+    name="diff_pruning",
+    summary="dense deltas behind learned gates, then the largest of them alone",
+    formula="2mn per matrix, at last |Ω|",
+    attach=attach_gated,
+    count=count,
+    learning_rate=1e-4,
+    mask_learning_rate=0.1,
+    source="Guo et al. 2021, sections 3.1 and 3.2",
+    reads=("modules", "budget", "penalty", "mask_learning_rate"),
+    kept=selective.places_of,
+)

@@ -1,0 +1,38 @@
+"""Mixout (Lee et al. 2020): dense deltas, of which every step sees random columns; the others are the pretrained ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor.methods import Method, Options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.cost import ModelShape
+
+
+def attach_mixed(model: nn.Module, options: Options) -> None:
+    """Add a Mixed link to every chosen matrix."""
+    from compressor.anatomy import matrices_of
+    from compressor.dense import Mixed
+
+    for matrix in matrices_of(model, options.modules):
+        matrix.attach(Mixed(matrix.original, options.mixout, options.group))
+
+
+def count(shape: ModelShape, options: Options, places: int) -> int:
+    """Σ m n."""
+    return sum(out * into for _, out, into in shape.matrices(options.modules))
+
+
+METHOD = Method(
+    name="mixout",
+    summary="dense deltas, random columns of which are left out of every step",
+    formula="mn per matrix",
+    attach=attach_mixed,
+    count=count,
+    learning_rate=1e-4,
+    source="Lee et al. 2020, section 3",
+    reads=("modules", "mixout"),
+)
