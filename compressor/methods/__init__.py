@@ -22,6 +22,7 @@ NAMES = ("dsee", "lora", "selective", "bitfit", "adapter", "prefix", "propetl", 
 
 Placement = Literal["pfeiffer", "houlsby"]
 Shared = Literal["adapter", "lora", "prefix"]
+Combine = Literal["or", "and", "add"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
 
@@ -45,6 +46,10 @@ class Options:
     """What a ProPETL prototype is."""
     keep: float = 0.5
     """Share of a prototype that each block's mask keeps, k in the paper."""
+    tasks: int = 0
+    """How many tasks share the prototype, each with a mask of its own; 0: one task, without."""
+    combine: Combine = "or"
+    """How a block's mask and a task's mask become one."""
     strategy: Strategy = "static"
     """How Ω comes about: chosen beforehand, grown while training (ID3), or chosen anew each time."""
     budget: int | float | None = None
@@ -59,7 +64,7 @@ class Options:
 
 
 OPTIONS = (
-    *(one.name for one in fields(Options) if one.name not in ("group", "omega")),
+    *(one.name for one in fields(Options) if one.name not in ("group", "omega", "tasks", "combine")),
     "mask_learning_rate",
     "checkpoints",
 )
@@ -90,6 +95,8 @@ class Method:
     """Trains values on the places that a select stage chose."""
     trains_base: bool = False
     """The pretrained weights themselves move."""
+    many_tasks: bool = False
+    """Several tasks can be trained together, sharing what the method adds."""
     mergeable: bool = True
     """Merging leaves a model of the base's architecture."""
     identity: bool = True

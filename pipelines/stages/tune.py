@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt
 
 from compressor.cost import Places, Plan, Trained
-from compressor.methods import NAMES, OPTIONS, Method, Options, Placement, Shared, Strategy, Timing, method
+from compressor.methods import NAMES, OPTIONS, Combine, Method, Options, Placement, Shared, Strategy, Timing, method
 from compressor.modules import Modules
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import Entry, Inputs, Problem, Progress, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy as np
     from torch import nn
 
+    from compressor.training import Schedule
     from pipelines.loading import Data
 
 
@@ -73,6 +75,28 @@ class TuneConfig(TrainingConfig):
     """Train a method's parameters and the task head. `modules` defaults to those of the select before it."""
 
     method: Literal[NAMES] = "dsee"
+    combine: Combine | None = Field(default=None, description="many tasks: how layer and task masks are joined, default or")
+    temperature: float | None = Field(
+        default=None, gt=0, description="many tasks: drawn by size^(1/temperature), 1 by size, large evenly; default 10"
+    )
+
+    def of_tasks(self, options: Options, count: int) -> Options:
+        """The options where so many tasks share what the method adds."""
+        return replace(options, tasks=count, combine=self.combine or options.combine)
+
+
+def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
+    """Only some methods train many tasks together, and only there do some keys mean anything."""
+    row = method(config.method)
+    if many and not row.many_tasks:
+        mend = (
+            "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: "
+            "every run gives a small delta file, and compressor.load(base, delta=FILE) switches between them"
+        )
+        yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", mend, ("method",))
+    for key in () if many else ("combine", "temperature"):
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to one task", "Remove the key, or list several under tasks", (key,))
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
@@ -141,26 +165,13 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata."""
     from compressor.methods import trainable_counts
-    from compressor.training import Rows, Schedule, train
+    from compressor.training import Rows, train
     from pipelines.loading import publish_model
 
-    rate = config.learning_rate or row.learning_rate
-    schedule = Schedule(
-        epochs=config.epochs,
-        learning_rate=rate,
-        mask_learning_rate=config.mask_learning_rate or 10 * rate,
-        batch_size=config.batch_size,
-        weight_decay=0.01 if row.trains_base else 0.0,
-        seed=inputs.seed,
-    )
+    schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
     dataset = Rows(data.train.tokens, data.train.labels.tolist(), teacher)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
-
-        def on_step(note: str) -> None:
-            bar.note(note)
-            bar.advance()
-
         kept = workspace.unfinished / BUDGETS
 
         def keep(places: int) -> None:
@@ -168,11 +179,37 @@ def train_and_save(
             write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
         stops = stops_of(config, model)
-        losses = train(model, dataset, data.pad_id, schedule, workspace.unfinished, on_step, stops=stops, on_stop=keep)
+        work = workspace.unfinished
+        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep)
     published = publish_model(model, inputs, data, workspace)
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+
+
+def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
+    """How long and how fast this stage trains, defaults filled in."""
+    from compressor.training import Schedule
+
+    rate = config.learning_rate or row.learning_rate
+    return Schedule(
+        epochs=config.epochs,
+        learning_rate=rate,
+        mask_learning_rate=config.mask_learning_rate or 10 * rate,
+        batch_size=config.batch_size,
+        weight_decay=0.01 if row.trains_base else 0.0,
+        seed=seed,
+    )
+
+
+def stepping(bar: Progress) -> Callable[[str], None]:
+    """What a training calls after every step."""
+
+    def on_step(note: str) -> None:
+        bar.note(note)
+        bar.advance()
+
+    return on_step
 
 
 BUDGETS = "budgets"
@@ -242,11 +279,15 @@ def load_omega(inputs: Inputs) -> dict | None:
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with a fresh task head, attach the method's deltas, train, and write the state."""
+    """Build the model with a fresh task head, attach the method's deltas, train, and write the state (of many: their files)."""
     from compressor.methods import apply
     from compressor.models import build
     from pipelines.loading import load_data
 
+    if inputs.tasks:
+        from pipelines.many_tasks import tune_tasks
+
+        return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
     model = build(inputs.base.folder, data.label_names, inputs.seed)
     options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
@@ -268,6 +309,8 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
     own = planned(config, config.method, plan)
+    if hasattr(plan.model, "tasks"):
+        own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
     return replace(plan, trained=(own,), trainable=(*plan.trainable, ("tune", own.count(plan.shape))))
 
 
@@ -282,4 +325,5 @@ STAGE = Stage(
     run=run,
     check=check,
     plan=plan,
+    with_tasks=with_tasks,
 )
