@@ -90,8 +90,8 @@ def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
     row = method(config.method)
     if many and not row.many_tasks:
         mend = (
-            "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: "
-            "every run gives a small delta file, and compressor.load(base, delta=FILE) switches between them"
+            "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: `compress delta convert` "
+            "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
         )
         yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", mend, ("method",))
     for key in () if many else ("combine", "temperature"):

@@ -1,8 +1,6 @@
 """Many tasks on one base (ProPETL section 3.4): who is drawn, what is tied to what, and what lies on disk."""
 
 import itertools
-from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import compressor
 from compressor.cost import shape_of
 from compressor.methods import Options, apply, trainable_counts
 from compressor.methods import method as method_row
-from compressor.multitask import Mixture, TaskSampler, join_heads, probabilities, trained_parts
+from compressor.multitask import Tasks, TaskSampler, join_heads, probabilities, trained_parts
 from compressor.sources import Masked
 from compressor.storage import bits, delta_file
 from compressor.storage.bits import Stored
@@ -24,35 +22,14 @@ from compressor.storage.compare import compare
 from compressor.storage.delta_file import HEADER_LIMIT, header_size
 from compressor.storage.live import remember
 from compressor.storage.task_files import SHARED, write_tasks
-from compressor.training import Rows, Schedule, train, trainer_of
-from compressor.unfinished import changing
-from tests.compressor.conftest import APPLIES, OPTIONS, encoding, tiny
+from compressor.training import Schedule, train
+from tests.compressor.conftest import APPLIES, encoding, tiny
 from tests.compressor.test_delta_file import bits_of, logits, refused
-from tests.compressor.training_parts import rows_of
+from tests.compressor.training_parts import CLASSES, many, many_in_one_process, mixture
 
-CLASSES = {"a": 3, "b": 2}
 LABELS = {name: [f"{name}{number}" for number in range(count)] for name, count in CLASSES.items()}
 KINDS = {"propetl": "adapter", "propetl-lora": "lora", "propetl-prefix": "prefix"}
 PAIRS = [(KINDS[case], architecture) for case, architecture in APPLIES if case in KINDS]
-
-
-def with_classes(architecture: str, classes: int, dtype: torch.dtype = torch.float64):
-    """`tiny` with another number of classes; the base is the same, bit for bit."""
-    three = tiny(architecture, dtype)
-    config = type(three.config).from_dict({**three.config.to_dict(), "num_labels": classes})
-    model = AutoModelForSequenceClassification.from_config(config).to(dtype).eval()
-    model.base_model.load_state_dict(three.base_model.state_dict())
-    model.head_parameter_names = three.head_parameter_names
-    return model
-
-
-def many(architecture: str = "bert", dtype: torch.dtype = torch.float64, **kind):
-    """A model of two tasks of 3 and 2 classes, and its options."""
-    torch.manual_seed(0)
-    model = join_heads((name, with_classes(architecture, count, dtype)) for name, count in CLASSES.items())
-    options = replace(OPTIONS, group="1", tasks=len(CLASSES), **kind)
-    apply(model, "propetl", options)
-    return model, options
 
 
 def moved(architecture: str = "bert", dtype: torch.dtype = torch.float32, **kind):
@@ -202,19 +179,12 @@ def test_each_task_has_its_head_and_computes_as_if_alone():
 # --- training ---
 
 
-@cache
-def parts() -> tuple[Rows, ...]:
-    rows = rows_of(90)
-    two = [row["input_ids"][0] % 2 for row in rows.rows]
-    return Rows(rows.rows[:60], rows.labels[:60]), Rows(rows.rows[60:], two[60:])
-
-
 FAST = Schedule(epochs=3, learning_rate=5e-3, batch_size=8, seed=4)
 
 
 def run(work, on_step=lambda note: None, **arguments):
     model, _ = many(dtype=torch.float32)
-    return model, train(model, Mixture(parts(), 10.0), 1, FAST, work, on_step, **arguments)
+    return model, train(model, mixture(), 1, FAST, work, on_step, **arguments)
 
 
 class Cut(Exception):
@@ -243,19 +213,19 @@ def test_training_learns_repeats_and_goes_on_after_a_cut(tmp_path):
     assert same == losses
 
 
-def test_a_step_is_of_one_task_also_where_it_is_accumulated(tmp_path):
+def test_a_step_is_of_one_task_also_where_it_is_accumulated(tmp_path, monkeypatch):
     """16 rows a step: whole, and as 8 + 8; the tasks are those of the sampler, batch by batch."""
-    ends, seen = [], {}
-    for accumulate in (1, 2):
-        model, _ = many()
-        tasks = seen[accumulate] = []
-        model.register_forward_hook(lambda model, *_, tasks=tasks: tasks.append(model.tasks.active))
-        schedule = Schedule(epochs=2, learning_rate=1e-2, batch_size=16 // accumulate, accumulate=accumulate, seed=5)
-        trainer_of(model, Mixture(parts(), 10.0), 1, schedule, tmp_path / str(accumulate), use_cpu=True).train()
-        ends.append({name: tensor.detach().clone() for name, tensor in changing(model).items()})
+    seen = []
+    monkeypatch.setattr(
+        Tasks, "active", property(lambda tasks: seen[-1], lambda tasks, number: seen.append(number)), raising=False
+    )
     drawn = TaskSampler([60, 30], 10.0, 16, seed=5).tasks(12).tolist()
-    assert seen[1] == drawn and seen[2] == [task for task in drawn for _ in range(2)] and set(drawn) == {0, 1}
-    assert all(torch.allclose(tensor, ends[1][name], atol=1e-9) for name, tensor in ends[0].items())
+    whole = many_in_one_process(tmp_path / "1", batch_size=16)
+    assert set(drawn) == {0, 1} and seen[1:] == drawn  # behind the first, which every model begins with
+    seen.clear()
+    halves = many_in_one_process(tmp_path / "2", batch_size=8, accumulate=2)
+    assert seen[1:] == [task for task in drawn for _ in range(2)]
+    assert all(torch.allclose(tensor, halves[name], atol=1e-9) for name, tensor in whole.items())
 
 
 # --- on disk ---
