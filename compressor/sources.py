@@ -143,10 +143,15 @@ class FixedMasks(nn.Module):
 
 
 class Masked(nn.Module):
-    """A prototype seen through this block's masks: w ⊙ m (ProPETL equation 5), joined with the task's if there are any."""
+    """A prototype seen through this block's masks: w ⊙ m (ProPETL equation 5), joined with the task's if there are any.
 
-    def __init__(self, prototype: Prototype, layer: Scores | FixedMasks, task: Scores | None = None, combine: str = "or"):
+    `layer` and `task` are whatever has a `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.
+    """
+
+    def __init__(self, prototype: Prototype, layer: nn.Module, task: nn.Module | None = None, combine: str = "or"):
         super().__init__()
+        if combine not in COMBINE:
+            raise ValueError(f"masks are not joined by '{combine}'")
         self.prototype, self.layer, self.task, self.combine = prototype, layer, task, combine
         self.names = prototype.names
 

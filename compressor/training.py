@@ -74,12 +74,14 @@ class Collator:
     pad_id: int
 
     def __call__(self, items: list[dict]) -> dict[str, Tensor]:
-        extra = ("labels", "teacher")
+        extra = ("labels", "teacher", "task")
         batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
         tensors["labels"] = torch.tensor([item["labels"] for item in items])
         if "teacher" in items[0]:
             tensors["teacher"] = torch.from_numpy(np.stack([item["teacher"] for item in items]))
+        if "task" in items[0]:  # the same in every item
+            tensors["task"] = items[0]["task"]
         return tensors
 
 
@@ -139,10 +141,12 @@ class TaskTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _get_train_sampler(self, train_dataset: Rows | None = None) -> torch.utils.data.Sampler:
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        if hasattr(self.train_dataset, "sampler"):  # many tasks: a step's batches, on all processes, are of one
+            return self.train_dataset.sampler(size * self.args.world_size, self.args.data_seed)
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         lengths = [len(row["input_ids"]) for row in self.train_dataset.rows]
-        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:

@@ -300,12 +300,16 @@ def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None
 
 
 def _show_summary(result: RunResult) -> None:
-    """The summary of the run's report, and where the report is."""
+    """The summary of the run's report and where it is, or the quality of every task that was trained with others."""
     path = result.folder / "report.json"
     if path.is_file():
         keys = ("metric", "dense", "compressed", "change")
         rows = json.loads(path.read_text(encoding="utf-8"))["summary"]
         _table(keys, [[str(row[key]) for key in keys] for row in rows])
+    for artifact in result.artifacts.values():
+        if tasks := artifact.metadata.get("tasks"):
+            rows = [(one["task"], f"{one['quality'][one['metric']]:.4f}", f"{one['bytes']:,}", one["file"]) for one in tasks]
+            _table(("task", tasks[0]["metric"], "bytes", "file"), rows)
     what, place = ("report", result.report) if result.report else ("run", result.folder)
     click.echo(f"{what}: {_near(place)}")
 

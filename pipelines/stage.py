@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")
 """Every stage, in the order in which a pipeline usually runs them. A new stage is a file in `stages/` and a word here."""
 
+TASKS = "tasks"
+"""Folder of an artifact, and of a run, with the files of many tasks."""
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """Names of pipelines and ids of stages: safe as a file's name everywhere."""
 
@@ -87,19 +90,20 @@ class BaseModelReference:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a stage may see: the base, the task, the seed and the artifacts it declares (earlier stages only, in order).
+    """What a stage may see: the base, the task (or the many), the seed and the artifacts it declares (earlier ones, in order).
 
     `threads` is for the sessions and processes that a stage starts; torch in this process has it already.
     """
 
     base: BaseModelReference
-    task: TaskConfig
+    task: TaskConfig | None
     seed: int
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
     """Name of the pipeline and of the stages before this one, for reports."""
     threads: int | None = None
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)
 
     def nearest(self, kind: str) -> Artifact | None:
         """The nearest earlier artifact of a kind, or None."""
@@ -132,6 +136,13 @@ class Workspace(Protocol):
     def say(self, text: str) -> None: ...
 
 
+def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
+    """What most stages say of `tasks`: E117."""
+    if many:
+        mend = "Leave it out, or give the pipeline the task it is about: `task` instead of `tasks`"
+        yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", mend)
+
+
 @dataclass(frozen=True)
 class Stage:
     """A row of the stage table.
@@ -141,7 +152,8 @@ class Stage:
     `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
     it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
-    key, to be compared with the model's positions.
+    key, to be compared with the model's positions. `with_tasks` looks at the config once more, knowing whether the pipeline has
+    many tasks.
     """
 
     name: str
@@ -157,6 +169,7 @@ class Stage:
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
+    with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
 
 

@@ -34,6 +34,7 @@ NAMES = (
 
 Placement = Literal["pfeiffer", "houlsby"]
 Shared = Literal["adapter", "lora", "prefix"]
+Combine = Literal["or", "and", "add"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
 On = Literal["weights", "lora", "adapter"]
@@ -63,6 +64,10 @@ class Options:
     """Share of a prototype that each block's mask keeps, k in the paper."""
     on: On = "weights"
     """Whose tensors Ω lies in: the frozen weights, or what this method adds, frozen at its start."""
+    tasks: int = 0
+    """How many tasks share the prototype, each with a mask of its own; 0: one task, without."""
+    combine: Combine = "or"
+    """How a block's mask and a task's mask become one."""
     strategy: Strategy = "static"
     """How Ω comes about: chosen beforehand, grown while training (ID3), or chosen anew each time."""
     budget: int | float | None = None
@@ -85,7 +90,7 @@ class Options:
 
 
 OPTIONS = (
-    *(one.name for one in fields(Options) if one.name not in ("group", "omega")),
+    *(one.name for one in fields(Options) if one.name not in ("group", "omega", "tasks", "combine")),
     "mask_learning_rate",
     "checkpoints",
 )
@@ -130,6 +135,8 @@ class Method:
     """|Ω| that is left in the end, where more is trained than that."""
     trains_base: bool = False
     """The pretrained weights themselves move."""
+    many_tasks: bool = False
+    """Several tasks can be trained together, sharing what the method adds."""
     mergeable: bool | Mapping[str, bool] = True
     """Merging leaves a model of the base's architecture; by kind (`on`, `shared`) where the kinds differ."""
     identity: bool = True

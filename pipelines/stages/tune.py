@@ -16,6 +16,7 @@ from compressor.methods import (
     NAMES,
     OPTIONS,
     Child,
+    Combine,
     Method,
     On,
     Options,
@@ -27,14 +28,16 @@ from compressor.methods import (
     method,
 )
 from compressor.modules import Modules
-from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Progress, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy as np
     from torch import nn
 
+    from compressor.training import Schedule
     from pipelines.loading import Data
 
 
@@ -108,6 +111,28 @@ class TuneConfig(TrainingConfig):
     """Train a method's parameters and the task head. Where Ω lies is said in the select before it, if there is one."""
 
     method: Literal[NAMES] = "dsee"
+    combine: Combine | None = Field(default=None, description="many tasks: how layer and task masks are joined, default or")
+    temperature: float | None = Field(
+        default=None, gt=0, description="many tasks: drawn by size^(1/temperature), 1 by size, large evenly; default 10"
+    )
+
+    def of_tasks(self, options: Options, count: int) -> Options:
+        """The options where so many tasks share what the method adds."""
+        return replace(options, tasks=count, combine=self.combine or options.combine)
+
+
+def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
+    """Only some methods train many tasks together, and only there do some keys mean anything."""
+    row = method(config.method)
+    if many and not row.many_tasks:
+        mend = (
+            "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: `compress delta convert` "
+            "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
+        )
+        yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", mend, ("method",))
+    for key in () if many else ("combine", "temperature"):
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to one task", "Remove the key, or list several under tasks", (key,))
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
@@ -201,26 +226,13 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata."""
     from compressor.methods import trainable_counts
-    from compressor.training import Rows, Schedule, train
+    from compressor.training import Rows, train
     from pipelines.loading import publish_model
 
-    rate = config.learning_rate or row.learning_rate
-    schedule = Schedule(
-        epochs=config.epochs,
-        learning_rate=rate,
-        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
-        batch_size=config.batch_size,
-        weight_decay=0.01 if row.trains_base else 0.0,
-        seed=inputs.seed,
-    )
+    schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
     dataset = Rows(data.train.tokens, data.train.labels.tolist(), teacher)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
-
-        def on_step(note: str) -> None:
-            bar.note(note)
-            bar.advance()
-
         kept = workspace.unfinished / BUDGETS
 
         def keep(places: int) -> None:
@@ -228,11 +240,37 @@ def train_and_save(
             write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
         stops = stops_of(config, model)
-        losses = train(model, dataset, data.pad_id, schedule, workspace.unfinished, on_step, stops=stops, on_stop=keep)
+        work = workspace.unfinished
+        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep)
     published = publish_model(model, inputs, data, workspace)
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+
+
+def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
+    """How long and how fast this stage trains, defaults filled in."""
+    from compressor.training import Schedule
+
+    rate = config.learning_rate or row.learning_rate
+    return Schedule(
+        epochs=config.epochs,
+        learning_rate=rate,
+        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
+        batch_size=config.batch_size,
+        weight_decay=0.01 if row.trains_base else 0.0,
+        seed=seed,
+    )
+
+
+def stepping(bar: Progress) -> Callable[[str], None]:
+    """What a training calls after every step."""
+
+    def on_step(note: str) -> None:
+        bar.note(note)
+        bar.advance()
+
+    return on_step
 
 
 BUDGETS = "budgets"
@@ -321,11 +359,15 @@ def found_model(inputs: Inputs, label_names: list[str]) -> nn.Module:
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with its task head, attach the method's deltas, train, and write the state."""
+    """Build the model with its task head, attach the method's deltas, train, and write the state (of many: their files)."""
     from compressor.methods import apply
     from compressor.models import HEAD_ORIGINS
     from pipelines.loading import load_data
 
+    if inputs.tasks:
+        from pipelines.many_tasks import tune_tasks
+
+        return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
     model = found_model(inputs, data.label_names)
     if model.head_origin != "fresh":
@@ -351,6 +393,8 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
     own, shape = planned(config, config.method, plan)
+    if hasattr(plan.model, "tasks"):
+        own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
     return replace(plan, shape=shape, trained=(own,), trainable=(*plan.trainable, counted("tune", own, shape)))
 
 
@@ -371,4 +415,5 @@ STAGE = Stage(
     run=run,
     check=check,
     plan=plan,
+    with_tasks=with_tasks,
 )

@@ -16,7 +16,7 @@ from compressor.storage import delta_file
 from compressor.training import Schedule, train, trainer_of
 from compressor.unfinished import changing, newest
 from tests.compressor.conftest import CASES, GROWING, prepared, tiny
-from tests.compressor.training_parts import MODULES, one_process, rows_of
+from tests.compressor.training_parts import MANY, MODULES, many_in_one_process, one_process, rows_of
 
 FAST = Schedule(epochs=6, learning_rate=5e-3, batch_size=8, seed=4)
 
@@ -134,6 +134,13 @@ def test_one_batch_is_two_accumulated_is_two_processes(case, tmp_path, two_proce
     for name, tensor in whole.items():
         assert torch.allclose(tensor.double(), halves[name].double(), atol=1e-9), name
         assert torch.allclose(tensor.double(), spread[name].double(), atol=1e-9), name
+
+
+def test_many_tasks_are_the_same_over_two_processes(tmp_path, two_processes):
+    """All batches of a step are of one task, whichever process has them."""
+    whole, spread = many_in_one_process(tmp_path, batch_size=16), load_file(two_processes / f"{MANY}.safetensors")
+    assert whole.keys() == spread.keys()
+    assert all(torch.allclose(tensor, spread[name], atol=1e-9) for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize("case", ["sparse", *GROWING])

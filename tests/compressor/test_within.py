@@ -119,6 +119,10 @@ def test_gradients_see_nothing_behind_a_zero(on, score, architecture):
     scores = gradient_scores(model, tensors, score, [(encoding(), torch.tensor([0, 2, 1]))])
     seen = {tensor.name for tensor in tensors if scores[tensor.path].any()}
     assert seen == {"lora": {"B"}, "adapter": {"up", "up_bias"}}[on]
+    candidates = sum(int((one > 0).sum()) for one in scores.values())
+    choose_all(scores, {}, Places(options_on(on), "global", count=candidates))
+    with pytest.raises(UserError, match="E401"):
+        choose_all(scores, {}, Places(options_on(on), "global", count=candidates + 1))
 
 
 @pytest.mark.parametrize("scope", ["matrix", "layer", "global"])
