@@ -192,7 +192,8 @@ def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
     """`Plan.start` for many tasks: every head is stored, and each row computes one of them."""
     from dataclasses import replace
 
-    from compressor.cost import Plan, hollow, shape_of
+    from compressor.cost import Plan, shape_of
+    from compressor.models import hollow
     from compressor.tasks.reading import read_task
 
     models = {name: hollow(base_folder, read_task(task).label_names) for name, task in tasks.items()}
