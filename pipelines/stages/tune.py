@@ -139,7 +139,7 @@ def train_and_save(
     from compressor.training import Rows, Schedule, train
     from pipelines.loading import publish_model
 
-    rate = config.learning_rate or row.learning_rate
+    rate = config.learning_rate or row.rate(config)
     schedule = Schedule(
         epochs=config.epochs,
         learning_rate=rate,
