@@ -145,6 +145,12 @@ class Method:
     """The option that tells the method's kinds apart, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What each of these kinds reads of `reads`; `unread` tells what a kind leaves."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Other default peak rates, where an option is given: option -> rate."""
+
+    def rate(self, given: object) -> float:
+        """The default peak rate for a config or options."""
+        return next((rate for option, rate in self.rates.items() if getattr(given, option)), self.learning_rate)
 
     def kind(self, options: object) -> str | None:
         """The kind that `options` (or a stage's config, where None is the default) ask for; None without kinds."""

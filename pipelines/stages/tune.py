@@ -252,7 +252,7 @@ def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
     """How long and how fast this stage trains, defaults filled in."""
     from compressor.training import Schedule
 
-    rate = config.learning_rate or row.learning_rate
+    rate = config.learning_rate or row.rate(config)
     return Schedule(
         epochs=config.epochs,
         learning_rate=rate,

@@ -142,6 +142,12 @@ def test_dsee_counts_of_the_paper():
     assert (count(16, 24 * 16), count(8, 0)) == (589_824 + 384, 294_912)
 
 
+def test_a_network_behind_a_prefix_has_a_default_rate_of_its_own():
+    row = method_row("prefix")
+    assert [row.rate(Options(reparametrize=given)) for given in (False, True)] == [1e-2, 1e-3]
+    assert method_row("lora").rate(Options()) == method_row("lora").learning_rate
+
+
 def test_a_reparametrized_prefix_has_the_network_of_peft():
     """Li and Liang 2021, section 4.3, as peft has it: embedding, linear, tanh, and a linear for all blocks."""
     from peft import PrefixTuningConfig
