@@ -94,9 +94,9 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         faults += _collect(_override, source, text)
     top, top_faults = validated(PipelineFile, source, ())
     entries, stage_faults = _entries(source)
-    faults += top_faults + stage_faults
+    faults += top_faults + stage_faults + (list(_task_faults(source, top)) if top else [])
     if not faults:
-        faults = list(_task_faults(source, top, entries)) or list(_order_faults(source, entries))
+        faults = list(_unfit_faults(source, entries, top.tasks is not None)) or list(_order_faults(source, entries))
     if faults or top is None:
         raise UserErrors(faults)
     folder = path.resolve().parent
@@ -111,8 +111,8 @@ def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
     return task.model_copy(update={key: folder / Path(getattr(task, key)).expanduser() for key in PATH_KEYS})
 
 
-def _task_faults(source: Source, top: PipelineFile, entries: Sequence[Entry]) -> Iterator[UserError]:
-    """No task, both forms, names that are none, and the first stage that cannot be with tasks as they are."""
+def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
+    """No task, both forms, or names of tasks that no file can have."""
     if top.task is None and top.tasks is None:
         yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
     if top.task is not None and top.tasks is not None:
@@ -122,8 +122,12 @@ def _task_faults(source: Source, top: PipelineFile, entries: Sequence[Entry]) ->
         if not re.fullmatch(NAME_PATTERN, name):
             mend = "Use letters, digits, '_', '-' and '.', a letter or digit first"
             yield UserError("E104", f"a task cannot be called {name!r}", mend, source.where(("tasks", name)))
+
+
+def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
+    """The first stage that does not go with one task, or with many: the rest would say the same."""
     for place, entry in enumerate(entries):
-        for problem in load_stage(entry.name).with_tasks(entry.config, top.tasks is not None):
+        for problem in load_stage(entry.name).with_tasks(entry.config, many):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
             yield UserError(problem.code, problem.what, problem.mend, where)
             return

@@ -47,7 +47,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
         "weights_moved": False,
         "kept": {},
         "tasks": measure(files, data, temperature, inputs, workspace),
-        "shared": {"file": f"{TASKS}/{SHARED}", "bytes": (folder / SHARED).stat().st_size},
+        "shared_file": {"file": f"{TASKS}/{SHARED}", "bytes": (folder / SHARED).stat().st_size},
         "trainable": {**trainable, **trained_parts(model)},
         "formula": row.formula,
         "losses": losses,

@@ -66,6 +66,8 @@ def test_a_whole_run_and_its_files(project, out, compress):
     parts = {"prototype": PROTOTYPE, "layer_scores": LAYERS * PROTOTYPE, "task_scores": 2 * PROTOTYPE, "head": HEADS}
     assert metadata["trainable"] == {**parts, "body": metadata["closed_form"]}
     assert metadata["closed_form"] == (1 + LAYERS + 2) * PROTOTYPE
+    shared = {"file": f"tasks/{SHARED}", "bytes": (folder / SHARED).stat().st_size}
+    assert (metadata["shared_file"], metadata["shared"], metadata["combine"]) == (shared, "lora", "or")
     assert [row["task"] for row in metadata["tasks"]] == ["mood", "topic"]
     assert [row["probability"] for row in metadata["tasks"]] == [0.5, 0.5]
     tokenizer, model = tokenizer_of(base), base
