@@ -95,8 +95,10 @@ def save(
     """
     from safetensors.torch import save as serialize
 
+    from compressor.storage.changes import pack_kept
+
     layout = compact(changes, {name: (_buffer(t), tuple(t.shape)) for name, t in tensors.items() if _buffer(t) != "masks"})
-    kept, kept_bits = _pack_kept(kept or {})
+    kept, kept_bits = pack_kept(kept or {})
     flat = {**_flatten(layout, tensors), **kept_bits}
     if heads:
         flat["head"] = _concatenate(heads.values())
@@ -164,35 +166,6 @@ def _concatenate(pieces) -> Tensor:
     return torch.cat([piece.flatten().cpu() for piece in pieces])
 
 
-def _pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What pruning left as bits: for every layer its heads, then its neurons; 1 is kept."""
-    import torch
-
-    from compressor.storage.changes import pack
-
-    if not kept:
-        return {}, {}
-    sizes = {word: 1 + max(index for row in kept.values() for index in row[word]) for word in ("heads", "neurons")}
-    bits = torch.zeros(len(kept), sum(sizes.values()), dtype=torch.bool)
-    for layer, row in zip(bits, kept.values(), strict=True):
-        layer[row["heads"]] = True
-        layer[[sizes["heads"] + neuron for neuron in row["neurons"]]] = True
-    return {"layers": list(kept), **sizes}, {"kept": pack(bits)}
-
-
-def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
-    from compressor.storage.changes import unpack
-
-    if not description:
-        return {}
-    layers, heads, neurons = description["layers"], description["heads"], description["neurons"]
-    rows = unpack(bits, (len(layers), heads + neurons))
-    return {
-        layer: {"heads": row[:heads].nonzero().flatten().tolist(), "neurons": row[heads:].nonzero().flatten().tolist()}
-        for layer, row in zip(layers, rows, strict=True)
-    }
-
-
 def _text(description: Mapping) -> str:
     return json.dumps(description, separators=(",", ":"))
 
@@ -245,6 +218,8 @@ def read(path: Path | str) -> DeltaFile:
 
 
 def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
+    from compressor.storage.changes import unpack_kept
+
     if not text:
         text = bytes(flat.pop("description").numpy()).decode()
     description = json.loads(text)
@@ -255,7 +230,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
     shapes, head = description["head"], None
-    kept = _unpack_kept(description["kept"], flat.pop("kept", None))
+    kept = unpack_kept(description["kept"], flat.pop("kept", None))
     if shapes is not None:
         head = _cut(flat.pop("head"), shapes)
     return DeltaFile(

@@ -237,7 +237,7 @@ def written(model, folder, sha256="0"):
 
 @pytest.mark.parametrize(
     ("shared", "architecture", "combine"),
-    [*((*pair, "or") for pair in PAIRS), *((shared, "bert", combine) for shared in KINDS.values() for combine in ("and", "add"))],
+    [(*pair, "or") for pair in PAIRS] + [(shared, "bert", combine) for shared in KINDS.values() for combine in ("and", "add")],
 )
 def test_a_task_comes_back_bit_equal(shared, architecture, combine, tmp_path):
     """From base, shared file and task file; `add` has mask values of 0, 1 and 2, kept as the two masks that they are."""
