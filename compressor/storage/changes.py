@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from compressor.deltas import Change, Delta, LowRank, Mask, Offset, Place, Sparse, attach, chain, chains, original
 from compressor.inserts import Adapter, Insert, Prefix, insert, inserts_of, use_prefixes
 from compressor.sources import FixedMasks, Masked, Own, Prototype
+
+if TYPE_CHECKING:
+    from compressor.pruning.surgery import Kept
 
 KINDS: dict[str, type[Change]] = {cls.kind: cls for cls in (LowRank, Sparse, Offset, Adapter, Prefix)}
 """Every stored kind of change. A new kind is a class with `settings` and a word here."""
@@ -28,6 +32,31 @@ def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`pack` reversed: a boolean tensor of `shape`."""
     count = int(np.prod(shape))
     return torch.from_numpy(np.unpackbits(packed.numpy(), count=count)).bool().view(*shape)
+
+
+def pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What pruning left as bits: for every block the units of each structure in turn; 1 is kept."""
+    if not kept:
+        return {}, {}
+    structures = next(iter(kept.values()))
+    sizes = {name: 1 + max((unit for row in kept.values() for unit in row[name]), default=-1) for name in structures}
+    bits = torch.zeros(len(kept), sum(sizes.values()), dtype=torch.bool)
+    for block, row in zip(bits, kept.values(), strict=True):
+        for name, part in zip(sizes, block.split(list(sizes.values())), strict=True):
+            part[row[name]] = True
+    return {"blocks": list(kept), "sizes": sizes}, {"kept": pack(bits)}
+
+
+def unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
+    """`pack_kept` reversed."""
+    if not description:
+        return {}
+    blocks, sizes = description["blocks"], description["sizes"]
+    rows = unpack(bits, (len(blocks), sum(sizes.values())))
+    return {
+        block: {name: part.nonzero().flatten().tolist() for name, part in zip(sizes, row.split([*sizes.values()]), strict=True)}
+        for block, row in zip(blocks, rows, strict=True)
+    }
 
 
 def describe(model: nn.Module) -> tuple[dict, Tensors]:

@@ -95,8 +95,10 @@ def save(
     """
     from safetensors.torch import save as serialize
 
+    from compressor.storage.changes import pack_kept
+
     layout = compact(changes, {name: (_buffer(t), tuple(t.shape)) for name, t in tensors.items() if _buffer(t) != "masks"})
-    kept, kept_bits = _pack_kept(kept or {})
+    kept, kept_bits = pack_kept(kept or {})
     flat = {**_flatten(layout, tensors), **kept_bits}
     if heads:
         flat["head"] = _concatenate(heads.values())
@@ -164,38 +166,6 @@ def _concatenate(pieces) -> Tensor:
     return torch.cat([piece.flatten().cpu() for piece in pieces])
 
 
-def _pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What pruning left as bits: for every block the units of each structure in turn; 1 is kept."""
-    import torch
-
-    from compressor.storage.changes import pack
-
-    if not kept:
-        return {}, {}
-    structures = next(iter(kept.values()))
-    sizes = {name: 1 + max((unit for row in kept.values() for unit in row[name]), default=-1) for name in structures}
-    bits = torch.zeros(len(kept), sum(sizes.values()), dtype=torch.bool)
-    for block, row in zip(bits, kept.values(), strict=True):
-        for name, part in zip(sizes, block.split(list(sizes.values())), strict=True):
-            part[row[name]] = True
-    return {"blocks": list(kept), "sizes": sizes}, {"kept": pack(bits)}
-
-
-def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
-    from compressor.storage.changes import unpack
-
-    if not description:
-        return {}
-    blocks, sizes = description["blocks"], description["sizes"]
-    rows = unpack(bits, (len(blocks), sum(sizes.values())))
-    return {
-        block: {
-            name: part.nonzero().flatten().tolist() for name, part in zip(sizes, row.split(list(sizes.values())), strict=True)
-        }
-        for block, row in zip(blocks, rows, strict=True)
-    }
-
-
 def _text(description: Mapping) -> str:
     return json.dumps(description, separators=(",", ":"))
 
@@ -248,6 +218,8 @@ def read(path: Path | str) -> DeltaFile:
 
 
 def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
+    from compressor.storage.changes import unpack_kept
+
     if not text:
         text = bytes(flat.pop("description").numpy()).decode()
     description = json.loads(text)
@@ -258,7 +230,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
     shapes, head = description["head"], None
-    kept = _unpack_kept(description["kept"], flat.pop("kept", None))
+    kept = unpack_kept(description["kept"], flat.pop("kept", None))
     if shapes is not None:
         head = _cut(flat.pop("head"), shapes)
     return DeltaFile(

@@ -235,8 +235,10 @@ def written(model, folder, sha256="0"):
     return write_tasks(model, folder, base="here", base_sha256=sha256, label_names=LABELS)
 
 
-@pytest.mark.parametrize("combine", ["or", "and", "add"])
-@pytest.mark.parametrize(("shared", "architecture"), PAIRS)
+@pytest.mark.parametrize(
+    ("shared", "architecture", "combine"),
+    [(*pair, "or") for pair in PAIRS] + [(shared, "bert", combine) for shared in KINDS.values() for combine in ("and", "add")],
+)
 def test_a_task_comes_back_bit_equal(shared, architecture, combine, tmp_path):
     """From base, shared file and task file; `add` has mask values of 0, 1 and 2, kept as the two masks that they are."""
     model = moved(architecture, shared=shared, keep=0.3, combine=combine)
