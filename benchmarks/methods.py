@@ -59,6 +59,7 @@ def selective(name: str, rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2), **select
 
 GROW = {"method": "selective", "modules": "all", "budget": 0.005}
 DSEE_SELECT = {"score": "rpca", "count": 16, "modules": ["query", "value"]}
+DIFF = {"modules": "all", "budget": 0.005, "final_learning_rate": 1e-2}
 CONTENDERS = (
     Contender("full", {"method": "full"}, (3e-5, 1e-4, 3e-4)),
     Contender("bitfit", {"method": "bitfit"}, (1e-3, 3e-3, 1e-2)),
@@ -79,10 +80,10 @@ CONTENDERS = (
     Contender("prefix", {"method": "prefix"}, (1e-2,)),
     Contender("propetl lora", {"method": "propetl", "shared": "lora"}, (3e-3,)),
     Contender("propetl prefix", {"method": "propetl", "shared": "prefix"}, (1e-2,)),
-    Contender("mixout", {"method": "mixout", "modules": "all"}, (1e-4,)),
-    Contender("diff pruning", {"method": "diff_pruning", "modules": "all", "budget": 0.005}, (1e-4,)),
-    Contender("child f", {"method": "child_tuning", "modules": "all"}, (1e-4,)),
-    Contender("child d", {"method": "child_tuning", "child": "d"}, (1e-4,), {"score": "fish", **SELECT_ALL, "ratio": 0.3}),
+    Contender("mixout", {"method": "mixout", "modules": "all"}, (3e-4,)),
+    Contender("diff pruning", {"method": "diff_pruning", **DIFF}, (3e-4,)),
+    Contender("child f", {"method": "child_tuning", "modules": "all"}, (3e-4,)),
+    Contender("child d", {"method": "child_tuning", "child": "d"}, (3e-4,), {"score": "fish", **SELECT_ALL, "ratio": 0.3}),
 )
 SEEDS = (0, 1, 2)
 DRAWS = 500

@@ -82,6 +82,7 @@ class Options:
 OPTIONS = (
     *(one.name for one in fields(Options) if one.name not in ("group", "omega")),
     "mask_learning_rate",
+    "final_learning_rate",
     "checkpoints",
 )
 """Keys of a training stage that only some methods read."""

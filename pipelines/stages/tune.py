@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt
@@ -51,6 +51,9 @@ class TrainingConfig(StageConfig):
     mask_learning_rate: float | None = Field(
         default=None, gt=0, description="of propetl's scores (default 10 x learning_rate) or diff_pruning's gates (0.1)"
     )
+    final_learning_rate: float | None = Field(
+        default=None, gt=0, description="diff_pruning: behind the projection, default 10 x learning_rate"
+    )
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
     budget: Budget | None = Field(
         default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
@@ -71,7 +74,7 @@ class TrainingConfig(StageConfig):
 
     def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in."""
-        own = (name for name in OPTIONS if name not in ("modules", "alpha", "mask_learning_rate", "checkpoints"))
+        own = {one.name for one in fields(Options)} - {"modules", "alpha", "group", "omega"}
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
         alpha = self.alpha or 2.0 * (self.rank or Options.rank)
         return Options(modules=modules, alpha=alpha, group=group, omega=omega, **given)
@@ -155,6 +158,7 @@ def train_and_save(
         epochs=config.epochs,
         learning_rate=rate,
         mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
+        final_learning_rate=config.final_learning_rate or 10 * rate,
         batch_size=config.batch_size,
         weight_decay=0.01 if row.trains_base else 0.0,
         seed=inputs.seed,
