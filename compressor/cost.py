@@ -1,15 +1,19 @@
 """What a model costs, in closed form: parameters, trainable scalars, stored bytes and FLOPs, always reported apart.
 
 FLOPs count a multiply-add as two, include QKᵀ and AV (which FLOP counters drop under sdpa), and leave out softmax,
-norms and embeddings' look-ups. The papers count linear layers only; `paper_flops_ratio` reproduces that.
+norms, the entries' products with a mask and embeddings' look-ups. Adapters and prefixes stay in a model, so they are part of
+every figure. The papers count linear layers only; `paper_flops_ratio` reproduces that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+from compressor.modules import STRUCTURES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,8 +23,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Inserted:
+    """An adapter or a prefix of one block: code that cannot be merged. `size`: an adapter's inner width b, a prefix's length l.
+
+    `prototype` names the tensors that blocks share, each through a mask of its own (ProPETL); None where it has its own.
+    """
+
+    kind: str
+    size: int
+    prototype: str | None = None
+
+
+@dataclass(frozen=True)
 class LayerShape:
-    """The widths of one block that pruning changes, and the matrices that it has."""
+    """The widths of one block that pruning changes, the matrices that it has, and what was inserted into it."""
 
     heads: int
     head_size: int
@@ -30,25 +46,85 @@ class LayerShape:
     modules: tuple[str, ...] = ("query", "key", "value", "output", "ffn_in", "ffn_out")
     biased: bool = True
     """The matrices have a bias each."""
+    cross_heads: int | None = None
+    """Of a decoder's attention to its encoder; None: as many as `heads`."""
+    other: int = 0
+    """Parameters beside the matrices and their biases: its norms."""
+    other_biases: int = 0
+    """Biases among them."""
+    positions: int = 0
+    """Relative positions p that queries and keys are projected for and compared with (DeBERTa), all ways together."""
+    inserts: tuple[Inserted, ...] = ()
+    needed: bool = False
+    """Other blocks rely on its attention."""
+    emptied: int = 0
+    """Sublayers of which an outgoing bias is all that is left (counted here by `left`, in `other` of a live model)."""
 
     @property
     def width(self) -> int:
         """Rows of query."""
         return self.heads * self.head_size
 
+    @property
+    def cross_width(self) -> int:
+        """Rows of cross_query; 0 where there is none."""
+        heads = self.heads if self.cross_heads is None else self.cross_heads
+        return heads * self.head_size if "cross_query" in self.modules else 0
+
+    def units(self, structure: str) -> int:
+        """How many removable units of a structure it has."""
+        if structure == "neurons":
+            return self.neurons
+        if structure == "cross_heads":
+            return self.cross_width // self.head_size
+        return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    def left(self, structure: str, units: int) -> LayerShape:
+        """The same block with so many units of a structure left; with none, its sublayer gives its outgoing bias alone."""
+        before = self.units(structure)
+        if units == before:
+            return self
+        if structure == "neurons":
+            shape = replace(self, neurons=units)
+        elif structure == "cross_heads":
+            shape = replace(self, cross_heads=units)
+        else:
+            # a prefix that loses heads can no longer share: it keeps what it saw of the prototype; without heads it is gone
+            prefixes = [replace(one, prototype=None) for one in self.inserts if one.kind == "prefix" and units]
+            adapters = [one for one in self.inserts if one.kind == "adapter"]
+            shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*adapters, *prefixes))
+        if units:
+            return shape
+        gone = {*STRUCTURES[structure].rows, STRUCTURES[structure].columns}
+        return replace(shape, modules=tuple(name for name in self.modules if name not in gone), emptied=self.emptied + 1)
+
+    def sizes(self, kind: str) -> int:
+        """Σ b of its adapters, or Σ l of its prefixes."""
+        return sum(one.size for one in self.inserts if one.kind == kind)
+
+    def scalars(self, one: Inserted, hidden: int) -> tuple[int, int]:
+        """(entries of matrices, of vectors) of one insert: 2 b d and b + d of an adapter, 2 l · key rows of a prefix."""
+        if one.kind == "adapter":
+            return 2 * one.size * hidden, one.size + hidden
+        return 2 * one.size * self.matrix("key", hidden)[0], 0
+
     def matrix(self, module: str, hidden: int) -> tuple[int, int]:
         """(out, in) of one matrix in the anatomy's words."""
-        word = module.removeprefix("cross_")
-        if word in ("key", "value"):
-            return (self.key_value_heads or self.heads) * self.head_size, hidden
+        if module == "cross_output":
+            return hidden, self.cross_width
+        if module.startswith("cross_"):
+            return self.cross_width, hidden
+        if module in ("key", "value"):
+            return self.units("heads") * self.head_size, hidden
         sizes = {"query": (self.width, hidden), "output": (hidden, self.width), "ffn_out": (hidden, self.neurons)}
-        return sizes.get(word, (self.neurons, hidden))
+        return sizes.get(module, (self.neurons, hidden))
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """A model as its cost sees it. `other` counts every parameter outside the blocks' linear layers, task head included;
-    `head_macs` are the multiply-adds a row spends in pooler and classifier; `other_biases` the biases of the norms."""
+    `head_macs` are the multiply-adds a row spends in pooler and classifier, `token_macs` those that a token does where the head
+    looks at each; `other_biases` the biases of the norms."""
 
     hidden: int
     layers: tuple[LayerShape, ...]
@@ -56,6 +132,7 @@ class ModelShape:
     head: int
     head_macs: int
     other_biases: int = 0
+    token_macs: int = 0
 
     def matrices(self, modules: Sequence[str] | None = None) -> list[tuple[str, int, int]]:
         """(module, out, in) of every matrix of the blocks that `modules` name; of all by default."""
@@ -69,36 +146,98 @@ class ModelShape:
     @property
     def biases(self) -> int:
         """Every bias of the base, its pooler's apart."""
-        blocks = (layer.matrix(name, self.hidden)[0] for layer in self.layers if layer.biased for name in layer.modules)
-        return self.other_biases + sum(blocks)
+        biased = [layer for layer in self.layers if layer.biased]
+        inside = sum(layer.matrix(name, self.hidden)[0] for layer in biased for name in layer.modules)
+        return self.other_biases + inside + sum(layer.emptied * self.hidden for layer in biased)
+
+    @property
+    def bare(self) -> ModelShape:
+        """The same model without its adapters and prefixes."""
+        return replace(self, layers=tuple(replace(layer, inserts=()) for layer in self.layers))
+
+    @property
+    def inserted(self) -> int:
+        """Parameters of adapters and prefixes: 2 b d + b + d and 2 l · key rows each, a prototype once."""
+        sizes, prototypes = 0, {}
+        for layer in self.layers:
+            for one in layer.inserts:
+                size = sum(layer.scalars(one, self.hidden))
+                if one.prototype is None:
+                    sizes += size
+                else:
+                    prototypes[one.prototype] = size
+        return sizes + sum(prototypes.values())
+
+    @property
+    def inserted_kinds(self) -> str:
+        """'adapters', 'prefixes' or both; '' where nothing was inserted."""
+        kinds = {one.kind for layer in self.layers for one in layer.inserts}
+        return " and ".join(plural for kind, plural in (("adapter", "adapters"), ("prefix", "prefixes")) if kind in kinds)
+
+    @property
+    def mask_entries(self) -> int:
+        """Bits of the masks through which blocks see a prototype: one for each entry of its matrices, in every block."""
+        shared = [(layer, one) for layer in self.layers for one in layer.inserts if one.prototype is not None]
+        return sum(layer.scalars(one, self.hidden)[0] for layer, one in shared)
 
     @property
     def parameters(self) -> int:
-        """Every parameter, task head included."""
-        return self.other + self.linear_macs() + self.biases - self.other_biases
+        """Every parameter, task head, adapters and prefixes included; masks are none."""
+        return self.other + self.linear_macs() + self.biases - self.other_biases + self.inserted
+
+    @property
+    def bytes(self) -> int:
+        """What a float32 checkpoint stores: 4 a parameter, and a bit for each entry of a mask."""
+        return 4 * self.parameters + (self.mask_entries + 7) // 8
 
     def linear_macs(self) -> int:
-        """Multiply-adds of the blocks' linear layers for one token."""
+        """Multiply-adds of the blocks' own linear layers for one token."""
         return sum(out * into for _, out, into in self.matrices())
+
+    def adapter_macs(self) -> int:
+        """Σ 2 b d: multiply-adds of the adapters for one token."""
+        return sum(2 * layer.sizes("adapter") * self.hidden for layer in self.layers)
+
+    def attention_macs(self, length: int) -> int:
+        """Σ 2 n (n + l) w of QKᵀ and AV over `length` n, w the rows of query; a decoder's second attention has no prefix.
+
+        Where positions are compared with, too: n p w more.
+        """
+        own = sum(s.width * (2 * (length + s.sizes("prefix")) + s.positions) for s in self.layers)
+        return length * (own + sum(2 * length * s.cross_width for s in self.layers))
 
     def flops(self, length: int, batch: int = 1) -> int:
         """FLOPs of one forward pass over `batch` rows of `length` tokens."""
-        attention = sum(2 * length * length * s.width for s in self.layers)
-        return 2 * batch * (length * self.linear_macs() + attention + self.head_macs)
+        tokens = length * (self.linear_macs() + self.adapter_macs() + self.token_macs)
+        projected = sum(s.positions * s.width * self.hidden for s in self.layers)  # once, however many rows there are
+        return 2 * (batch * (tokens + self.attention_macs(length) + self.head_macs) + projected)
 
-    def pruned(self, heads: Sequence[int], neurons: Sequence[int]) -> ModelShape:
-        """The same model with so many heads and neurons left in each layer."""
-        layers = tuple(
-            replace(s, heads=h, key_value_heads=h, neurons=n) for s, h, n in zip(self.layers, heads, neurons, strict=True)
+    def with_inserts(self, added: Sequence[tuple[Inserted, ...]]) -> ModelShape:
+        """The same model with more adapters and prefixes, layer by layer."""
+        layers = (replace(s, inserts=s.inserts + more) for s, more in zip(self.layers, added, strict=True))
+        return replace(self, layers=tuple(layers))
+
+    def left(self, structure: str, units: Sequence[int]) -> ModelShape:
+        """The same model with so many units of a structure left in each block."""
+        layers = (layer.left(structure, count) for layer, count in zip(self.layers, units, strict=True))
+        return replace(self, layers=tuple(layers))
+
+    def without(self, blocks: Collection[int]) -> ModelShape:
+        """The same model without some blocks (their places)."""
+        gone = [self.layers[place] for place in blocks]
+        return replace(
+            self,
+            layers=tuple(layer for place, layer in enumerate(self.layers) if place not in blocks),
+            other=self.other - sum(layer.other for layer in gone),
+            other_biases=self.other_biases - sum(layer.other_biases for layer in gone),
         )
-        return replace(self, layers=layers)
 
 
 def shape_of(model: nn.Module) -> ModelShape:
-    """The shape of a live model (what was added to it does not count)."""
+    """The shape of a live model as it will be when merged: deltas do not count, adapters and prefixes do."""
     from torch import nn
 
-    from compressor.anatomy import biases_of, layers_of
+    from compressor.anatomy import biases_of, layers_of, row_of_model
     from compressor.deltas import Change, original
     from compressor.models import head_names
 
@@ -106,34 +245,64 @@ def shape_of(model: nn.Module) -> ModelShape:
     inside = {id(layer.linear(name)) for layer in layers for name in layer.names}
     added = {id(p) for module in model.modules() if isinstance(module, Change) for p in module.parameters()}
     blocks = {id(p) for module in model.modules() if id(module) in inside for p in module.parameters()}
-    outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in inside]
+    in_blocks = {id(module) for layer in layers for module in layer.module.modules()}
+    outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
+    head_macs = sum(linear.in_features * linear.out_features for linear in outside)
+    every_token = row_of_model(model).head_on_tokens
     parameters = dict(model.named_parameters())
     return ModelShape(
         hidden=model.config.hidden_size,
         layers=tuple(_layer_shape(layer) for layer in layers),
         other=sum(p.numel() for p in parameters.values() if id(p) not in blocks | added),
         head=sum(parameters[name].numel() for name in head_names(model)),
-        head_macs=sum(linear.in_features * linear.out_features for linear in outside),
+        head_macs=0 if every_token else head_macs,
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(model) if id(owner) not in inside),
+        token_macs=head_macs if every_token else 0,
     )
 
 
 def _layer_shape(layer: Layer) -> LayerShape:
-    biased = getattr(layer.linear("ffn_out"), "bias", None) is not None
-    return LayerShape(layer.heads, layer.head_size, layer.neurons, layer.key_value_heads, layer.names, biased)
+    from compressor.anatomy import biases_of
+    from compressor.deltas import Change, original
+
+    linears = {layer.linear(name) for name in layer.names}
+    elsewhere = {
+        id(p)
+        for module in layer.module.modules()
+        if module in linears or isinstance(module, Change)
+        for p in module.parameters()
+    }
+    return LayerShape(
+        heads=layer.heads,
+        head_size=layer.head_size,
+        neurons=layer.neurons,
+        key_value_heads=layer.key_value_heads,
+        cross_heads=layer.units("cross_heads") if "cross_heads" in layer.structures else None,
+        modules=layer.names,
+        biased=any(getattr(linear, "bias", None) is not None for linear in linears),
+        other=sum(p.numel() for p in layer.module.parameters() if id(p) not in elsewhere),
+        other_biases=sum(original(owner, "bias").numel() for owner in biases_of(layer.module) if owner not in linears),
+        positions=layer.compared_positions,
+        inserts=_inserts_of(layer),
+        needed=layer.needed,
+    )
 
 
-def hollow(folder: Path, label_names: list[str]) -> nn.Module:
-    """The model of a pretrained folder with a classification head, without weights: from config.json alone, on meta."""
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+def added_by(group: str, model: nn.Module) -> list[tuple[Inserted, ...]]:
+    """The adapters and prefixes that the stage called `group` put into a live model, layer by layer."""
+    from compressor.anatomy import layers_of
 
-    config = AutoConfig.from_pretrained(folder, num_labels=len(label_names))
-    with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config)
-    prefix = f"{model.base_model_prefix}."
-    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
-    return model
+    return [_inserts_of(layer, group) for layer in layers_of(model)]
+
+
+def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
+    from compressor.inserts import Insert
+    from compressor.sources import Masked
+
+    found = [module for module in layer.module.modules() if isinstance(module, Insert) and group in (None, module.group)]
+    return tuple(
+        Inserted(one.kind, one.size, one.source.prototype.name if isinstance(one.source, Masked) else None) for one in found
+    )
 
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
@@ -142,8 +311,8 @@ def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int
 
 
 def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[str], rank: int, places: int) -> float:
-    """DSEE table 6's FLOPs: linear layers of the encoder with the delta unmerged, over the dense ones without it."""
-    return (shape.linear_macs() + delta_macs(shape, modules, rank, places)) / dense.linear_macs()
+    """DSEE table 6's FLOPs: linear layers of the encoder with delta and adapters, over the dense ones without them."""
+    return (shape.linear_macs() + shape.adapter_macs() + delta_macs(shape, modules, rank, places)) / dense.linear_macs()
 
 
 def human_bytes(count: float) -> str:
@@ -155,35 +324,47 @@ def human_bytes(count: float) -> str:
     return f"{count:.2f} GB"
 
 
+def share(budget: int | float, size: int) -> int:
+    """A budget among `size` places: a count, or a share in (0, 1) of them, rounded down as the papers do."""
+    return int(budget * size) if isinstance(budget, float) else budget
+
+
+def spendable(budget: int | float, size: int) -> int:
+    """`share`, where that is a number of places that can be had. Raises UserError E401."""
+    count = share(budget, size)
+    if not 0 < count <= size:
+        raise UserError("E401", f"budget {budget} is {count:,} of {size:,} places", "Give another budget")
+    return count
+
+
 @dataclass(frozen=True)
 class Places:
-    """How many places of Ω a select chooses, in closed form: `count` a matrix, a layer or in all, or a share of them."""
+    """How many places of Ω a select chooses, in closed form: `count` a matrix, a layer or in all, or a share of them.
 
-    modules: tuple[str, ...]
+    `ground` are the options that say in which tensors Ω lies: `on`, and what that reads.
+    """
+
+    ground: Options
     scope: str = "matrix"
     count: int | None = None
     ratio: float | None = None
 
-    @classmethod
-    def of_budget(cls, modules: tuple[str, ...], budget: int | float) -> Places:
-        """A count, or a share in (0, 1), over all matrices of `modules`."""
-        return cls(modules, "global", **({"ratio": budget} if isinstance(budget, float) else {"count": budget}))
-
     def total(self, shape: ModelShape) -> int:
-        """|Ω| in a model of `shape`. A share is rounded down in each scope, as the papers do."""
-        sizes = {
-            "matrix": [out * into for _, out, into in shape.matrices(self.modules)],
-            "layer": [
-                sum(out * into for _, out, into in replace(shape, layers=(layer,)).matrices(self.modules))
-                for layer in shape.layers
-            ],
-        }
-        scopes = sizes.get(self.scope) or [sum(sizes["matrix"])]
-        return sum(self.of(size) for size in scopes)
+        """|Ω| in a model of `shape`, exact in each scope."""
+        return sum(self.of(size) for size in self.scopes(shape))
+
+    def scopes(self, shape: ModelShape) -> list[int]:
+        """How many places each scope has."""
+        from compressor.methods.selective import sizes
+
+        layers = [sizes(replace(shape, layers=(layer,)), self.ground) for layer in shape.layers]
+        if self.scope == "matrix":
+            return [size for layer in layers for size in layer]
+        return [sum(layer) for layer in layers] if self.scope == "layer" else [sum(map(sum, layers))]
 
     def of(self, size: int) -> int:
         """The places chosen among `size`."""
-        return self.count if self.count is not None else int(self.ratio * size)
+        return share(self.ratio if self.count is None else self.count, size)
 
 
 @dataclass(frozen=True)
@@ -227,6 +408,7 @@ class Plan:
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
         """The account of the dense model, before any stage."""
+        from compressor.models import hollow
         from compressor.tasks.reading import read_task
 
         model = hollow(base_folder, read_task(task).label_names)
@@ -243,6 +425,7 @@ class Plan:
         return [
             *trainable,
             ("parameters", f"{dense.parameters:,}", f"{shape.parameters:,}"),
-            ("stored weights, fp32", human_bytes(4 * dense.parameters), human_bytes(4 * shape.parameters)),
+            *([(f"of these {shape.inserted_kinds} (cannot be merged)", "0", f"{shape.inserted:,}")] if shape.inserted else []),
+            ("stored weights, fp32", human_bytes(dense.bytes), human_bytes(shape.bytes)),
             (f"GFLOPs of a row of {length} tokens", f"{dense.flops(length) / 1e9:.3f}", f"{shape.flops(length) / 1e9:.3f}"),
         ]

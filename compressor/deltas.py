@@ -42,10 +42,14 @@ WHOLE = Place()
 
 
 class Change(nn.Module):
-    """What a method adds to a frozen model. `group` names the stage that made it, so that a later one trains its own alone."""
+    """What a method adds to a frozen model. `group` names the stage that made it, so that a later one trains its own alone.
+
+    Where it is `frozen` its tensors stay at their start, and only what is attached to them is trained.
+    """
 
     kind: str
     group: str = ""
+    frozen = False
     moving: tuple[str, ...] = ()
     """Buffers that training changes, beside the parameters."""
 
@@ -212,11 +216,11 @@ def attach(layer: nn.Module, module: nn.Module, name: str = "weight", *, check: 
 
 
 @torch.no_grad()
-def delta_of(layer: nn.Module, place: Place = WHOLE) -> Tensor:
+def delta_of(layer: nn.Module, place: Place = WHOLE, name: str = "weight") -> Tensor:
     """ΔW as the merged layer would have it, masks left out: (out, in), zero where nothing is attached."""
-    before = original(layer)
+    before = original(layer, name)
     changed = before
-    for link in chain(layer):
+    for link in chain(layer, name):
         if not isinstance(link, Mask):
             changed = link(changed)
     return place.read(changed - before)
@@ -238,7 +242,7 @@ def detach(layer: nn.Module, name: str = "weight") -> list[nn.Module]:
     return links
 
 
-def settle(model: nn.Module) -> None:
+def settle_links(model: nn.Module) -> None:
     """Replace every link that has its own way to train by the plain one it is stored as; one without values goes."""
     for _, owner, name in list(chains(model)):
         links = chain(owner, name)
@@ -251,7 +255,7 @@ def settle(model: nn.Module) -> None:
 
 
 def chains(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(path of the owner, owner, tensor's name) for every chain of `model`."""
+    """(path of the owner, owner, tensor's name) for every chain of `model`, those on tensors of a change too."""
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             yield from ((path, module, name) for name in list(module.parametrizations))
@@ -259,10 +263,12 @@ def chains(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 def plain_name(name: str) -> str | None:
     """What a tensor of the state dict is called where nothing was added; None for what was added."""
+    if ".inserts." in name:
+        return None
     owner, _, rest = name.partition(".parametrizations.")
     if rest:
         return f"{owner}.{rest.removesuffix('.original')}" if rest.count(".") == 1 and rest.endswith(".original") else None
-    return None if ".inserts." in name else name
+    return name
 
 
 def merge_all(model: nn.Module) -> nn.Module:
@@ -280,7 +286,8 @@ def merged_copy(model: nn.Module) -> nn.Module:
     one takes the `weight` property from the other. So the copy's layers get their first class back by hand.
     """
     result = copy.deepcopy(model)
-    for path in {path for path, _, _ in chains(model)}:
+    # the longest path first: a chain may lie on a tensor of a link, which goes with the chain that it is in
+    for path in sorted({path for path, _, _ in chains(model)}, key=len, reverse=True):
         layer, source = result.get_submodule(path), model.get_submodule(path)
         names = list(source.parametrizations)
         layer.__class__ = type(source).__bases__[0]

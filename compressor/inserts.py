@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from compressor.deltas import Change
-from compressor.sources import Masked, Own
+from compressor.sources import Masked, Own, Reparametrized
 
 PREFIX_ATTENTION = "sdpa_with_prefix"
 """The name under which attention with prefixes is known to transformers."""
@@ -19,9 +19,14 @@ PREFIX_ATTENTION = "sdpa_with_prefix"
 class Insert(Change):
     """A change that is code, not a weight."""
 
-    def __init__(self, source: Own | Masked, group: str = ""):
+    def __init__(self, source: Own | Masked | Reparametrized, group: str = ""):
         super().__init__()
         self.source, self.group = source, group
+
+    @property
+    def size(self) -> int:
+        """An adapter's inner width, a prefix's positions."""
+        raise NotImplementedError
 
     def join(self, owner: nn.Module) -> None:
         """Become part of what `owner` computes."""
@@ -49,6 +54,10 @@ class Adapter(Insert):
             "up_bias": hidden.new_zeros(width),
         }
 
+    @property
+    def size(self) -> int:
+        return self.source.size("down")[0]
+
     def forward(self, hidden: Tensor) -> Tensor:
         read = self.source.read
         inner = functional.relu(functional.linear(hidden, read("down"), read("down_bias")))
@@ -65,7 +74,7 @@ class Adapter(Insert):
 class Prefix(Insert):
     """Trained keys and values before those of the input (Li and Liang 2021), one (length, key and value heads · size) each.
 
-    The prefixes are the parameters themselves, without the network that the paper trains and then throws away.
+    They are parameters themselves, or computed by a network that is trained and then dropped (`Reparametrized`).
     """
 
     kind = "prefix"
@@ -75,11 +84,18 @@ class Prefix(Insert):
         """keys and values (length, rows of the key matrix), from N(0, 0.02²)."""
         return {name: key.new_empty(length, key.shape[0]).normal_(std=0.02) for name in ("keys", "values")}
 
+    @property
+    def size(self) -> int:
+        return self.source.size("keys")[0]
+
     def extend(self, name: str, states: Tensor) -> Tensor:
         """(batch, heads, tokens, size) -> (batch, heads, length + tokens, size)."""
         batch, heads, _, size = states.shape
         before = self.source.read(name).view(-1, heads, size).transpose(0, 1)
         return torch.cat([before.expand(batch, -1, -1, -1).to(states.dtype), states], dim=2)
+
+    def settled(self) -> Prefix:
+        return Prefix(self.source.settled(), self.group) if isinstance(self.source, Reparametrized) else self
 
     def cut(self, rows: Tensor) -> Prefix:
         """The same prefix for an attention that keeps `rows` of its key matrix."""
@@ -97,6 +113,13 @@ def insert(owner: nn.Module, change: Insert) -> None:
         owner.inserts = nn.ModuleList()
     owner.inserts.append(change)
     change.join(owner)
+
+
+def settle_inserts(model: nn.Module) -> None:
+    """Leave every insert as it is stored, in place: what only training needed is dropped."""
+    for owner in list(model.modules()):
+        for place, change in enumerate(inserts_of(owner)):
+            owner.inserts[place] = change.settled()
 
 
 def take_out(model: nn.Module, owner: nn.Module) -> None:
@@ -123,7 +146,7 @@ def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, att
         if attention_mask is not None:
             # prefixes are seen by every token: true in a boolean mask, 0 in an additive one
             seen = attention_mask.dtype == torch.bool
-            attention_mask = functional.pad(attention_mask, (change.source.size("keys")[0], 0), value=seen)
+            attention_mask = functional.pad(attention_mask, (change.size, 0), value=seen)
         key, value = change.extend("keys", key), change.extend("values", value)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **arguments)
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.digests import sha256_of
 from compressor.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -94,8 +95,10 @@ def _check_folder(reference: str, folder: Path) -> None:
 
     if not (folder / "config.json").is_file():
         raise UserError("E304", f"model '{reference}' has no config.json", "Give the folder that holds config.json")
-    if not list(folder.glob("*.safetensors")):
-        raise UserError("E304", f"model '{reference}' has no .safetensors file", "Convert it: pickled weights are not read")
+    for path in _weight_files(folder):
+        if not path.is_file():
+            mend = "Pickled weights are not read: convert them. A checkpoint with adapters or prefixes is no base"
+            raise UserError("E304", f"model '{reference}' has no {path.name}", mend)
     if not (folder / "tokenizer.json").is_file():
         raise UserError("E304", f"model '{reference}' has no tokenizer.json", "Save its fast tokenizer beside the weights")
     config = json.loads((folder / "config.json").read_text())
@@ -109,29 +112,29 @@ def _digest(folder: Path) -> str:
     whole = hashlib.sha256()
     names = {"config.json", *TOKENIZER_FILES, *(path.name for path in folder.glob("*.safetensors"))}
     for name in sorted(name for name in names if (folder / name).is_file()):
-        with (folder / name).open("rb") as stream:
-            whole.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        whole.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
     return whole.hexdigest()
 
 
 def build(folder: Path, label_names: list[str], seed: int = 0) -> nn.Module:
-    """The pretrained model of `folder` with a fresh classification head, in float32 and eval mode.
+    """The pretrained model of `folder` with a classification head, in float32 and eval mode.
 
-    The head is drawn from `seed`. `head_names(model)` tells which parameters it made. Raises UserError E304 when the file
-    lacks tensors of the base: they would be random.
+    The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
+    `model.head_origin` tells which; `head_names(model)`, which parameters it has. Raises UserError E304 when the file lacks
+    tensors of the base: they would be random.
     """
     import torch
-    from transformers import AutoModelForSequenceClassification
 
+    empty = hollow(folder, label_names)
+    origin, tensors = _stored_head(folder, empty)
     torch.manual_seed(seed)
-    model, loading = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        num_labels=len(label_names),
-        id2label=dict(enumerate(label_names)),
-        label2id={name: index for index, name in enumerate(label_names)},
+    model, loading = type(empty).from_pretrained(
+        folder if tensors is None else None,
+        config=empty.config,
         dtype=torch.float32,
         ignore_mismatched_sizes=False,
         output_loading_info=True,
+        state_dict=tensors,
     )
     prefix = f"{model.base_model_prefix}."
     outside = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}
@@ -141,7 +144,63 @@ def build(folder: Path, label_names: list[str], seed: int = 0) -> nn.Module:
         what = f"the weights lack {len(broken)} tensors of the base, e.g. {', '.join(broken[:3])}"
         raise UserError("E304", what, "Give a whole model", str(folder))
     model.head_parameter_names = frozenset(outside | missing)
+    model.head_origin = origin
     return model.eval()
+
+
+HEAD_ORIGINS = {
+    "fresh": "a fresh task head: the base has none",
+    "kept": "the base's own task head is kept: it has exactly this task's labels",
+    "replaced": "the base's own task head is for other labels: a fresh one is trained instead",
+}
+"""Where the task head of a model comes from, in words."""
+
+
+def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor] | None]:
+    """What becomes of a task head that `folder` may hold: (a word of HEAD_ORIGINS, the tensors without it where it goes).
+
+    `empty` is the model of the task. transformers would take any head whose shapes fit, one for other labels or of another
+    kind of task too.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    wanted = {name: tuple(empty.get_parameter(name).shape) for name in head_names(empty)}
+    files, shapes = _weight_files(folder), {}
+    for path in files:
+        with safe_open(path, "pt") as stored:
+            shapes |= {name: tuple(stored.get_slice(name).get_shape()) for name in wanted.keys() & set(stored.keys())}
+    if not shapes:
+        return "fresh", None
+    config = AutoConfig.from_pretrained(folder)
+    same_labels = config.id2label == empty.config.id2label
+    if shapes == wanted and same_labels and config.architectures == [type(empty).__name__]:
+        return "kept", None
+    tensors = {name: tensor for path in files for name, tensor in load_file(path).items() if name not in wanted}
+    return "replaced", tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads: one, or the shards that an index names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+
+
+def hollow(folder: Path, label_names: list[str]) -> nn.Module:
+    """The model of a pretrained folder with a classification head, without weights: from config.json alone, on meta."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    labels = dict(enumerate(label_names))
+    config = AutoConfig.from_pretrained(folder, id2label=labels, label2id={name: index for index, name in labels.items()})
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+    prefix = f"{model.base_model_prefix}."
+    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
+    return model
 
 
 def head_names(model: nn.Module) -> frozenset[str]:

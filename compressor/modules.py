@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -21,6 +22,22 @@ MODULES = (
 )
 """In the order of the computation; `all` in a config means every one that the architecture has. `ffn_gate` is the gated half
 of a GLU, `cross_*` is a decoder's attention to its encoder."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a removable unit of a block spans: rows of some matrices, columns of another."""
+
+    rows: tuple[str, ...]
+    columns: str
+
+
+STRUCTURES = {
+    "heads": Span(("query", "key", "value"), "output"),
+    "cross_heads": Span(("cross_query", "cross_key", "cross_value"), "cross_output"),
+    "neurons": Span(("ffn_in", "ffn_gate"), "ffn_out"),
+}
+"""Where several query heads share a key and value head, a unit of `heads` is such a group."""
 
 
 def _expand(value: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Where a change takes its tensors from: its own parameters, or a shared prototype seen through masks (ProPETL).
+"""Where a change takes its tensors from: its own parameters, a shared prototype seen through masks (ProPETL), or a network.
 
 A `LowRank`, an `Adapter` or a `Prefix` asks its source for "A" or "down" and does not know which kind answers. So every
 such method can be shared without being written a second time.
@@ -35,6 +35,40 @@ class Prototype(Own):
     def __init__(self, name: str, tensors: Mapping[str, Tensor], group: str = ""):
         super().__init__(tensors)
         self.name, self.group = name, group
+
+
+class Network(nn.Module):
+    """tanh(A P' + a), (length, inner): what the reparametrized prefixes of all blocks are computed from (Li and Liang 2021,
+    section 4.3). P' (length, width) is trained with it, and all of it is dropped afterwards.
+    """
+
+    def __init__(self, like: Tensor, length: int, width: int, inner: int):
+        super().__init__()
+        self.start = nn.Parameter(like.new_empty(length, width).normal_())
+        self.layer = nn.Linear(width, inner, device=like.device, dtype=like.dtype)
+
+    def forward(self) -> Tensor:
+        return torch.tanh(self.layer(self.start))
+
+
+class Reparametrized(nn.Module):
+    """Tensors (length, `sizes[name]`) as linear functions of a network that the blocks share."""
+
+    def __init__(self, network: Network, sizes: Mapping[str, int]):
+        super().__init__()
+        self.network, self.names, like = network, tuple(sizes), network.start
+        for name, size in sizes.items():
+            self.add_module(name, nn.Linear(network.layer.out_features, size, device=like.device, dtype=like.dtype))
+
+    def read(self, name: str) -> Tensor:
+        return getattr(self, name)(self.network())
+
+    def size(self, name: str) -> torch.Size:
+        return torch.Size((len(self.network.start), getattr(self, name).out_features))
+
+    def settled(self) -> Own:
+        """The tensors as they stand, without the network."""
+        return Own({name: self.read(name).detach() for name in self.names})
 
 
 class _TopK(torch.autograd.Function):
@@ -109,10 +143,15 @@ class FixedMasks(nn.Module):
 
 
 class Masked(nn.Module):
-    """A prototype seen through this block's masks: w ⊙ m (ProPETL equation 5), joined with the task's if there are any."""
+    """A prototype seen through this block's masks: w ⊙ m (ProPETL equation 5), joined with the task's if there are any.
 
-    def __init__(self, prototype: Prototype, layer: Scores | FixedMasks, task: Scores | None = None, combine: str = "or"):
+    `layer` and `task` are whatever has a `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.
+    """
+
+    def __init__(self, prototype: Prototype, layer: nn.Module, task: nn.Module | None = None, combine: str = "or"):
         super().__init__()
+        if combine not in COMBINE:
+            raise ValueError(f"masks are not joined by '{combine}'")
         self.prototype, self.layer, self.task, self.combine = prototype, layer, task, combine
         self.names = prototype.names
 

@@ -18,10 +18,12 @@ from torch.nn import functional
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from compressor.deltas import settle
+from compressor.deltas import settle_links
 from compressor.dense import Dense, dense_links, gates_of, project, reseed
 from compressor.errors import UserError
+from compressor.inserts import settle_inserts
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
+from compressor.selection.within import thaw
 from compressor.sources import Scores
 from compressor.tasks.features import pad
 from compressor.unfinished import load_changing, newest, save_changing, seal
@@ -85,12 +87,14 @@ class Collator:
     pad_id: int
 
     def __call__(self, items: list[dict]) -> dict[str, Tensor]:
-        extra = ("labels", "teacher")
+        extra = ("labels", "teacher", "task")
         batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
         tensors["labels"] = torch.tensor([item["labels"] for item in items])
         if "teacher" in items[0]:
             tensors["teacher"] = torch.from_numpy(np.stack([item["teacher"] for item in items]))
+        if "task" in items[0]:  # the same in every item
+            tensors["task"] = items[0]["task"]
         return tensors
 
 
@@ -151,10 +155,12 @@ class TaskTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _get_train_sampler(self, train_dataset: Rows | None = None) -> torch.utils.data.Sampler:
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        if hasattr(self.train_dataset, "sampler"):  # many tasks: a step's batches, on all processes, are of one
+            return self.train_dataset.sampler(size * self.args.world_size, self.args.data_seed)
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         lengths = [len(row["input_ids"]) for row in self.train_dataset.rows]
-        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -293,6 +299,13 @@ def train(
     if trainer.grower is not None:
         del model.growth
     return _means([record["loss"] for record in trainer.state.log_history if "loss" in record])
+
+
+def settle(model: nn.Module) -> None:
+    """Leave every change as it is stored, in place: what only training needed is dropped."""
+    settle_links(model)
+    thaw(model)
+    settle_inserts(model)
 
 
 def _means(losses: list[float], every: int = 10) -> list[dict]:

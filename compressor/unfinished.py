@@ -6,7 +6,6 @@ A manifest is written last, so a checkpoint that was cut off itself is not one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from compressor.deltas import Change
+from compressor.digests import sha256_of
 
 MANIFEST = "manifest.json"
 CHANGING = "changing.safetensors"
@@ -46,7 +46,7 @@ def load_changing(model: nn.Module, folder: Path) -> None:
 
 def seal(folder: Path) -> None:
     """Write the sha256 of every file of a complete checkpoint."""
-    digests = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
 
 
@@ -66,9 +66,4 @@ def _is_whole(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     present = {path.name for path in folder.iterdir()} - {MANIFEST}
-    return present == set(digests) and all(_sha256(folder / name) == digest for name, digest in digests.items())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return present == set(digests) and all(sha256_of(folder / name) == digest for name, digest in digests.items())

@@ -69,7 +69,7 @@ def main() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
 def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> None:
-    """Run a pipeline FILE, or a bundled recipe by its name (quickstart, paper).
+    """Run a pipeline FILE, or a bundled recipe by its name (quickstart, paper, dsee_repo).
 
     Finished stages are reused: after an interruption the same command goes on where it was.
     """
@@ -174,7 +174,32 @@ def methods(as_json: bool) -> None:
         return
     for row in rows:
         click.echo(f"{row['name']:<12} {row['summary']}")
-        click.echo(f"{'':<12} trains {row['formula']}; {row['source']}")
+        merges = _merges(row["mergeable"])
+        click.echo(f"{'':<12} trains {row['formula']}{merges}; {row['source']}")
+
+
+def _merges(mergeable: bool | dict[str, bool]) -> str:
+    """What a method's line says about merging; nothing where it always can be."""
+    if isinstance(mergeable, bool):
+        return "" if mergeable else "; not mergeable"
+    return f"; mergeable with {', '.join(kind for kind, can in mergeable.items() if can)}"
+
+
+@list_.command(epilog="Example: compress list architectures --json")
+@click.option("--json", "as_json", is_flag=True, help="Print every property of every architecture.")
+def architectures(as_json: bool) -> None:
+    """List the architectures: what can be tuned in them, and what can be removed."""
+    from compressor.anatomy import ARCHITECTURES, facts_of
+
+    rows = [facts_of(row) for row in ARCHITECTURES.values()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        layout = f"; {', '.join(row['layout'])}" if row["layout"] else ""
+        click.echo(f"{row['model_type']:<10} {row['models']}{layout}")
+        click.echo(f"{'':<10} modules: {', '.join(row['modules'])}")
+        click.echo(f"{'':<10} removable: {', '.join(row['structures'])}")
 
 
 def _keys(config: type[BaseModel]) -> Iterator[str]:
@@ -275,12 +300,16 @@ def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None
 
 
 def _show_summary(result: RunResult) -> None:
-    """The summary of the run's report, and where the report is."""
+    """The summary of the run's report and where it is, or the quality of every task that was trained with others."""
     path = result.folder / "report.json"
     if path.is_file():
         keys = ("metric", "dense", "compressed", "change")
         rows = json.loads(path.read_text(encoding="utf-8"))["summary"]
         _table(keys, [[str(row[key]) for key in keys] for row in rows])
+    for artifact in result.artifacts.values():
+        if tasks := artifact.metadata.get("tasks"):
+            rows = [(one["task"], f"{one['quality'][one['metric']]:.4f}", f"{one['bytes']:,}", one["file"]) for one in tasks]
+            _table(("task", tasks[0]["metric"], "bytes", "file"), rows)
     what, place = ("report", result.report) if result.report else ("run", result.folder)
     click.echo(f"{what}: {_near(place)}")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from pipelines.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, lo
 from pipelines.yaml_source import KeyPath, Source, dotted, parse, read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
-PATH_KEYS = (("task", "train"), ("task", "validation"))
+PATH_KEYS = ("train", "validation")
+"""Of a task: data files."""
 
 
 class PipelineFile(BaseModel):
@@ -27,7 +29,8 @@ class PipelineFile(BaseModel):
 
     name: str = Field(pattern=NAME_PATTERN)
     model: str = Field(min_length=1)
-    task: TaskConfig
+    task: TaskConfig | None = None
+    tasks: dict[str, TaskConfig] | None = Field(default=None, min_length=1, description="many tasks by name, instead of task")
     seed: int = Field(default=0, ge=0, lt=2**32)
     threads: int | None = Field(default=None, ge=1, le=1024, description="torch threads; default: the physical cores")
     stages: list[Any] = Field(min_length=1)
@@ -35,16 +38,25 @@ class PipelineFile(BaseModel):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A checked pipeline. Paths in `task` are absolute; a folder in `model` is relative to `source_folder`."""
+    """A checked pipeline. Paths in its tasks are absolute; a folder in `model` is relative to `source_folder`.
+
+    `task` is the one task, or None where there are many: `tasks`, by name, in the order of their names.
+    """
 
     name: str
     model: str
-    task: TaskConfig
+    task: TaskConfig | None
     seed: int
     threads: int | None
     stages: tuple[Entry, ...]
     source_folder: Path
     source: Source
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)
+
+    @property
+    def all_tasks(self) -> dict[KeyPath, TaskConfig]:
+        """The one task or the many, by their places in the file."""
+        return {("task",): self.task} if self.task else {("tasks", name): task for name, task in self.tasks.items()}
 
     def where(self, number: int) -> str:
         """Place of the stage `number` (from 0) in its file, for errors."""
@@ -82,14 +94,43 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         faults += _collect(_override, source, text)
     top, top_faults = validated(PipelineFile, source, ())
     entries, stage_faults = _entries(source)
-    faults += top_faults + stage_faults
+    faults += top_faults + stage_faults + (list(_task_faults(source, top)) if top else [])
     if not faults:
-        faults = list(_order_faults(source, entries))
+        faults = list(_unfit_faults(source, entries, top.tasks is not None)) or list(_order_faults(source, entries))
     if faults or top is None:
         raise UserErrors(faults)
     folder = path.resolve().parent
-    task = top.task.model_copy(update={key: folder / Path(getattr(top.task, key)).expanduser() for _, key in PATH_KEYS})
-    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source)
+    task = _with_paths(top.task, folder) if top.task else None
+    # sorted: in another order they would be other random numbers, though the file says the same
+    tasks = {name: _with_paths(one, folder) for name, one in sorted((top.tasks or {}).items())}
+    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks)
+
+
+def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
+    """The task with absolute paths."""
+    return task.model_copy(update={key: folder / Path(getattr(task, key)).expanduser() for key in PATH_KEYS})
+
+
+def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
+    """No task, both forms, or names of tasks that no file can have."""
+    if top.task is None and top.tasks is None:
+        yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
+    if top.task is not None and top.tasks is not None:
+        mend = "Keep task for one task, or tasks to train several together"
+        yield UserError("E116", "task and tasks exclude each other", mend, source.where(("tasks",)))
+    for name in top.tasks or ():
+        if not re.fullmatch(NAME_PATTERN, name):
+            mend = "Use letters, digits, '_', '-' and '.', a letter or digit first"
+            yield UserError("E104", f"a task cannot be called {name!r}", mend, source.where(("tasks", name)))
+
+
+def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
+    """The first stage that does not go with one task, or with many: the rest would say the same."""
+    for place, entry in enumerate(entries):
+        for problem in load_stage(entry.name).with_tasks(entry.config, many):
+            where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
+            yield UserError(problem.code, problem.what, problem.mend, where)
+            return
 
 
 def _collect(action: Callable[..., object], *arguments: object) -> list[UserError]:
@@ -188,7 +229,8 @@ def _from_here(path: KeyPath, value: Any) -> Any:
     """A path given on the command line is relative to the current folder, not to the pipeline file."""
     if not isinstance(value, str):
         return value
-    if path in PATH_KEYS or (path == ("model",) and (value.startswith((".", "~")) or Path(value).is_dir())):
+    data_file = path[0] in ("task", "tasks") and path[-1] in PATH_KEYS
+    if data_file or (path == ("model",) and (value.startswith((".", "~")) or Path(value).is_dir())):
         return str(Path.cwd() / Path(value).expanduser())
     return value
 

@@ -52,8 +52,8 @@ def info(file: Path, as_json: bool) -> None:
     click.echo(f"bytes    {facts['bytes']:,}: {parts}, else {facts['other_bytes']:,}")
     click.echo(f"base     {facts['base']} (sha256 {facts['base_sha256'][:12]})")
     if kept:
-        left = ", ".join(f"{layer}: {row['heads']}/{row['neurons']}" for layer, row in kept.items())
-        click.echo(f"pruned   heads/neurons left in each layer: {left}")
+        left = ", ".join(f"{layer}: {'/'.join(map(str, row.values()))}" for layer, row in kept.items())
+        click.echo(f"pruned   {'/'.join(next(iter(kept.values())))} left in each layer: {left}")
     click.echo(f"labels   {', '.join(facts['labels'])}")
 
 

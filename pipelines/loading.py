@@ -13,6 +13,7 @@ from pipelines.stage import Artifact, BaseModelReference, Inputs, Workspace
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from compressor.tasks import TaskConfig
     from compressor.tasks.features import Forward
 
 PARITY_ROWS = 256
@@ -51,16 +52,17 @@ class Data:
     pad_id: int
 
 
-def load_data(inputs: Inputs) -> Data:
-    """Read and tokenize the task's files with the base model's tokenizer."""
+def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
+    """Read and tokenize the files of the task, or of one of the many, with the base model's tokenizer."""
     from compressor.models import tokenizer_of
     from compressor.tasks.features import tokenize
     from compressor.tasks.reading import read_task
 
     tokenizer = tokenizer_of(inputs.base.folder)
-    task = read_task(inputs.task)
+    config = config or inputs.task
+    task = read_task(config)
     train, validation = (
-        Rows(tokenize(tokenizer, split, inputs.task), np.array(split.labels)) for split in (task.train, task.validation)
+        Rows(tokenize(tokenizer, split, config), np.array(split.labels)) for split in (task.train, task.validation)
     )
     return Data(train, validation, task.label_names, tokenizer.pad_token_id or 0)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
 from pipelines.config import Pipeline, with_place
 from pipelines.environment import package_versions
@@ -31,7 +32,6 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     """Resolve the model and read the data. Raises UserErrors with all E113, E2xx and E3xx faults."""
     from compressor.models import resolve
     from compressor.tasks import check_data, data_files
-    from pipelines.store import sha256_of
 
     faults: list[UserError] = []
     base = None
@@ -40,22 +40,25 @@ def check_inputs(pipeline: Pipeline) -> Ready:
         faults += length_faults(pipeline, base.folder)
     except UserError as error:
         faults += with_place(error, pipeline.source.where(("model",))).errors
-    try:
-        check_data(pipeline.task)
-    except UserError as error:
-        faults += with_place(error, pipeline.source.where(("task",))).errors
+    for path, task in pipeline.all_tasks.items():
+        try:
+            check_data(task)
+        except UserError as error:
+            faults += with_place(error, pipeline.source.where(path)).errors
     if base is None or faults:
         raise UserErrors(faults)
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
-    return Ready(pipeline, reference, {path: sha256_of(path) for path in data_files(pipeline.task)})
+    files = (file for task in pipeline.all_tasks.values() for file in data_files(task))
+    return Ready(pipeline, reference, {file: sha256_of(file) for file in files})
 
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     """E113 for every length that the absolute positions of the model in this folder cannot number."""
-    from compressor.tasks.features import most_tokens
+    from compressor.anatomy import row_of
 
-    most = most_tokens(json.loads((model / "config.json").read_text(encoding="utf-8")))
-    asked = [(("task", "max_length"), pipeline.task.max_length)]
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    most = row_of(config["model_type"]).most_tokens(config)
+    asked = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
     for number, entry in enumerate(pipeline.stages):
         for key, length in load_stage(entry.name).lengths(entry.config):
             asked.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
@@ -75,7 +78,9 @@ def make_plan(ready: Ready) -> Plan | None:
     pipeline = ready.pipeline
     if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
         return None
-    plan = Plan.start(ready.base.folder, pipeline.task)
+    from compressor.multitask import start_plan
+
+    plan = start_plan(ready.base.folder, pipeline.tasks) if pipeline.tasks else Plan.start(ready.base.folder, pipeline.task)
     for number, entry in enumerate(pipeline.stages):
         try:
             plan = load_stage(entry.name).plan(entry.config, plan)

@@ -57,7 +57,7 @@ class Display:
                 self._live = None
 
     def result(self, text: str) -> None:
-        """How the stage ended: the one line of it that stays."""
+        """A line of the stage that stays: how it ended, or what a user should know of it."""
         self.say(f"{self.label}  {text}")
 
     @contextlib.contextmanager

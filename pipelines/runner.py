@@ -26,8 +26,9 @@ from pipelines.config import Pipeline, with_place, without_id
 from pipelines.environment import accelerator, machine, package_versions, physical_cores
 from pipelines.preflight import Ready, check_folder, check_inputs, check_packages, make_plan
 from pipelines.progress import Display, human_seconds
-from pipelines.stage import Artifact, Entry, Inputs, Progress, Stage, load_stage
+from pipelines.stage import TASKS, Artifact, Entry, Inputs, Progress, Stage, load_stage
 from pipelines.store import Locked, Store, canonical, digest, fingerprint, lock, write_atomic
+from pipelines.yaml_source import KeyPath
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,6 +72,9 @@ class _Workspace:
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]:
         return self.display.bar(description, total)
+
+    def say(self, text: str) -> None:
+        self.display.result(text)
 
 
 @dataclass
@@ -198,7 +202,7 @@ def _holding(run: _Run) -> Iterator[None]:
 def _execute(run: _Run, console: Console) -> RunResult:
     """Every stage in order, with run.json written however it ends."""
     started, clock, status = time.time(), time.monotonic(), "failed"
-    for stale in run.folder.glob("report.*"):  # they describe an earlier run
+    for stale in [*run.folder.glob("report.*"), *run.folder.glob(f"{TASKS}/*")]:  # they are of an earlier run
         stale.unlink()
     run.store.sweep()
     display = Display(console, len(run.entries), max(len(entry.id) for entry in run.entries))
@@ -207,7 +211,7 @@ def _execute(run: _Run, console: Console) -> RunResult:
             with display.stage(number + 1, entry.id):
                 _advance(run, number, display)
             _write_lock_file(run)
-            _copy_report(run)
+            _copy_results(run)
         status = "done"
     except Stopped as stop:
         status = "stopped"
@@ -306,6 +310,7 @@ def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
         dense=_dense(earlier) if stage.uses_dense else None,
         run={"name": pipeline.name, "stages": [one.id for one in pipeline.stages[:number]]} if everything else {},
         threads=run.threads,
+        tasks=pipeline.tasks,
     )
 
 
@@ -319,13 +324,16 @@ def _dense(earlier: Sequence[Artifact]) -> Artifact | None:
 def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
     """sha256 over everything that decides the stage's result."""
     entry, inputs = run.entries[number], _inputs(run, number, earlier)
-    stage, task = load_stage(entry.name), run.pipeline.task
+    stage = load_stage(entry.name)
     content = {str(path): {"sha256": sha256, "ending": path.suffix} for path, sha256 in run.ready.data.items()}
     reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
-    task_parts = {
-        key: content.get(str(value), value) if reads_data or str(value) not in content else None
-        for key, value in task.model_dump(mode="json", exclude_none=True).items()
-        if reads_data or key != "subset"
+    tasks = {
+        path: {
+            key: content.get(str(value), value) if reads_data or str(value) not in content else None
+            for key, value in task.model_dump(mode="json", exclude_none=True).items()
+            if reads_data or key != "subset"
+        }
+        for path, task in run.pipeline.all_tasks.items()
     }
     # a stage that torch computes gives other bits on a graphics card
     card = accelerator() if "torch" in stage.packages else None
@@ -338,7 +346,7 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
             "dense": digest(inputs.dense) if inputs.dense else None,
             "run": inputs.run,
             "base": inputs.base.sha256,
-            "task": task_parts,
+            **_nested(tasks),
             "seed": inputs.seed,
             "packages": package_versions(stage),
             "python": list(sys.version_info[:2]),
@@ -346,6 +354,12 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
             **({"accelerator": card} if card else {}),
         }
     )
+
+
+def _nested(tasks: dict[KeyPath, Any]) -> dict[str, Any]:
+    """{("task",): x} -> {"task": x}; {("tasks", "a"): x} -> {"tasks": {"a": x}}."""
+    many = {path[1]: facts for path, facts in tasks.items() if len(path) > 1}
+    return {"tasks": many} if many else {"task": tasks[("task",)]}
 
 
 def _write_lock_file(run: _Run) -> None:
@@ -367,7 +381,7 @@ def _write_lock_file(run: _Run) -> None:
     content = {
         "name": pipeline.name,
         "model": {"reference": run.ready.base.reference, "sha256": run.ready.base.sha256},
-        "task": pipeline.task.model_dump(mode="json"),
+        **_nested({path: task.model_dump(mode="json") for path, task in pipeline.all_tasks.items()}),
         "data": {str(path): sha256 for path, sha256 in run.ready.data.items()},
         "seed": pipeline.seed,
         "threads": run.threads,
@@ -376,9 +390,10 @@ def _write_lock_file(run: _Run) -> None:
     write_atomic(run.folder / LOCK_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
 
 
-def _copy_report(run: _Run) -> None:
-    """Bring the files of a report into the run folder."""
+def _copy_results(run: _Run) -> None:
+    """Bring what a user asks for first into the run folder: the files of a report, and those of many tasks."""
     artifact = run.artifacts[-1]
-    if artifact.kind == "report":
-        for path in sorted(artifact.folder.glob("report.*")):
-            write_atomic(run.folder / path.name, path.read_bytes())
+    wanted = "report.*" if artifact.kind == "report" else f"{TASKS}/*"
+    for path in sorted(artifact.folder.glob(wanted)):
+        (run.folder / path.relative_to(artifact.folder)).parent.mkdir(exist_ok=True)
+        write_atomic(run.folder / path.relative_to(artifact.folder), path.read_bytes())

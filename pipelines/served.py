@@ -32,7 +32,9 @@ def find_repository(run: Path) -> Served:
     stage = next((stage for stage in reversed(lock["stages"]) if stage["kind"] == "repository"), None)
     if stage is None:
         raise UserError("E805", "this run has deployed nothing", "Run its deploy stage first", str(run))
-    store = Store(run.absolute().parent / ".store")
+    # the name is the folder's place below `--out`: a sweep's variant lies two deep
+    out = run.absolute().parents[len(Path(lock["name"]).parts) - 1]
+    store = Store(out / ".store")
     artifact = store.find(stage["stage"], stage["fingerprint"], stage["id"])
     if artifact is None:
         raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(store.root))

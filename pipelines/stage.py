@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
 from compressor.errors import UserError
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")
 """Every stage, in the order in which a pipeline usually runs them. A new stage is a file in `stages/` and a word here."""
+
+TASKS = "tasks"
+"""Folder of an artifact, and of a run, with the files of many tasks."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """Names of pipelines and ids of stages: safe as a file's name everywhere."""
@@ -32,6 +35,16 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     id: str | None = Field(default=None, pattern=NAME_PATTERN)
+
+
+def _count_or_share(value: int | float) -> int | float:
+    if value <= 0 or (isinstance(value, float) and value >= 1):
+        raise ValueError("a share lies in (0, 1); a count is at least 1 and has no decimal point")
+    return value
+
+
+CountOrShare = Annotated[StrictInt | StrictFloat, AfterValidator(_count_or_share)]
+"""Config type of how many: 3 is a count, 0.3 a share, 1 one and never the whole."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +90,20 @@ class BaseModelReference:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a stage may see: the base, the task, the seed and the artifacts it declares (earlier stages only, in order).
+    """What a stage may see: the base, the task (or the many), the seed and the artifacts it declares (earlier ones, in order).
 
     `threads` is for the sessions and processes that a stage starts; torch in this process has it already.
     """
 
     base: BaseModelReference
-    task: TaskConfig
+    task: TaskConfig | None
     seed: int
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
     """Name of the pipeline and of the stages before this one, for reports."""
     threads: int | None = None
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)
 
     def nearest(self, kind: str) -> Artifact | None:
         """The nearest earlier artifact of a kind, or None."""
@@ -109,6 +123,7 @@ class Workspace(Protocol):
 
     `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
     cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
+    `say` puts one line into the terminal that stays.
     """
 
     folder: Path
@@ -117,6 +132,15 @@ class Workspace(Protocol):
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
+
+    def say(self, text: str) -> None: ...
+
+
+def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
+    """What most stages say of `tasks`: E117."""
+    if many:
+        mend = "Leave it out, or give the pipeline the task it is about: `task` instead of `tasks`"
+        yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", mend)
 
 
 @dataclass(frozen=True)
@@ -128,7 +152,8 @@ class Stage:
     `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
     it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
-    key, to be compared with the model's positions.
+    key, to be compared with the model's positions. `with_tasks` looks at the config once more, knowing whether the pipeline has
+    many tasks.
     """
 
     name: str
@@ -144,6 +169,7 @@ class Stage:
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
+    with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
 
 

@@ -18,16 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from compressor.digests import sha256_of
 from compressor.errors import UserError
 from pipelines.stage import Artifact
 
 MANIFEST = "artifact.json"
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file's content, in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def canonical(value: Any) -> bytes:

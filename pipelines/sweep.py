@@ -139,6 +139,8 @@ def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None =
 
     Raises UserError E115.
     """
+    if pipeline.tasks:
+        raise UserError("E115", "a sweep measures one task, the pipeline has `tasks`", "Give it one: `task` instead of `tasks`")
     if runs < 2:
         raise UserError("E115", f"--runs {runs}: one run has no spread", "Give 2 or more; the SAM paper takes 10")
     if kind == "seeds":

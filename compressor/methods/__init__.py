@@ -34,8 +34,10 @@ NAMES = (
 
 Placement = Literal["pfeiffer", "houlsby"]
 Shared = Literal["adapter", "lora", "prefix"]
+Combine = Literal["or", "and", "add"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
+On = Literal["weights", "lora", "adapter"]
 Child = Literal["d", "f"]
 
 
@@ -54,14 +56,22 @@ class Options:
     placement: Placement = "pfeiffer"
     length: int = 64
     """Positions of a prefix."""
+    reparametrize: bool = False
+    """Train a prefix through a network, which is dropped afterwards."""
     shared: Shared = "adapter"
     """What a ProPETL prototype is."""
     keep: float = 0.5
     """Share of a prototype that each block's mask keeps, k in the paper."""
+    on: On = "weights"
+    """Whose tensors Ω lies in: the frozen weights, or what this method adds, frozen at its start."""
+    tasks: int = 0
+    """How many tasks share the prototype, each with a mask of its own; 0: one task, without."""
+    combine: Combine = "or"
+    """How a block's mask and a task's mask become one."""
     strategy: Strategy = "static"
     """How Ω comes about: chosen beforehand, grown while training (ID3), or chosen anew each time."""
     budget: int | float | None = None
-    """|Ω| where the method chooses while training: a count, or a share of the matrices' weights."""
+    """|Ω| where the method chooses while training: a count, or a share of the entries that Ω lies among."""
     schedule: Timing = "cohorts"
     """When it chooses: at most 32 times, or at every step."""
     exp: float = 0.0
@@ -79,13 +89,22 @@ class Options:
     omega: Mapping[str, Tensor] | None = None
 
 
+OF_TRAINING = ("mask_learning_rate", "final_learning_rate", "checkpoints")
+"""Keys that only some methods read, of the training rather than of what it attaches."""
+
 OPTIONS = (
-    *(one.name for one in fields(Options) if one.name not in ("group", "omega")),
-    "mask_learning_rate",
-    "final_learning_rate",
-    "checkpoints",
+    *(one.name for one in fields(Options) if one.name not in ("group", "omega", "tasks", "combine")),
+    *OF_TRAINING,
 )
 """Keys of a training stage that only some methods read."""
+
+GROUND = ("modules", "rank", "alpha", "bottleneck", "placement")
+"""Keys that decide, beside `on`, in which tensors Ω lies."""
+
+
+def ground_of(on: On) -> tuple[str, ...]:
+    """What of `GROUND` means something where Ω lies on `on`."""
+    return ("modules",) if on == "weights" else method(on).reads
 
 
 @dataclass(frozen=True)
@@ -118,14 +137,22 @@ class Method:
     """|Ω| that is left in the end, where more is trained than that."""
     trains_base: bool = False
     """The pretrained weights themselves move."""
-    mergeable: bool = True
-    """Merging leaves a model of the base's architecture."""
+    many_tasks: bool = False
+    """Several tasks can be trained together, sharing what the method adds."""
+    mergeable: bool | Mapping[str, bool] = True
+    """Merging leaves a model of the base's architecture; by kind (`on`, `shared`) where the kinds differ."""
     identity: bool = True
     """The model computes the same before the first step."""
     kind_key: str | None = None
     """The option that tells the method's kinds apart, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What each of these kinds reads of `reads`; `unread` tells what a kind leaves."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Other default peak rates, where an option is given: option -> rate."""
+
+    def rate(self, given: object) -> float:
+        """The default peak rate for a config or options."""
+        return next((rate for option, rate in self.rates.items() if getattr(given, option)), self.learning_rate)
 
     def kind(self, options: object) -> str | None:
         """The kind that `options` (or a stage's config, where None is the default) ask for; None without kinds."""
@@ -144,6 +171,12 @@ class Method:
         """The keys that mean nothing to one kind, although others read them."""
         of_kinds = {key for keys in self.variants.values() for key in keys}
         return tuple(key for key in self.reads if key in of_kinds and key not in self.variants[variant])
+
+    def reads_on(self, on: On) -> tuple[str, ...]:
+        """`reads`, less what means nothing where Ω lies on `on`."""
+        if "on" not in self.reads:
+            return self.reads
+        return tuple(key for key in self.reads if key not in GROUND or key in ground_of(on))
 
 
 def method(name: str) -> Method:
@@ -174,7 +207,7 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
         parameter.requires_grad_(base or name in head)
     for module in model.modules():
         if isinstance(module, Change):
-            module.requires_grad_(module.group in groups)
+            module.requires_grad_(module.group in groups and not module.frozen)
 
 
 def weights_moved(model: nn.Module) -> bool:

@@ -26,6 +26,12 @@ def attach_adapters(model: nn.Module, options: Options) -> None:
         insert(matrix.owner, Adapter(source, options.group))
 
 
+def sizes(shape: ModelShape, options: Options) -> list[int]:
+    """b d, b, d b and d: down, its bias, up and its bias of every adapter."""
+    b = options.bottleneck
+    return [entries for _, d, _ in shape.matrices(BEHIND[options.placement]) for entries in (b * d, b, d * b, d)]
+
+
 def size(hidden: int, bottleneck: int) -> int:
     """2 b d + b + d: one adapter."""
     return 2 * bottleneck * hidden + bottleneck + hidden
@@ -33,7 +39,7 @@ def size(hidden: int, bottleneck: int) -> int:
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """Σ (2 b d + b + d) over the places."""
-    return sum(size(out, options.bottleneck) for _, out, _ in shape.matrices(BEHIND[options.placement]))
+    return sum(sizes(shape, options))
 
 
 METHOD = Method(

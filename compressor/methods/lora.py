@@ -21,9 +21,14 @@ def attach_low_rank(model: nn.Module, options: Options) -> None:
         matrix.attach(LowRank.start(matrix.original, options.rank, options.alpha, options.group))
 
 
+def sizes(shape: ModelShape, options: Options) -> list[int]:
+    """r n and m r: A and B of every matrix."""
+    return [options.rank * side for _, out, into in shape.matrices(options.modules) for side in (into, out)]
+
+
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """Σ r (m + n)."""
-    return sum(options.rank * (out + into) for _, out, into in shape.matrices(options.modules))
+    return sum(sizes(shape, options))
 
 
 METHOD = Method(

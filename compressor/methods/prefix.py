@@ -28,29 +28,48 @@ def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
         yield layer.attention, layer.matrix("key").original
 
 
-def attach_prefixes(model: nn.Module, options: Options) -> None:
-    """Put a prefix into every attention."""
-    from compressor.inserts import Prefix, insert
-    from compressor.sources import Own
+INNER = 512
+"""Inner width of the network that reparametrizes, as the authors have it for generation from tables."""
 
+
+def attach_prefixes(model: nn.Module, options: Options) -> None:
+    """Put a prefix into every attention; one network behind all of them where they are reparametrized."""
+    from compressor.inserts import Prefix, insert
+    from compressor.sources import Network, Own, Reparametrized
+
+    network = None
     for attention, key in attentions(model):
-        insert(attention, Prefix(Own(Prefix.tensors(key, options.length)), options.group))
+        if options.reparametrize:
+            network = network or Network(key, options.length, key.shape[1], INNER)
+            source = Reparametrized(network, {"keys": key.shape[0], "values": key.shape[0]})
+        else:
+            source = Own(Prefix.tensors(key, options.length))
+        insert(attention, Prefix(source, options.group))
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Σ 2 l d over the blocks, d the rows of the key matrix."""
-    return sum(2 * options.length * out for _, out, _ in shape.matrices(("key",)))
+    """Σ 2 l d over the blocks, d the rows of the key matrix (out, in).
+
+    Reparametrized: the network's l in + m in + m, and for every block the last layers' 2 (m d + d).
+    """
+    keys = [out for _, out, _ in shape.matrices(("key",))]
+    if not options.reparametrize:
+        return sum(2 * options.length * out for out in keys)
+    network = options.length * shape.hidden + INNER * shape.hidden + INNER
+    return network + sum(2 * (INNER * out + out) for out in keys)
 
 
 METHOD = Method(
     name="prefix",
     summary="trained keys and values before those of the input",
-    formula="2ld per block",
+    formula="2ld per block (reparametrized: lh + mh + m, and 2(m+1)d per block)",
     attach=attach_prefixes,
     count=count,
     learning_rate=1e-2,
-    source="Li and Liang 2021, section 4.2, without the reparametrization",
-    reads=("length",),
+    source="Li and Liang 2021, sections 4.2 and 4.3",
+    reads=("length", "reparametrize"),
     mergeable=False,
     identity=False,
+    # the network's weights move every key and value at once: at 3e-3 MiniLM learns nothing
+    rates={"reparametrize": 1e-3},
 )

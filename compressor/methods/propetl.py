@@ -1,4 +1,7 @@
-"""ProPETL (Zeng et al. 2023): one prototype adapter, LoRA or prefix for all blocks; each block learns a mask over it."""
+"""ProPETL (Zeng et al. 2023): one prototype adapter, LoRA or prefix for all blocks; each block learns a mask over it.
+
+Where the model is of many tasks (`compressor.multitask.join_heads`), every task learns a mask too, shared by all blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compressor.cost import ModelShape
-    from compressor.sources import Masked
+    from compressor.multitask import Tasks, TaskScores
+    from compressor.sources import Masked, Prototype
 
 
 class Prototypes:
-    """The prototypes of one model by name, made when they are first asked for."""
+    """The prototypes of one model by name, made when they are first asked for, and the masks of `tasks` over each."""
 
-    def __init__(self, options: Options):
-        self.options, self.made = options, {}
+    def __init__(self, options: Options, tasks: Tasks | None = None):
+        self.options, self.tasks, self.made, self.task_scores = options, tasks, {}, {}
 
     def masked(self, name: str, tensors: dict[str, Tensor]) -> Masked:
         """The prototype called `name` behind a fresh mask. `tensors` are its start, if it is new.
@@ -30,12 +34,21 @@ class Prototypes:
         prototype = self.made.setdefault(name, Prototype(f"{self.options.group}.{name}", tensors, self.options.group))
         if any(prototype.size(part) != tensor.shape for part, tensor in tensors.items()):
             raise UserError("E407", f"the blocks' {name} differ in size: one prototype cannot serve all", "Use adapter or lora")
-        return Masked(prototype, Scores(prototype, self.options.keep))
+        layer = Scores(prototype, self.options.keep)
+        return Masked(prototype, layer, self._of_tasks(name, prototype), self.options.combine)
+
+    def _of_tasks(self, name: str, prototype: Prototype) -> TaskScores | None:
+        """One object for all blocks, so that a task's scores are tied over them; none with one task."""
+        from compressor.multitask import TaskScores
+
+        if self.tasks is not None and name not in self.task_scores:
+            self.task_scores[name] = TaskScores(self.tasks, prototype, self.options.keep)
+        return self.task_scores.get(name)
 
 
 def attach_prototypes(model: nn.Module, options: Options) -> None:
     """Give every block its masked view of the prototype. Each of `modules` has one, as q and v in the paper."""
-    ATTACH[options.shared](model, options, Prototypes(options))
+    ATTACH[options.shared](model, options, Prototypes(options, getattr(model, "tasks", None)))
 
 
 def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
@@ -68,29 +81,30 @@ ATTACH = {"adapter": _share_adapter, "lora": _share_lora, "prefix": _share_prefi
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """n + n' L: the prototype and a score for every maskable entry in each block (biases have none)."""
+    """n + n' (L + T): the prototype, and a score for every maskable entry (biases have none) in each block and task."""
     if options.shared == "adapter":
         (_, hidden, _), *_ = behind = shape.matrices(adapter.BEHIND["pfeiffer"])
-        return adapter.size(hidden, options.bottleneck) + len(behind) * 2 * options.bottleneck * hidden
+        return adapter.size(hidden, options.bottleneck) + (len(behind) + options.tasks) * 2 * options.bottleneck * hidden
     if options.shared == "prefix":
         keys = [2 * options.length * out for _, out, _ in shape.matrices(("key",))]
-        return keys[0] + sum(keys)
+        return (1 + options.tasks) * keys[0] + sum(keys)
     sizes: dict[str, list[int]] = {}
     for name, out, into in shape.matrices(options.modules):
         sizes.setdefault(name, []).append(options.rank * (out + into))
-    return sum(own[0] + sum(own) for own in sizes.values())
+    return sum((1 + options.tasks) * own[0] + sum(own) for own in sizes.values())
 
 
 METHOD = Method(
     name="propetl",
     summary="one prototype adapter, LoRA or prefix for all blocks, a learned mask in each",
-    formula="n + n'L (n prototype, n' what is masked)",
+    formula="n + n'L (n prototype, n' what is masked), of T tasks n + n'(L + T)",
     attach=attach_prototypes,
     count=count,
     learning_rate=1e-3,
-    source="Zeng et al. 2023 (ProPETL), sections 3.2 and 3.3",
+    source="Zeng et al. 2023 (ProPETL), sections 3.2 to 3.4",
     reads=("modules", "rank", "alpha", "bottleneck", "length", "shared", "keep", "mask_learning_rate"),
-    mergeable=False,
+    many_tasks=True,
+    mergeable={"adapter": False, "lora": True, "prefix": False},
     identity=False,
     kind_key="shared",
     variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length",)},

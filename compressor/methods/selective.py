@@ -1,25 +1,43 @@
 """Selective tuning: W + P_Ω(S) alone. Ω is chosen beforehand by the stage `select` (SAM, Fish, PaFi, MagPruning, random), or
-while training (ID3)."""
+while training (ID3). W is the frozen weights, or A and B of a LoRA, or the tensors of adapters, frozen at their start."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compressor.errors import UserError
-from compressor.methods import Method, Options
+from compressor.methods import GROUND, Method, Options, adapter, lora, method
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from compressor.anatomy import Matrix
     from compressor.cost import ModelShape
 
 
-def attach_sparse(model: nn.Module, options: Options) -> None:
-    """Add a Sparse link to every chosen matrix in which Ω has places."""
+def ground(model: nn.Module, options: Options) -> list[Matrix]:
+    """The tensors in which Ω lies. Those of a LoRA or of adapters are drawn now, as that method draws them, and frozen."""
     from compressor.anatomy import matrices_of
+    from compressor.selection.within import freeze
+
+    if options.on == "weights":
+        return matrices_of(model, options.modules)
+    there = set(model.modules())
+    method(options.on).attach(model, options)
+    return freeze(model, there)
+
+
+def sizes(shape: ModelShape, options: Options) -> list[int]:
+    """How many entries the tensors of `ground` have in a model of `shape`, one by one."""
+    if options.on == "weights":
+        return [out * into for _, out, into in shape.matrices(options.modules)]
+    return {"lora": lora.sizes, "adapter": adapter.sizes}[options.on](shape, options)
+
+
+def attach_sparse(model: nn.Module, options: Options) -> None:
+    """Add a Sparse link to every tensor in which Ω has places."""
     from compressor.deltas import Sparse
 
-    for matrix in matrices_of(model, options.modules):
+    for matrix in ground(model, options):
         omega = (options.omega or {}).get(matrix.path)
         if omega is not None and len(omega):
             matrix.attach(Sparse.start(matrix.original, omega, options.group))
@@ -30,20 +48,20 @@ def attach_selected(model: nn.Module, options: Options) -> None:
     if options.strategy == "static":
         attach_sparse(model, options)
         return
-    from compressor.anatomy import matrices_of
-    from compressor.cost import shape_of
+    from compressor.cost import share
     from compressor.selection.gradients import Heuristic
-    from compressor.selection.growth import plant
+    from compressor.selection.growth import Growth, plant
 
-    plant(
-        model,
-        matrices_of(model, options.modules),
-        count(shape_of(model), options, 0),
+    matrices = ground(model, options)
+    growth = Growth(
+        matrices,
+        share(options.budget, sum(matrix.original.numel() for matrix in matrices)),
         heuristic=Heuristic(options.exp, options.eps),
         schedule=options.schedule,
         repeat=options.strategy == "repeat",
         group=options.group,
     )
+    plant(model, growth)
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
@@ -52,26 +70,23 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
 
 
 def places_of(shape: ModelShape, options: Options) -> int:
-    """|Ω| of a budget over all chosen matrices. Raises UserError E401 where it is none of their weights, or more than all."""
-    from compressor.cost import Places
+    """|Ω| of a budget among all entries that Ω may lie among. Raises UserError E401."""
+    from compressor.cost import spendable
 
-    count = Places.of_budget(options.modules, options.budget).total(shape)
-    size = sum(out * into for _, out, into in shape.matrices(options.modules))
-    if not 0 < count <= size:
-        raise UserError("E401", f"budget {options.budget} is {count:,} of {size:,} places", "Give another budget")
-    return count
+    return spendable(options.budget, sum(sizes(shape, options)))
 
 
 METHOD = Method(
     name="selective",
-    summary="values on the chosen places, every other weight frozen",
+    summary="values on the chosen places of the weights, of a lora or of adapters, everything else frozen",
     formula="|Ω|",
     attach=attach_selected,
     count=count,
     learning_rate=1e-3,
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
-    reads=("modules", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
+    reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
     uses_omega=True,
+    mergeable={"weights": True, "lora": True, "adapter": False},
     omega_kinds=("static",),
     kind_key="strategy",
     variants={

@@ -1,30 +1,25 @@
-"""How much a head or an FFN neuron matters: one number each, the lowest go first.
+"""How much a unit matters (a head, an FFN neuron, a whole block): one number each, the lowest go first.
 
-Heads are scored on the rows of query, key and value, neurons on the rows of ffn_in and the columns of ffn_out, as DSEE
-section 3.4 sums |ΔW|. Taylor looks at the task's loss instead.
+Heads are scored on the rows of query, key and value, neurons on the rows of ffn_in (both halves of a GLU) and the columns of
+ffn_out, as DSEE section 3.4 sums |ΔW|; a block on all its matrices. Taylor and Fisher look at the task's loss instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from compressor.anatomy import Layer, layers_of
-from compressor.deltas import original
+from compressor.anatomy import Layer, Matrix, layers_of
 from compressor.errors import UserError
+from compressor.modules import STRUCTURES
+from compressor.pruning.names import LOSS_POWER, Criterion, Structure
 
-Structure = Literal["heads", "neurons"]
-Criterion = Literal["delta", "weight", "weight_plus_delta", "taylor", "random"]
 Changes = Mapping[str, Tensor]
 """Path of a matrix -> ΔW (out, in)."""
-
-_ROWS = {"heads": ("query", "key", "value"), "neurons": ("ffn_in",)}
-_COLUMNS = {"heads": (), "neurons": ("ffn_out",)}
-TAYLOR_LAYER = {"heads": "output", "neurons": "ffn_out"}
-"""The matrix whose input holds one slice a structure: there a structure's whole effect passes through."""
 
 
 def changes_of(model: nn.Module, base: nn.Module | None = None) -> dict[str, Tensor]:
@@ -41,88 +36,150 @@ def changes_of(model: nn.Module, base: nn.Module | None = None) -> dict[str, Ten
     return result
 
 
+def units_of(model: nn.Module, structure: Structure) -> list[int]:
+    """How many units each block has; a block is one unit of `layers`."""
+    return [1 if structure == "layers" else layer.units(structure) for layer in layers_of(model)]
+
+
 def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, changes: Changes) -> list[Tensor]:
-    """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a structure's rows and columns: one tensor (structures,) a layer.
+    """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a unit's rows and columns: one tensor (units,) a block.
 
     Raises UserError E502 when the criterion is delta and no matrix of the structure has one.
     """
     scores = []
-    for layer in layers_of(model):
-        names = (*_ROWS[structure], *_COLUMNS[structure])
-        if criterion == "delta" and not any(layer.linear_path(name) in changes for name in names):
-            raise UserError(
-                "E502",
-                f"{structure} by criterion delta: nothing was tuned on {', '.join(names)} of {layer.path}",
-                "Tune one of these modules, or use taylor or weight",
-            )
-        rows = sum(_judged(layer, name, criterion, changes).sum(dim=1) for name in _ROWS[structure])
-        columns = sum(_judged(layer, name, criterion, changes).sum(dim=0) for name in _COLUMNS[structure])
-        total = rows + columns
-        scores.append(total.view(layer.heads, layer.head_size).sum(dim=1) if structure == "heads" else total)
+    for layer, units in zip(layers_of(model), units_of(model, structure), strict=True):
+        matrices = [(layer.matrix(name), rows) for name, rows in _judged_by(layer, structure)]
+        if units and criterion == "delta" and not any(matrix.path in changes for matrix, _ in matrices):
+            names = ", ".join(matrix.name for matrix, _ in matrices)
+            what = f"{structure} by criterion delta: nothing was tuned on {names} of {layer.path}"
+            raise UserError("E502", what, "Tune one of these modules, or use taylor or weight")
+        total = torch.zeros(units)
+        for matrix, rows in matrices if units else ():
+            values = _judged(matrix, criterion, changes)
+            total = total + values.sum(dim=1 if rows else 0).view(units, -1).sum(dim=1)
+        scores.append(total)
     return scores
 
 
-def _judged(layer: Layer, name: str, criterion: Criterion, changes: Changes) -> Tensor:
+def _judged_by(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]:
+    """(matrix, whether a unit is its rows) that a structure is judged by."""
+    span = STRUCTURES.get(structure)
+    if span is None:
+        yield from ((name, True) for name in layer.names)
+        return
+    yield from ((name, True) for name in span.rows if name in layer.parts)
+    if structure == "neurons":
+        yield span.columns, False
+
+
+def _judged(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tensor:
     """The absolute values that a criterion sums for one matrix, (out, in)."""
-    linear = layer.linear(name)
     if criterion == "delta":
-        path = layer.linear_path(name)
-        return changes[path].abs() if path in changes else torch.zeros_like(linear.weight)
-    weight = original(linear) if criterion == "weight" else linear.weight
+        return changes[matrix.path].abs() if matrix.path in changes else torch.zeros_like(matrix.original)
+    weight = matrix.original if criterion == "weight" else matrix.weight
     return weight.detach().abs()
 
 
 def random_scores(model: nn.Module, structure: Structure, seed: int) -> list[Tensor]:
     """Uniform draws: the control that every criterion must beat."""
     generator = torch.Generator().manual_seed(seed)
-    layers = layers_of(model)
-    return [torch.rand(layer.heads if structure == "heads" else layer.neurons, generator=generator) for layer in layers]
+    return [torch.rand(units, generator=generator) for units in units_of(model, structure)]
 
 
-def taylor_scores(
+@dataclass
+class _Probe:
+    """What passes where a block's units can be silenced: (x, what its gradient is taken of)."""
+
+    blocks: list[int]
+    seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+def loss_scores(
     model: nn.Module,
     structure: Structure,
+    criterion: Criterion,
     encodings: Sequence[tuple[dict[str, Tensor], Tensor]],
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> list[Tensor]:
-    """First-order change of the loss when a structure is silenced: Σ over rows of |Σ_t x · ∂L/∂x| (Molchanov et al. 2019).
+    """What silencing a unit changes in the loss, to first order: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
+    (fisher, Kwon et al. 2022), where e = Σ_t x · ∂L/∂x.
 
-    `encodings` are batches of (inputs, labels); x is the structure's slice of the input of its outgoing matrix. The sum
-    over tokens and features is signed, the one over rows is not. The model is in eval mode.
+    `encodings` are batches of (inputs, labels); x is the unit's slice of the input of its outgoing matrix, for a whole block
+    what it adds to its input. The sum over tokens and features is signed, the one over rows is not. The model is in eval mode.
     """
+    totals = [torch.zeros(units) for units in units_of(model, structure)]
+    model.eval()
+    with _probed(model, structure) as probe:
+        for encoding, labels in encodings:
+            # the sum over rows makes each row's gradient its own
+            loss = nn.functional.cross_entropy(model(**encoding).logits, labels, reduction="sum")
+            gradients = torch.autograd.grad(loss, [probe.seen[number][1] for number in probe.blocks])
+            for number, gradient in zip(probe.blocks, gradients, strict=True):
+                effect = (probe.seen[number][0].detach() * gradient).sum(dim=1)
+                effect = effect.view(len(effect), len(totals[number]), -1).sum(dim=2)
+                totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0)
+            on_batch(len(labels))
+    return totals
+
+
+@contextmanager
+def _probed(model: nn.Module, structure: Structure) -> Iterator[_Probe]:
+    """Hooks that keep what passes; they are gone afterwards."""
     layers = layers_of(model)
-    totals = [torch.zeros(layer.heads if structure == "heads" else layer.neurons) for layer in layers]
-    inputs: dict[int, Tensor] = {}
+    blocks = [number for number, units in enumerate(units_of(model, structure)) if units]
+    probe = _Probe(blocks)
 
     def keep_input(number: int):
         def hook(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
             # a leaf would cut the graph below; the frozen base gives no gradient path, so ask for one here
-            inputs[number] = arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_(True)
-            return (inputs[number],)
+            states = arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_(True)
+            probe.seen[number] = (states, states)
+            return (states,)
 
         return hook
 
-    target = TAYLOR_LAYER[structure]
-    hooks = [layer.linear(target).register_forward_pre_hook(keep_input(number)) for number, layer in enumerate(layers)]
-    model.eval()
+    def keep_added(number: int):
+        def hook(module: nn.Module, arguments: tuple, keywords: dict, output: Tensor | tuple) -> None:
+            after = output[0] if isinstance(output, tuple) else output
+            before = arguments[0] if arguments else keywords["hidden_states"]
+            probe.seen[number] = (after - before, after if after.requires_grad else after.requires_grad_(True))
+
+        return hook
+
+    hooks = [
+        layers[number].module.register_forward_hook(keep_added(number), with_kwargs=True)
+        if structure == "layers"
+        else layers[number].linear(STRUCTURES[structure].columns).register_forward_pre_hook(keep_input(number))
+        for number in blocks
+    ]
     try:
-        for encoding, labels in encodings:
-            # the sum over rows makes each row's gradient its own
-            loss = nn.functional.cross_entropy(model(**encoding).logits, labels, reduction="sum")
-            gradients = torch.autograd.grad(loss, [inputs[number] for number in range(len(layers))])
-            for number, gradient in enumerate(gradients):
-                effect = (inputs[number].detach() * gradient).sum(dim=1)
-                totals[number] += effect.view(len(effect), len(totals[number]), -1).sum(dim=2).abs().sum(dim=0)
-            on_batch(len(labels))
+        yield probe
     finally:
         for hook in hooks:
             hook.remove()
-    return totals
 
 
 def lowest(scores: Sequence[Tensor], count: Sequence[int]) -> list[list[int]]:
-    """For each layer the `count` structures with the lowest scores, sorted; equal scores: the lowest index goes."""
+    """For each block the `count` units with the lowest scores, sorted; equal scores: the lowest index goes."""
     return [
-        sorted(torch.sort(layer_scores, stable=True).indices[:number].tolist())
-        for layer_scores, number in zip(scores, count, strict=True)
+        sorted(torch.sort(block_scores, stable=True).indices[:number].tolist())
+        for block_scores, number in zip(scores, count, strict=True)
     ]
+
+
+def lowest_of_all(scores: Sequence[Tensor], count: int, stay: Sequence[int], *, normalize: bool = False) -> list[list[int]]:
+    """The `count` lowest units of the whole model, block by block and sorted; `stay` units are left in each block at least.
+
+    `normalize` divides a block's scores by their Euclidean norm first (Molchanov et al. 2017, section 2.4). Equal scores: the
+    first block and lowest index go.
+    """
+    if normalize:
+        scores = [block / block.norm().clamp_min(torch.finfo(block.dtype).tiny) for block in scores]
+    order = torch.sort(torch.cat(list(scores)), stable=True).indices.tolist()
+    places = [(block, unit) for block, own in enumerate(scores) for unit in range(len(own))]
+    gone: list[list[int]] = [[] for _ in scores]
+    for block, unit in (places[place] for place in order):
+        if count and len(gone[block]) < len(scores[block]) - stay[block]:
+            gone[block].append(unit)
+            count -= 1
+    return [sorted(units) for units in gone]

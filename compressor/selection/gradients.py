@@ -51,7 +51,8 @@ def gradient_scores(
     The matrices must be plain parameters (merge first). The model comes back in eval mode, frozen.
     """
     model.requires_grad_(False)
-    weights = {id(matrix.owner): matrix.owner.weight.requires_grad_(True) for matrix in matrices}
+    # matrices of one fused weight share it
+    weights = {(id(one.owner), one.tensor): getattr(one.owner, one.tensor).requires_grad_(True) for one in matrices}
     totals = {key: torch.zeros_like(weight) for key, weight in weights.items()}
     model.train(asking.train)
     for encoding, labels in batches:
@@ -66,6 +67,6 @@ def gradient_scores(
     model.eval().requires_grad_(False)
     finish = {"fish": lambda total, weight: total, "sam": lambda total, weight: total.square(), "d3": heuristic}[score]
     return {
-        matrix.path: finish(matrix.place.read(totals[id(matrix.owner)]), matrix.original.detach()).contiguous()
+        matrix.path: finish(matrix.place.read(totals[id(matrix.owner), matrix.tensor]), matrix.original.detach()).contiguous()
         for matrix in matrices
     }

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.anatomy import Matrix
+from compressor.cost import spendable
 from compressor.deltas import Change, Delta, Sparse, add_at
 from compressor.errors import UserError
 from compressor.selection.gradients import Heuristic
@@ -57,17 +58,29 @@ def _halts(natural: list[int], stops: list[int]) -> dict[int, int]:
 
 
 class Growth(Change):
-    """The chosen places of all matrices and their values.
+    """The chosen places of `matrices` and their values.
 
     `values` (B,) is the one parameter; `matrix` (B,) says in which matrix a place lies, `index` (B,) its flat index there;
-    the first `count` are in use.
+    the first `count` are in use. `schedule` says when they become more; with `repeat` all are chosen anew each time, and
+    what is left out falls back to its first value.
     """
 
     kind = "growth"
     moving = ("matrix", "index", "count")
 
-    def __init__(self, budget: int, like: Tensor, heuristic: Heuristic, repeat: bool, group: str = ""):
+    def __init__(
+        self,
+        matrices: Sequence[Matrix],
+        budget: int,
+        *,
+        heuristic: Heuristic,
+        schedule: str = "cohorts",
+        repeat: bool = False,
+        group: str = "",
+    ):
         super().__init__()
+        like = matrices[0].original
+        self.matrices, self.schedule = tuple(matrices), schedule
         self.values = nn.Parameter(like.new_zeros(budget))
         self.register_buffer("matrix", torch.zeros(budget, dtype=torch.int32, device=like.device))
         self.register_buffer("index", torch.zeros(budget, dtype=torch.int64, device=like.device))
@@ -121,10 +134,9 @@ class Growing(Delta):
 
 @dataclass(frozen=True)
 class Grower:
-    """A growth, the matrices it grows in, and when; `on_stop` is called with each of `stops` before Ω grows beyond it."""
+    """A growth, and at which step it is how large; `on_stop` is called with each of `stops` before Ω grows beyond it."""
 
     growth: Growth
-    matrices: Sequence[Matrix]
     targets: dict[int, int]
     stops: Collection[int] = ()
     on_stop: Callable[[int], None] = lambda places: None
@@ -142,15 +154,15 @@ class Grower:
         if step not in self.targets:
             return
         growth = self.growth
-        gradients = [growth.heard[number] for number in range(len(self.matrices))]
+        gradients = [growth.heard[number] for number in range(len(growth.matrices))]
         _average(gradients)
         scores = torch.cat(
             [
                 growth.heuristic(gradient, matrix.weight).flatten()
-                for gradient, matrix in zip(gradients, self.matrices, strict=True)
+                for gradient, matrix in zip(gradients, growth.matrices, strict=True)
             ]
         )
-        starts = torch.tensor([0, *[matrix.original.numel() for matrix in self.matrices]]).cumsum(0)
+        starts = torch.tensor([0, *[matrix.original.numel() for matrix in growth.matrices]]).cumsum(0)
         used = int(growth.count)
         there = starts[growth.matrix[:used].long()] + growth.index[:used]
         if growth.repeat:
@@ -180,24 +192,15 @@ def _average(gradients: list[Tensor]) -> None:
             gradient /= dist.get_world_size()
 
 
-def plant(
-    model: nn.Module,
-    matrices: Sequence[Matrix],
-    budget: int,
-    *,
-    heuristic: Heuristic,
-    schedule: str = "cohorts",
-    repeat: bool = False,
-    group: str = "",
-) -> None:
-    """Attach growing links to `matrices` of a frozen model; `model.growth` then holds the trainable values.
+def plant(model: nn.Module, growth: Growth) -> None:
+    """Attach growing links to the growth's matrices in a frozen model; `model.growth` then holds the trainable values.
 
-    With `repeat` all places are chosen anew each time, and what is left out falls back to its first value.
+    Raises UserError E401 where the budget is no place, or more than the matrices have.
     """
-    model.growth = Growth(budget, matrices[0].original, heuristic, repeat, group)
-    model.growth.plan = (tuple(matrices), schedule)
-    for number, matrix in enumerate(matrices):
-        matrix.attach(Growing(model.growth, number))
+    spendable(len(growth.values), sum(matrix.original.numel() for matrix in growth.matrices))
+    model.growth = growth
+    for number, matrix in enumerate(growth.matrices):
+        matrix.attach(Growing(growth, number))
 
 
 def grower_of(
@@ -205,15 +208,14 @@ def grower_of(
 ) -> Grower:
     """The grower of a model that `plant` prepared, for a training of `steps`. Raises UserError E408 for unreachable stops."""
     growth = model.growth
-    matrices, schedule = growth.plan
     budget = len(growth.values)
     # a fresh choice has its whole budget at every step
-    targets = growth_targets(budget, steps, schedule, stops)
+    targets = growth_targets(budget, steps, growth.schedule, stops)
     missed = sorted(set(stops) - set(targets.values()))
     if missed:
         what = f"Ω is never exactly {missed[0]} places: it grows {len(targets)} times to {budget}"
         raise UserError("E408", what, "Drop that checkpoint, or train longer")
-    return Grower(growth, matrices, dict.fromkeys(targets, budget) if growth.repeat else targets, stops, on_stop)
+    return Grower(growth, dict.fromkeys(targets, budget) if growth.repeat else targets, stops, on_stop)
 
 
 class ScalarAdamW(torch.optim.AdamW):

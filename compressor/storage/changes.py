@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,12 +46,18 @@ def describe(model: nn.Module) -> tuple[dict, Tensors]:
     for prototype in prototypes_of(model):
         description["prototypes"][prototype.name] = {"group": prototype.group}
         tensors |= {f"prototypes|{prototype.name}|{name}": _plain(prototype.read(name)) for name in prototype.names}
+    for view in _hybrids_of(model):
+        shapes, packed = _pack_masks(view.task, view.names)
+        description.setdefault("tasks", {})[view.prototype.name] = {"combine": view.combine, "masks": shapes}
+        tensors |= {f"tasks|{view.prototype.name}|{name}": bits for name, bits in packed.items()}
     return description, tensors
 
 
 def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
     """(path, section of the description, changes there), in the order of the model."""
     for path, owner, name in chains(model):
+        if isinstance(owner, Own):  # values on a change's own tensors: it is stored with them in
+            continue
         links = chain(owner, name)
         if any(isinstance(link, Mask) for link in links):
             raise ValueError(f"{path}: masks over weights cannot be stored")
@@ -65,6 +72,18 @@ def prototypes_of(model: nn.Module) -> list[Prototype]:
     return [module for module in model.modules() if isinstance(module, Prototype)]
 
 
+def _hybrids_of(model: nn.Module) -> list[Masked]:
+    """One view of every prototype that is seen through a task's masks too: all its views share them."""
+    views = [module for module in model.modules() if isinstance(module, Masked) and module.task is not None]
+    return list({view.prototype.name: view for view in views}.values())
+
+
+def _pack_masks(owner: nn.Module, names: tuple[str, ...]) -> tuple[dict[str, list[int]], Tensors]:
+    """(shapes, packed bits) of the masks of those tensors that have one."""
+    masks = {name: mask for name in names if (mask := owner.mask(name)) is not None}
+    return {name: list(mask.shape) for name, mask in masks.items()}, {name: pack(mask) for name, mask in masks.items()}
+
+
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous()
 
@@ -77,22 +96,47 @@ def record(change: Change) -> tuple[dict, Tensors]:
         return change.settings(), {name: _plain(tensor) for name, tensor in change.state_dict().items()}
     if isinstance(source, Own):
         return change.settings(), {name: _plain(source.read(name)) for name in source.names}
-    masks = {name: source.mask(name) for name in source.names}
-    shapes = {name: list(mask.shape) for name, mask in masks.items() if mask is not None}
-    settings = {**change.settings(), "prototype": source.prototype.name, "masks": shapes}
-    return settings, {name: pack(masks[name]) for name in shapes}
+    shapes, packed = _pack_masks(source.layer, source.names)
+    return {**change.settings(), "prototype": source.prototype.name, "masks": shapes}, packed
 
 
-def rebuild(settings: dict, tensors: Tensors, prototypes: dict[str, Prototype]) -> Change:
+@dataclass(frozen=True)
+class Shared:
+    """What all views of one prototype have in common: it, and the task's masks where there are any."""
+
+    prototype: Prototype
+    task: FixedMasks | None = None
+    combine: str = "or"
+
+    def through(self, masks: FixedMasks) -> Masked:
+        """The prototype as the block with these masks sees it."""
+        return Masked(self.prototype, masks, self.task, self.combine)
+
+    def fixed(self, shapes: Mapping[str, tuple[int, ...]], packed: Tensors) -> FixedMasks:
+        """Stored masks in the prototype's type and on its device."""
+        like = self.prototype.read(self.prototype.names[0])
+        return FixedMasks({name: unpack(packed[name], shape).to(like) for name, shape in shapes.items()})
+
+
+def shared_of(description: Mapping, tensors: Tensors) -> dict[str, Shared]:
+    """The prototypes that `describe` recorded, by name. Raises KeyError where a tensor is missing."""
+    result = {}
+    for name, settings in description["prototypes"].items():
+        result[name] = shared = Shared(Prototype(name, select(tensors, f"prototypes|{name}|"), settings["group"]))
+        if task := description.get("tasks", {}).get(name):
+            masks = shared.fixed(task["masks"], select(tensors, f"tasks|{name}|"))
+            result[name] = Shared(shared.prototype, masks, task["combine"])
+    return result
+
+
+def rebuild(settings: dict, tensors: Tensors, prototypes: Mapping[str, Shared]) -> Change:
     """The change that `record` described. Masks come back fixed: their scores are not kept."""
     settings = dict(settings)
     cls, masks = KINDS[settings.pop("kind")], settings.pop("masks", {})
     rows, transposed = settings.pop("rows", None), settings.pop("transposed", False)
     if "prototype" in settings:
-        prototype = prototypes[settings.pop("prototype")]
-        like = prototype.read(prototype.names[0])  # type and device
-        fixed = FixedMasks({name: unpack(tensors[name], shape).to(like) for name, shape in masks.items()})
-        change = cls(Masked(prototype, fixed), **settings)
+        shared = prototypes[settings.pop("prototype")]
+        change = cls(shared.through(shared.fixed(masks, tensors)), **settings)
     elif cls in (Sparse, Offset):
         change = cls(**tensors, **settings)
     else:
@@ -105,10 +149,7 @@ def rebuild(settings: dict, tensors: Tensors, prototypes: dict[str, Prototype]) 
 def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
     """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing,
     ValueError where one has another size or type."""
-    prototypes = {
-        name: Prototype(name, select(tensors, f"prototypes|{name}|"), settings["group"])
-        for name, settings in description["prototypes"].items()
-    }
+    prototypes = shared_of(description, tensors)
     for key, changes in description["links"].items():
         path, name = key.rsplit(".", 1)
         owner = model.get_submodule(path)

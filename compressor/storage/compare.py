@@ -61,15 +61,11 @@ def _support(change: Change) -> Tensor | None:
 
 def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
     """The changes of every place: a matrix (parts of a fused weight apart), or one inserted module."""
-    from compressor.sources import Prototype
-    from compressor.storage.changes import rebuild, select
+    from compressor.storage.changes import rebuild, select, shared_of
     from compressor.storage.layout import SECTIONS
 
     changes, result = delta.changes, {}
-    prototypes = {
-        name: Prototype(name, select(delta.tensors, f"prototypes|{name}|"), settings["group"])
-        for name, settings in changes["prototypes"].items()
-    }
+    prototypes = shared_of(changes, delta.tensors)
     for section in SECTIONS:
         for path, here in changes[section].items():
             for number, settings in enumerate(here):

@@ -44,13 +44,25 @@ class DeltaFile:
     kept: Kept
     layout: dict[str, Any]
     """The changes as the file describes them, see layout.py."""
-    tensors: dict[str, Tensor]
+    own: dict[str, Tensor]
+    """The tensors of the changes that lie in this file."""
     head: dict[str, Tensor] | None
     """None where it was left out."""
+    sha256: str
+    """Over what is written in the file and every tensor."""
+    shared: DeltaFile | None = None
+    """The file beside it that holds what this task shares with others."""
 
     @property
     def changes(self) -> dict[str, Any]:
-        return expand(self.layout)
+        """All changes of the task, as `storage.describe` gives them."""
+        own = expand(self.layout)
+        return own if self.shared is None else {**self.shared.changes, "tasks": own["tasks"]}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Their tensors, those of the shared file too."""
+        return self.own if self.shared is None else {**self.shared.own, **self.own}
 
 
 def write(
@@ -60,38 +72,55 @@ def write(
 
     Raises UserError E312 where a delta cannot hold what was done to the model.
     """
-    from safetensors.torch import save
-
     from compressor.models import head_names
     from compressor.pruning.surgery import kept_of
 
-    changes, tensors = _changes_of(model)
+    changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
+    facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names)}
+    save(path, facts, changes, tensors, heads, kept=kept_of(model))
+
+
+def save(
+    path: Path | str,
+    facts: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    heads: Mapping[str, Tensor] | None,
+    *,
+    kept: Kept | None = None,
+) -> str:
+    """Write one file of `facts` (base, base_sha256, labels, and whatever else the description says) and changes as
+    `storage.describe` gives them; whole or not at all. Returns its checksum, `DeltaFile.sha256`.
+    """
+    from safetensors.torch import save as serialize
+
     layout = compact(changes, {name: (_buffer(t), tuple(t.shape)) for name, t in tensors.items() if _buffer(t) != "masks"})
-    kept, kept_bits = _pack_kept(kept_of(model))
+    kept, kept_bits = _pack_kept(kept or {})
     flat = {**_flatten(layout, tensors), **kept_bits}
     if heads:
         flat["head"] = _concatenate(heads.values())
     description = {
         "format": FORMAT,
-        "base": base,
-        "base_sha256": base_sha256,
-        "labels": list(label_names),
+        **facts,
         "kept": kept,
         "changes": layout,
         "head": None if heads is None else {name: list(tensor.shape) for name, tensor in heads.items()},
     }
-    text = _text({**description, "sha256": _digest(description, flat)})
-    data = save(flat, {KEY: text})
+    sha256 = _digest(description, flat)
+    text = _text({**description, "sha256": sha256})
+    data = serialize(flat, {KEY: text})
     if header_size(data) > HEADER_LIMIT:
-        data = save({**flat, "description": _bytes(text)}, {KEY: ""})
+        data = serialize({**flat, "description": _bytes(text)}, {KEY: ""})
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_bytes(data)
     beside.replace(path)
+    return sha256
 
 
-def _changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
+def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
+    """`storage.describe`, or UserError E312 where a delta cannot hold what was done to the model."""
     from compressor.methods import weights_moved
     from compressor.storage.changes import describe
 
@@ -136,19 +165,20 @@ def _concatenate(pieces) -> Tensor:
 
 
 def _pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What pruning left as bits: for every layer its heads, then its neurons; 1 is kept."""
+    """What pruning left as bits: for every block the units of each structure in turn; 1 is kept."""
     import torch
 
     from compressor.storage.changes import pack
 
     if not kept:
         return {}, {}
-    sizes = {word: 1 + max(index for row in kept.values() for index in row[word]) for word in ("heads", "neurons")}
+    structures = next(iter(kept.values()))
+    sizes = {name: 1 + max((unit for row in kept.values() for unit in row[name]), default=-1) for name in structures}
     bits = torch.zeros(len(kept), sum(sizes.values()), dtype=torch.bool)
-    for layer, row in zip(bits, kept.values(), strict=True):
-        layer[row["heads"]] = True
-        layer[[sizes["heads"] + neuron for neuron in row["neurons"]]] = True
-    return {"layers": list(kept), **sizes}, {"kept": pack(bits)}
+    for block, row in zip(bits, kept.values(), strict=True):
+        for name, part in zip(sizes, block.split(list(sizes.values())), strict=True):
+            part[row[name]] = True
+    return {"blocks": list(kept), "sizes": sizes}, {"kept": pack(bits)}
 
 
 def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
@@ -156,11 +186,13 @@ def _unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
 
     if not description:
         return {}
-    layers, heads, neurons = description["layers"], description["heads"], description["neurons"]
-    rows = unpack(bits, (len(layers), heads + neurons))
+    blocks, sizes = description["blocks"], description["sizes"]
+    rows = unpack(bits, (len(blocks), sum(sizes.values())))
     return {
-        layer: {"heads": row[:heads].nonzero().flatten().tolist(), "neurons": row[heads:].nonzero().flatten().tolist()}
-        for layer, row in zip(layers, rows, strict=True)
+        block: {
+            name: part.nonzero().flatten().tolist() for name, part in zip(sizes, row.split(list(sizes.values())), strict=True)
+        }
+        for block, row in zip(blocks, rows, strict=True)
     }
 
 
@@ -193,7 +225,8 @@ def header_size(data: bytes) -> int:
 def read(path: Path | str) -> DeltaFile:
     """The delta in `path`, whole and checked: every byte is described, and the checksum holds.
 
-    Raises UserError E310 for a missing, damaged, cut or foreign file, and for another format.
+    Raises UserError E310 for a missing, damaged, cut or foreign file, and for another format; E316 where what the task
+    shares with others is not beside it.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -221,7 +254,8 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
     if description["format"] != FORMAT:
         what = f"format {description['format']}, this version reads {FORMAT}"
         raise UserError("E310", what, "Make it again with this version", place)
-    if description.pop("sha256") != _digest(description, flat):
+    sha256 = description.pop("sha256")
+    if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
     shapes, head = description["head"], None
     kept = _unpack_kept(description["kept"], flat.pop("kept", None))
@@ -233,9 +267,23 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
         labels=description["labels"],
         kept=kept,
         layout=description["changes"],
-        tensors=_unflatten(description["changes"], flat),
+        own=_unflatten(description["changes"], flat),
         head=head,
+        sha256=sha256,
+        shared=_read_shared(description["shared"], place) if "shared" in description else None,
     )
+
+
+def _read_shared(reference: Mapping[str, str], place: str) -> DeltaFile:
+    """The file that a task file names, from its own folder. Raises UserError E316 where it is missing or another one."""
+    path = Path(place).with_name(Path(reference["file"]).name)
+    mend = "Keep the task files of one training in one folder, with the file they share"
+    if not path.is_file():
+        raise UserError("E316", f"the file it shares with other tasks, '{path.name}', is not beside it", mend, place)
+    shared = read(path)
+    if shared.sha256 != reference["sha256"]:
+        raise UserError("E316", f"'{path.name}' beside it is of another training", mend, place)
+    return shared
 
 
 def _cut(whole: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
@@ -268,7 +316,7 @@ def stored(delta: DeltaFile) -> Stored:
     sizes = {"values": 0, "indices": 0, "masks": 0}
     for slot in slots(delta.layout):
         sizes[slot.buffer] += math.prod(slot.shape)
-    width = max((8 * tensor.element_size() for tensor in delta.tensors.values() if tensor.is_floating_point()), default=32)
+    width = max((8 * tensor.element_size() for tensor in delta.own.values() if tensor.is_floating_point()), default=32)
     return Stored(sizes["values"], sizes["indices"], sizes["masks"], width)
 
 
@@ -276,12 +324,13 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
     """Put the task in `path` on a live model in place of any that it carries; returns the model, in eval mode.
 
     The base is not touched: without the delta its weights are bit for bit what they were. Everything is checked before anything
-    is changed. Raises UserError E310 (file), E306 (another base), E311 (base gone, other shapes, another head).
+    is changed. Raises UserError E310, E316 (file), E306 (another base), E311 (base gone, other shapes, another head).
     """
     from compressor.pruning.surgery import kept_of
     from compressor.storage.live import check_head, origin_of, strip
 
     delta = read(path)
+    _check_task(delta, path)
     if origin_of(model).sha256 != delta.base_sha256:
         raise _other_base(origin_of(model).reference, delta)
     if kept_of(model) != delta.kept:
@@ -291,6 +340,11 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
     check_head(model, delta.head, delta.labels)
     strip(model)
     return _put_on(model, delta, path)
+
+
+def _check_task(delta: DeltaFile, path: Path | str) -> None:
+    if not delta.labels:
+        raise UserError("E316", "holds what tasks share, and no task", "Give one of the task files beside it", str(path))
 
 
 def _other_base(reference: str, delta: DeltaFile) -> UserError:
@@ -324,7 +378,7 @@ def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
 def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
     """The model of a delta file on `base`: a live model, a folder, a hub id, or None for the reference in the file.
 
-    Raises UserError E310, E306, E311 and, for a folder or hub id, E303 and E304.
+    Raises UserError E310, E316, E306, E311 and, for a folder or hub id, E303 and E304.
     """
     from torch import nn
 
@@ -339,6 +393,7 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.M
     from compressor.pruning.surgery import restore_kept
     from compressor.storage.live import check_head, remember
 
+    _check_task(delta, path)
     found = base_of(delta, base)
     model = build(found.folder, delta.labels)
     restore_kept(model, delta.kept)

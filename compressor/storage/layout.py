@@ -36,6 +36,8 @@ def compact(changes: Mapping[str, Any], shapes: Mapping[str, tuple[str, tuple[in
             name: {**settings, **_sizes(f"prototypes|{name}|", shapes)} for name, settings in changes["prototypes"].items()
         }
     }
+    if "tasks" in changes:
+        layout["tasks"] = dict(changes["tasks"])
     for section in SECTIONS:
         entries = {
             path: [{**settings, **_sizes(f"{section}|{path}|{n}|", shapes)} for n, settings in enumerate(here)]
@@ -128,6 +130,8 @@ def expand(layout: Mapping[str, Any]) -> dict[str, Any]:
     """`compact` reversed: the description that `storage.restore` reads."""
     changes: dict[str, Any] = {section: {} for section in SECTIONS}
     changes["prototypes"] = {name: _settings(change) for name, change in layout["prototypes"].items()}
+    if "tasks" in layout:
+        changes["tasks"] = layout["tasks"]
     for section in SECTIONS:
         for path, here in _entries(layout, section):
             changes[section][path] = [_settings(change) for change in here]
@@ -142,6 +146,8 @@ def slots(layout: Mapping[str, Any]) -> Iterator[Slot]:
     """Every tensor of the layout, in the one order in which they are stored."""
     for name, change in layout["prototypes"].items():
         yield from _slots_of(f"prototypes|{name}|", change)
+    for name, change in layout.get("tasks", {}).items():
+        yield from _slots_of(f"tasks|{name}|", change)
     for section in SECTIONS:
         for path, changes in _entries(layout, section):
             for number, change in enumerate(changes):
@@ -163,6 +169,8 @@ def accounts(layout: Mapping[str, Any]) -> Iterator[Account]:
     """The layout as a table. Parts of a fused weight stand apart, with their rows behind the place."""
     for name, change in layout["prototypes"].items():
         yield Account("prototype", name, 1, *_counts([change]))
+    for name, change in layout.get("tasks", {}).items():
+        yield Account("task masks", name, 1, *_counts([change]))
     for section in SECTIONS:
         for paths, ranges, changes in layout[section]:
             blocks = [unfold(changes, index) for index in range(len(blocks_of(ranges)))]

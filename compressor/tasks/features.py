@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -13,25 +12,6 @@ from compressor.tasks.reading import Split
 Encoding = dict[str, np.ndarray]
 Forward = Callable[[Encoding], np.ndarray]
 """A model seen from here: padded int64 arrays (batch, length) -> float logits (batch, classes)."""
-
-
-POSITIONS = {"bert": 512, "deberta-v2": 512, "gpt2": 1024, "mpnet": 512, "roberta": 512}
-"""Architectures with a table of absolute positions -> its rows where config.json does not say: transformers' defaults."""
-AFTER_PADDING = ("mpnet", "roberta")
-"""Architectures whose first token has the position padding_idx + 1."""
-
-
-def most_tokens(config: dict[str, Any]) -> int | None:
-    """The most tokens a row may have, from a model's config.json; None where positions are relative or rotary."""
-    kind = config.get("model_type")
-    if kind not in POSITIONS or not config.get("position_biased_input", True):
-        return None
-    rows = config.get("n_positions" if kind == "gpt2" else "max_position_embeddings") or POSITIONS[kind]
-    if kind not in AFTER_PADDING:
-        return rows
-    # transformers reads RoBERTa's padding_idx from the config and has MPNet's in its code
-    padding = config.get("pad_token_id") if kind == "roberta" else None
-    return rows - 1 - (1 if padding is None else padding)
 
 
 def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[int]]]:

@@ -164,30 +164,39 @@ def quality(report: Record) -> Figure | None:
     return Figure("quality", "Quality, stage by stage", f"{caption}{percent(rows[0]['accuracy'])}.", [trace], frame)
 
 
+WORDS = {"heads": "heads", "cross_heads": "cross-attention heads", "neurons": "FFN neurons"}
+"""What the units of a layer are called in the figure, from left to right."""
+
+
 def kept(report: Record) -> Figure | None:
+    """What is left of each layer: a panel a structure; a layer that has gone is empty in all."""
     layers = report["pruning"]["layers"]
     if not layers:
         return None
-    names = [str(row["layer"]) for row in layers]
-    heads = [[int(head in row["heads"]) for head in range(row["heads_of"])] for row in layers]
-    neurons = [share_by_bin(row["neurons"], row["neurons_of"]) for row in layers]
-    look = {"type": "heatmap", "y": names, "zmin": 0, "zmax": 1, "colorscale": [[0, PALE], [1, COMPRESSED]], "ygap": 3}
-    look |= {"showscale": False, "hoverinfo": "x+y+z"}
-    data = [{**look, "z": heads, "xgap": 3}, {**look, "z": neurons, "xgap": 1, "xaxis": "x2"}]
+    structures = [name for name in WORDS if any(name in row["units"] for row in layers)]
+    look = {"type": "heatmap", "y": [str(row["layer"]) for row in layers], "zmin": 0, "zmax": 1, "ygap": 3}
+    look |= {"colorscale": [[0, PALE], [1, COMPRESSED]], "showscale": False, "hoverinfo": "x+y+z"}
     quiet = {"showgrid": False, "showticklabels": False, "ticks": ""}
-    frame = layout(
-        70 + 30 * len(layers),
-        xaxis={**quiet, "domain": [0, 0.4], "title": {"text": "heads", "standoff": 4}},
-        xaxis2={**quiet, "domain": [0.44, 1], "title": {"text": "FFN neurons", "standoff": 4}},
-        yaxis={"autorange": "reversed", "showgrid": False, "type": "category", "title": {"text": "layer"}},
-    )
-    left = [sum(len(row[key]) for row in layers) for key in ("heads", "neurons")]
-    of = [sum(row[f"{key}_of"] for row in layers) for key in ("heads", "neurons")]
-    caption = (
-        f"Filled is kept: {left[0]:,} of {of[0]:,} heads and {left[1]:,} of {of[1]:,} FFN neurons. "
-        f"Neurons in {len(neurons[0])} bins by index, the deeper the colour the more are left."
-    )
-    return Figure("kept", "What is left of each layer", caption, data, frame)
+    data, axes, width = [], {}, 1 / len(structures)
+    for place, name in enumerate(structures):
+        units = [row["units"].get(name) for row in layers]
+        rows = [share_by_bin(one["left"], one["of"]) if one else [] for one in units]
+        number = str(place + 1) if place else ""
+        data.append({**look, "z": rows, "xgap": 3 if name != "neurons" else 1, "xaxis": f"x{number}"})
+        domain = [place * width + 0.02 * bool(place), (place + 1) * width - 0.02]
+        axes[f"xaxis{number}"] = {**quiet, "domain": domain, "title": {"text": WORDS[name], "standoff": 4}}
+    side = {"autorange": "reversed", "showgrid": False, "type": "category", "title": {"text": "layer"}}
+    caption = f"Filled is kept: {' and '.join(left_of(layers, name) for name in structures)}. "
+    caption += f"Where a layer has more than {BINS}, they are drawn in bins by index, the deeper the colour the more are left."
+    gone = [str(row["layer"]) for row in layers if row["gone"]]
+    caption += f" Layers {', '.join(gone)} have gone as a whole." if gone else ""
+    return Figure("kept", "What is left of each layer", caption, data, layout(70 + 30 * len(layers), **axes, yaxis=side))
+
+
+def left_of(layers: list[Record], name: str) -> str:
+    """'36 of 72 heads'."""
+    units = [row["units"][name] for row in layers if name in row["units"]]
+    return f"{sum(len(one['left']) for one in units):,} of {sum(one['of'] for one in units):,} {WORDS[name]}"
 
 
 def share_by_bin(kept_indices: list[int], total: int) -> list[float]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from typing import Any
 
-from compressor.cost import LayerShape, human_bytes
+from compressor.cost import human_bytes
 from compressor.methods import method
+from compressor.models import HEAD_ORIGINS
 from pipelines.reporting.format import (
     factor,
     faster,
@@ -33,18 +32,21 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     candidates = measurements["candidates"]
     roles = roles_of(inputs, measurements)
     cells = cells_of(roles["dense"])
-    trainable = trainable_rows(inputs, roles["dense"]["parameters"])
+    # what full tuning would move: adapters and prefixes of the dense model came with its tune
+    tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
+    trainable = trainable_rows(inputs, tunable)
     return {
         "name": inputs.run.get("name", inputs.base.reference),
         "model": inputs.base.reference,
         "task": task_facts(inputs),
         "seed": inputs.seed,
+        "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, cells),
         "notes": notes(roles, cells, candidates),
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
-        "summary": summary(roles, cells, trainable),
+        "summary": summary(roles, cells, trainable, tunable),
         "variants": [without_samples(row) for row in candidates],
         "steps": gain_steps(roles, cells, candidates),
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
@@ -148,7 +150,20 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     if quantized and int8:
         speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
         lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
-    return lines
+    return lines + inserts_note(compressed, str(cells[-1][1]))
+
+
+def inserts_note(compressed: Record, length: str) -> list[str]:
+    """Says that the method cannot be merged, and what that costs the deployed model."""
+    inserted = compressed["inserted"]
+    if not inserted["kinds"]:
+        return []
+    flops, size = inserted["flops"][length], f"{inserted['parameters']:,}"
+    return [
+        f"The tuning is not mergeable: its {inserted['kinds']} stay in the deployed model. They are {size} of its parameters "
+        f"({human_bytes(inserted['bytes'])} in fp32) and {giga(flops)} of its FLOPs for a row of {length} tokens "
+        f"({percent(flops / compressed['flops'][length])}); all sizes and latencies here include them."
+    ]
 
 
 def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
@@ -159,13 +174,14 @@ def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
     return f"int8 over fp32 (both compressed) gives {speeds}; its file is {smaller(fp32['bytes'], int8['bytes'])}."
 
 
-def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record]) -> list[Record]:
+def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record], tunable: int) -> list[Record]:
     """Rows of strings: metric, dense PyTorch, dense ONNX fp32, compressed, and the change against either."""
     length = str(cells[-1][1])
     rows = [
         quality_row(roles),
-        *(trainable_row(row, roles["dense"]["parameters"]) for row in trainable),
+        *(trainable_row(row, tunable) for row in trainable),
         compare(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
+        *inserted_row(roles),
         compare(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
         compare(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         papers_row(roles["compressed"]["paper_flops_ratio"]),
@@ -173,6 +189,15 @@ def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: l
     ]
     throughput = f"throughput, batch {cells[-1][0]} × {cells[-1][1]}"
     return [*rows, compare(roles, throughput, lambda row: timing(row, cells[-1])["throughput"], rows_per_second, more)]
+
+
+def inserted_row(roles: dict[str, Record]) -> list[Record]:
+    """The parameters of adapters and prefixes, where there are some."""
+    kinds = roles["compressed"]["inserted"]["kinds"]
+    if not kinds:
+        return []
+    shown = {role: f"{record['inserted']['parameters']:,}" for role, record in roles.items()}
+    return [{"metric": f"of these {kinds}", **shown, "change": "not mergeable"}]
 
 
 def giga(count: float) -> str:
@@ -311,34 +336,24 @@ def closed_form(training: Artifact, inputs: Inputs) -> str:
     if "closed_form" not in facts or method(facts["method"]).trains_base:
         return ""
     total, rank = f"{facts['closed_form']:,}", facts["rank"]
-    if not rank:
+    if not facts["matrices"]:
         return total
-    hidden, layers = layers_at(training, inputs)
-    sizes = Counter(tuple(sorted(shape.matrix(name, hidden))) for shape in layers for name in facts["modules"])
-    terms = [f"{number} × {rank} ({out:,} + {into:,})" for (out, into), number in sizes.items()]
+    terms = [f"{number} × {rank} ({out:,} + {into:,})" for number, out, into in facts["matrices"]]
     return f"{' + '.join(terms + [str(facts['places'])] * bool(facts['places']))} = {total}"
 
 
-def layers_at(training: Artifact, inputs: Inputs) -> tuple[int, list[LayerShape]]:
-    """Hidden size and the blocks' widths at a stage: the base's, less what had been removed by then."""
-    config = json.loads((inputs.base.folder / "config.json").read_text())
-    hidden, heads, kept = config["hidden_size"], config["num_attention_heads"], training.metadata.get("kept", {})
-    whole = {"heads": range(heads), "neurons": range(config["intermediate_size"])}
-    left = [kept.get(str(number), whole) for number in range(config["num_hidden_layers"])]
-    return hidden, [LayerShape(len(row["heads"]), hidden // heads, len(row["neurons"])) for row in left]
-
-
 def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
-    """What was asked, and per layer the original indices of heads and neurons that are left, out of how many."""
+    """What was asked, and per layer the original indices of the units that are left, out of how many."""
     models = [artifact for artifact in inputs.artifacts if artifact.kind == "model"]
     kept = next((a.metadata["kept"] for a in reversed(models) if a.metadata.get("kept")), {})
     layers = []
-    for number, dense in enumerate(roles["dense"]["layers"]):
-        row = kept.get(str(number), {key: list(range(dense[key])) for key in ("heads", "neurons")})
-        layers.append({"layer": number, **row, "heads_of": dense["heads"], "neurons_of": dense["neurons"]})
-    asked = ("structure", "criterion", "remove")
+    for number, dense in enumerate(roles["dense"]["layers"] if kept else ()):
+        left = kept.get(str(number), {})
+        units = {name: {"left": left.get(name, []), "of": total} for name, total in dense.items() if total}
+        layers.append({"layer": number, "gone": str(number) not in kept, "units": units})
+    asked = ("structure", "criterion", "scope", "remove")
     items = [{"stage": a.entry, **{key: item[key] for key in asked}} for a in models for item in a.metadata.get("items", [])]
-    return {"items": items, "layers": layers if kept else []}
+    return {"items": items, "layers": layers}
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

@@ -37,7 +37,7 @@ def summary(report: Record) -> Table:
     note = (
         "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "
         "FLOPs count a multiply-add as two and include the attention scores; "
-        "the papers count linear layers only and leave tune's deltas unmerged."
+        "the papers count linear layers only, adapters among them, and leave tune's deltas unmerged."
     )
     return Table("summary", "Dense and compressed", note, columns, "lrrrll", rows)
 
@@ -137,10 +137,11 @@ def facts(report: Record) -> list[tuple[str, str]]:
     measured, here, task = report["measured"], report["machine"], report["task"]
     versions = ", ".join(here["packages"].values())
     computed_by = here["cpu"] if measured["device"] == "cpu" else here["accelerator"]
-    pruned = "; ".join(f"{i['structure']} by {i['criterion']}, {i['remove']} per layer" for i in report["pruning"]["items"])
+    pruned = "; ".join(asked(item) for item in report["pruning"]["items"])
     rows = [
         ("Base model", report["model"]),
         ("Task", f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"),
+        ("Task head", report["head"]),
         ("Stages", " → ".join(row["id"] for row in report["stages"])),
         ("Removed", pruned),
         ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
@@ -153,3 +154,9 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Seed", str(report["seed"])),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def asked(item: Record) -> str:
+    """'heads by delta, 6 per layer'."""
+    everywhere = item["scope"] == "global" or item["structure"] == "layers"
+    return f"{item['structure']} by {item['criterion']}, {item['remove']} {'in all' if everywhere else 'per layer'}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt
 
+from compressor.modules import STRUCTURES
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
@@ -75,15 +76,23 @@ def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: i
 
 
 def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, FLOPs of one row by length, and the papers' FLOPs ratio (unmerged delta of tune, linear layers only)."""
+    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and how
+    much of this adapters and prefixes are."""
     from compressor.cost import paper_flops_ratio
 
+    bare = shape.bare
     return {
         "parameters": shape.parameters,
         "flops": {str(length): shape.flops(length) for length in lengths},
         "flops_ratio": {str(length): shape.flops(length) / dense.flops(length) for length in lengths},
         "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
-        "layers": [{"heads": layer.heads, "neurons": layer.neurons} for layer in shape.layers],
+        "inserted": {
+            "kinds": shape.inserted_kinds,
+            "parameters": shape.inserted,
+            "bytes": shape.bytes - bare.bytes,
+            "flops": {str(length): shape.flops(length) - bare.flops(length) for length in lengths},
+        },
+        "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
     }
 
 
@@ -154,7 +163,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
-    version=2,
+    version=3,
     run=run,
     check=check,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],

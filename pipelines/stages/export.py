@@ -109,7 +109,7 @@ STAGE = Stage(
     produces="onnx",
     needs=("model",),
     uses_dense=True,
-    packages=("torch", "transformers", "torch-pruning", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
+    packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
     run=run,
     check=check,
 )

@@ -49,7 +49,7 @@ STAGE = Stage(
     config=MergeConfig,
     produces="model",
     needs=("model",),
-    packages=("torch", "transformers", "torch-pruning", "tokenizers"),
+    packages=("torch", "transformers", "tokenizers"),
     run=run,
     check=check,
 )

@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from compressor.cost import Plan
 from compressor.errors import UserError
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from compressor.modules import MODULES, STRUCTURES
+from compressor.pruning.names import LOSS_POWER, Criterion, Structure
+from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from compressor.anatomy import Layer
+    from compressor.cost import LayerShape
     from compressor.pruning.surgery import Removal
     from pipelines.loading import Data
 
-MODULES_OF = {"heads": ("query", "key", "value"), "neurons": ("ffn_in", "ffn_out")}
+MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons": ("ffn_in", "ffn_gate", "ffn_out")}
 """Where a structure's |ΔW| can come from."""
 
 
 class PruneItem(BaseModel):
-    """Remove `remove` structures from every layer, the lowest score first."""
+    """Remove `remove` units from every layer, or of the whole model, the lowest score first."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    structure: Literal["heads", "neurons"]
-    criterion: Literal["delta", "weight", "weight_plus_delta", "taylor", "random"] = "delta"
-    scope: Literal["layer"] = "layer"
-    remove: int | float = Field(description="a count per layer, or a fraction in (0, 1)")
-    rows: int = Field(default=512, ge=1, description="training rows that taylor looks at")
+    structure: Structure
+    criterion: Criterion = "delta"
+    scope: Literal["layer", "global"] = Field(
+        default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
+    )
+    normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
+    remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
+    rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
 
-    @field_validator("remove")
-    @classmethod
-    def _positive(cls, remove: int | float) -> int | float:
-        if isinstance(remove, bool) or remove <= 0:
-            raise ValueError("remove is a count above 0 or a fraction in (0, 1)")
-        if isinstance(remove, float) and not remove < 1:
-            raise ValueError("a fraction lies in (0, 1); a count has no decimal point")
-        return remove
+    @property
+    def everywhere(self) -> bool:
+        """Whether the units of all layers compete with each other."""
+        return self.scope == "global" or self.structure == "layers"
+
+    @model_validator(mode="after")
+    def _normalize_means_something(self) -> PruneItem:
+        if self.normalize and self.scope == "layer":
+            raise ValueError("normalize compares layers: it goes with scope: global")
+        return self
 
 
 class PruneConfig(StageConfig):
@@ -60,17 +69,37 @@ class PruneConfig(StageConfig):
         return value
 
 
-def count_to_remove(remove: int | float, available: int, structure: str) -> int:
-    """How many of a layer's `available` structures go. Raises UserError E501 when none would go, or none be left."""
+def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
+    """How many of `available` units go, where `stay` must be left. Raises UserError E501 when none would go, or too many."""
     count = round(remove * available) if isinstance(remove, float) else remove
     if count == 0:
-        what = f"remove: {remove} is less than one of the {available} {structure} of a layer"
-        raise UserError("E501", what, f"Use at least {1 / available:.2g}")
-    if count >= available:
         raise UserError(
-            "E501", f"remove: {remove} leaves none of the {available} {structure} of a layer", f"Use at most {available - 1}"
+            "E501", f"remove: {remove} is less than one of the {available} {what}", f"Use at least {1 / available:.2g}"
         )
+    if count > available - stay:
+        mend = f"Use at most {available - stay}"
+        left = max(available - count, 0) or "none"
+        raise UserError("E501", f"remove: {remove} leaves {left} of the {available} {what}", mend)
     return count
+
+
+def least_units(item: PruneItem, layers: Sequence[Layer] | Sequence[LayerShape]) -> list[int]:
+    """How many units of an item's structure each layer must keep."""
+    return [int(layer.needed and item.structure in ("heads", "layers")) for layer in layers]
+
+
+def counts_to_remove(item: PruneItem, units: Sequence[int], stay: Sequence[int]) -> list[int]:
+    """How many units leave each layer; as evenly as can be where all layers are ranked together. Raises UserError E501."""
+    if not any(units):
+        raise UserError("E501", f"there are no {item.structure} to remove", "Leave out this item")
+    if not item.everywhere:
+        of = f"{item.structure} of a layer"
+        return [count_to_remove(item.remove, there, 1, of) if there else 0 for there in units]
+    left, counts = count_to_remove(item.remove, sum(units), max(sum(stay), 1), item.structure), [0] * len(units)
+    while left:
+        layer = max(range(len(units)), key=lambda number: units[number] - stay[number] - counts[number])
+        counts[layer], left = counts[layer] + 1, left - 1
+    return counts
 
 
 def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -83,10 +112,11 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     yield from merged_problems("prune", earlier)
     touched = _modules_tuned(earlier)
     for number, item in enumerate(config.items):
-        if item.criterion == "delta" and touched is not None and not touched & set(MODULES_OF[item.structure]):
+        modules = MODULES_OF.get(item.structure, MODULES)
+        if item.criterion == "delta" and touched is not None and not touched & set(modules):
             yield Problem(
                 "E502",
-                f"{item.structure} by criterion delta, but no stage tunes {' or '.join(MODULES_OF[item.structure])}",
+                f"{item.structure} by criterion delta, but no stage tunes {' or '.join(modules)}",
                 "Tune one of these modules, or use taylor or weight",
                 ("items", number, "criterion"),
             )
@@ -110,26 +140,31 @@ def score(
     item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> list[Tensor]:
     """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
-    from compressor.pruning.scores import changes_of, random_scores, taylor_scores, weight_scores
+    from compressor.pruning.scores import changes_of, loss_scores, random_scores, weight_scores
     from pipelines.loading import tensor_batches
 
     if item.criterion == "random":
         return random_scores(model, item.structure, seed)
-    if item.criterion != "taylor":
+    if item.criterion not in LOSS_POWER:
         return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
     rows = data.train.sample(item.rows)
-    with workspace.progress(f"scoring {item.structure} by taylor", len(rows)) as bar:
-        return taylor_scores(model, item.structure, tensor_batches(rows, data.pad_id, 32), bar.advance)
+    with workspace.progress(f"scoring {item.structure} by {item.criterion}", len(rows)) as bar:
+        batches = tensor_batches(rows, data.pad_id, 32)
+        return loss_scores(model, item.structure, item.criterion, batches, bar.advance)
 
 
 def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:
     """Scores -> what leaves each layer. Raises UserError E501."""
     from compressor.anatomy import layers_of
-    from compressor.pruning.scores import lowest
+    from compressor.pruning.scores import lowest, lowest_of_all, units_of
     from compressor.pruning.surgery import Removal
 
-    counts = [count_to_remove(item.remove, getattr(layer, item.structure), item.structure) for layer in layers_of(model)]
-    return {number: Removal(**{item.structure: gone}) for number, gone in enumerate(lowest(scores, counts))}
+    stay = least_units(item, layers_of(model))
+    counts = counts_to_remove(item, units_of(model, item.structure), stay)
+    gone = lowest_of_all(scores, sum(counts), stay, normalize=item.normalize) if item.everywhere else lowest(scores, counts)
+    if item.structure == "layers":
+        return {number: Removal(whole=True) for number, units in enumerate(gone) if units}
+    return {number: Removal(**{item.structure: units}) for number, units in enumerate(gone)}
 
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
@@ -179,10 +214,11 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
     check_prunable(plan.model)
     shape = plan.shape
     for item in config.items:
-        heads, neurons = [s.heads for s in shape.layers], [s.neurons for s in shape.layers]
-        counts = heads if item.structure == "heads" else neurons
-        counts[:] = [count - count_to_remove(item.remove, count, item.structure) for count in counts]
-        shape = shape.pruned(heads, neurons)
+        whole = item.structure == "layers"
+        units = [1 if whole else layer.units(item.structure) for layer in shape.layers]
+        gone = counts_to_remove(item, units, least_units(item, shape.layers))
+        left = [there - less for there, less in zip(units, gone, strict=True)]
+        shape = shape.without({n for n, one in enumerate(left) if not one}) if whole else shape.left(item.structure, left)
     return replace(plan, shape=shape)
 
 
@@ -192,9 +228,9 @@ STAGE = Stage(
     config=PruneConfig,
     produces="model",
     accepts=("model",),
-    packages=("torch", "transformers", "torch-pruning", "tokenizers"),
+    packages=("torch", "transformers", "tokenizers"),
     run=run,
-    version=2,
+    version=3,
     check=check,
     plan=plan,
 )

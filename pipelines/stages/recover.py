@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.cost import Plan
-from compressor.methods import NAMES, OPTIONS, method
+from compressor.methods import NAMES, OPTIONS, On, method
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.stages.tune import (
     TrainingConfig,
     counted,
-    load_omega,
+    found_model,
+    load_options,
     meaningless,
     merged_problems,
     method_problems,
-    modules_of,
+    on_of,
     planned,
     settings_of,
     told,
@@ -49,7 +50,7 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
     since = len(names) - names[::-1].index("prune") if "prune" in names else names.index("tune") + 1
     fresh = next((entry for entry in reversed(earlier[since:]) if entry.name == "select"), None)
     if config.method == "same":
-        yield from same_problems(config, fresh)
+        yield from same_problems(config, earlier, fresh)
         return
     row = method(config.method)
     if row.takes_places(config) and fresh is None:
@@ -59,12 +60,26 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
     yield from method_problems(config, row, fresh)
 
 
-def same_problems(config: RecoverConfig, fresh: Entry | None) -> Iterable[Problem]:
+def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entry | None) -> Iterable[Problem]:
     """`same` goes on with what is there: it takes no settings and no new places."""
     yield from meaningless(config, OPTIONS, "same")
+    for number, entry in enumerate(earlier):
+        on = trained_on(entry, earlier[:number])
+        if on != "weights":
+            what = f"same would train the whole {on} in which '{entry.id}' trained chosen places"
+            yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its places come from", ("method",))
+            return
     if fresh is not None:
         mend = "Use method: dsee or selective, or drop the select"
         yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", mend)
+
+
+def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
+    """Whose tensors the places of a stage lay in, by the config of it and of the select before it."""
+    if entry.name not in ("tune", "recover") or entry.config.method == "same":
+        return "weights"
+    omega = next((one for one in reversed(earlier) if one.name == "select"), None)
+    return on_of(entry.config, method(entry.config.method), omega)
 
 
 def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
@@ -81,8 +96,7 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
     if config.method == "same":
         set_trainable(model, base=False, groups=groups)
         return {"method": before}
-    row, modules = method(config.method), modules_of(config, inputs)
-    options = config.options(modules, load_omega(inputs) if row.takes_places(config) else None, group=str(len(groups) + 1))
+    row, options = method(config.method), load_options(config, inputs, group=str(len(groups) + 1))
     apply(model, row.name, options)
     return {"method": row.name, **settings_of(row, options, model)}
 
@@ -99,25 +113,25 @@ def teach(dense: Artifact, inputs: Inputs, data: Data, workspace: Workspace) -> 
 
 def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Train the pruned model with a fresh optimizer and schedule, and write its state."""
-    from pipelines.loading import load_data, load_model
+    from pipelines.loading import load_data
 
     data, previous = load_data(inputs), inputs.nearest("model")
     teacher = teach(inputs.dense, inputs, data, workspace) if config.distill else None
-    # the seed reaches the new deltas through the random state that loading leaves behind
-    model = load_model(previous, inputs.base, inputs.seed)
+    model = found_model(inputs, data.label_names)
     settings = prepare(model, config, previous, inputs)
     metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), teacher=teacher)
     return {**metadata, **settings, "distill": config.distill}
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
-    """`same` trains all the deltas that are there; its count is an upper bound, since pruning may have cut places of Ω."""
+    """`same` trains all the deltas that are there; its count is an upper bound: pruning may have cut places of Ω, and the
+    network of a reparametrized prefix is dropped."""
     if config.method == "same":
         count = sum(trained.kept(plan.shape) for trained in plan.trained)
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
-    own = planned(config, config.method, plan)
+    own, shape = planned(config, config.method, plan)
     there = (own,) if config.method == "full" else (*plan.trained, own)
-    return replace(plan, trained=there, trainable=(*plan.trainable, counted("recover", own, plan)))
+    return replace(plan, shape=shape, trained=there, trainable=(*plan.trainable, counted("recover", own, shape)))
 
 
 STAGE = Stage(
@@ -128,7 +142,7 @@ STAGE = Stage(
     needs=("model",),
     accepts=("omega",),
     uses_dense=True,
-    packages=("torch", "transformers", "accelerate", "torch-pruning", "tokenizers"),
+    packages=("torch", "transformers", "accelerate", "tokenizers"),
     version=3,
     run=run,
     check=check,

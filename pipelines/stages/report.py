@@ -39,5 +39,6 @@ STAGE = Stage(
     uses_dense=True,
     reads_data=False,
     packages=("plotly", "jinja2"),
+    version=2,
     run=run,
 )

@@ -10,23 +10,31 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.cost import Places, Plan
+from compressor.errors import UserError
+from compressor.methods import GROUND, On, ground_of
 from compressor.modules import Modules
 from compressor.selection.names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
-from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
+from pipelines.stage import Entry, Inputs, Problem, Stage, Workspace
+from pipelines.stages.tune import DEFAULT_MODULES, GroundConfig, found_model, merged_problems
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from compressor.anatomy import Matrix
 
 
 DEFAULT_COUNT = 16
 """Places of each matrix where nothing is said: N of DSEE."""
 
 
-class SelectConfig(StageConfig):
-    """Score every weight, keep the best places of each matrix, each layer or the whole model."""
+class SelectConfig(GroundConfig):
+    """Score every weight, keep the best places of each matrix, each layer or the whole model.
 
+    With `on: lora` or `on: adapter` the matrices are the tensors that the training after this stage will start with.
+    """
+
+    on: On = "weights"
     score: WeightScore | DataScore = "rpca"
     scope: Scope = "matrix"
     count: int | None = Field(default=None, ge=1, description="places in each scope, default 16 a matrix")
@@ -43,10 +51,12 @@ class SelectConfig(StageConfig):
     @property
     def places(self) -> Places:
         count = DEFAULT_COUNT if self.count is None and self.ratio is None else self.count
-        return Places(self.modules, self.scope, count, self.ratio)
+        return Places(self.ground(), self.scope, count, self.ratio)
 
 
 OF_RPCA, OF_DATA, OF_D3 = ("setting",), ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
+DRAWN_AND_ZERO = {"lora": ("A", "B"), "adapter": ("down", "up")}
+"""How the two factors of a fresh change start: at random and at 0."""
 
 
 def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -63,13 +73,34 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     for key in unread:
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} means nothing to score {config.score}", "Remove it, or name another score", (key,))
+    yield from ground_problems(config)
+
+
+def ground_problems(config: SelectConfig) -> Iterable[Problem]:
+    """Keys that mean nothing to where Ω lies, and scores that say nothing of it."""
+    for key in GROUND:
+        if key in config.model_fields_set and getattr(config, key) is not None and key not in ground_of(config.on):
+            yield Problem("E403", f"{key} means nothing to a select on {config.on}", "Remove the key", (key,))
+    if config.on == "weights":
+        return
+    if config.score == "rpca":
+        yield Problem("E403", f"score rpca means nothing on {config.on}", "Name another score, e.g. score: pafi", ("score",))
+    drawn, zero = DRAWN_AND_ZERO[config.on]
+    blind = {"magnitude": zero, **dict.fromkeys(DATA_SCORES, drawn)}.get(config.score)
+    if blind and config.scope == "matrix":
+        what = f"{zero} starts at 0, so score {config.score} is 0 throughout {blind}: scope matrix finds no place there"
+        yield Problem("E403", what, "Use scope: layer or global", ("scope",))
 
 
 def plan(config: SelectConfig, plan: Plan) -> Plan:
-    """Raises UserError E302 where the architecture lacks a module."""
+    """Raises UserError E302 where the architecture lacks a module, E401 where a scope has fewer places than asked for."""
     from compressor.anatomy import matrices_of
 
     matrices_of(plan.model, config.modules)
+    smallest = min(config.places.scopes(plan.shape))
+    if config.places.of(smallest) > smallest:
+        what = f"a {config.scope} has {smallest:,} places only, {config.places.count:,} were asked"
+        raise UserError("E401", what, "Ask for a smaller select.count, or a select.ratio")
     return replace(plan, places=config.places)
 
 
@@ -82,76 +113,86 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the cut shapes."""
     from safetensors.torch import save_file
 
-    from compressor.anatomy import layers_of, matrices_of
+    from compressor.anatomy import layers_of
     from compressor.selection.choice import choose_all
 
     judged = _by_gradients if config.score in DATA_SCORES else _by_weights
-    model, scores = judged(config, inputs, workspace)
-    layer_of = {layer.matrix(name).path: number for number, layer in enumerate(layers_of(model)) for name in layer.names}
+    model, matrices, scores = judged(config, inputs, workspace)
+    layers = [(number, f"{layer.path}.") for number, layer in enumerate(layers_of(model))]
+    layer_of = {path: number for number, start in layers for path in scores if path.startswith(start)}
     omega = choose_all(scores, layer_of, config.places)
     save_file(omega, workspace.folder / "omega.safetensors")
-    total = sum(len(places) for places in omega.values())
-    weights = sum(matrix.original.numel() for matrix in matrices_of(model, config.modules))
     return {
         "score": config.score,
         "scope": config.scope,
         "modules": list(config.modules),
+        "ground": {key: getattr(config.ground(), key) for key in ("on", *ground_of(config.on), "modules")},
         "matrices": len(omega),
-        "places": total,
-        "of": weights,
+        "places": sum(len(places) for places in omega.values()),
+        "of": sum(matrix.original.numel() for matrix in matrices),
     }
 
 
-def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Scores of the pretrained weights, in the shapes that are left."""
+Judged = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
+"""The model, the tensors in which Ω lies, and their scores by path."""
+
+
+def start(config: SelectConfig, inputs: Inputs, label_names: list[str]) -> tuple[nn.Module, list[Matrix]]:
+    """The model as the next stage will train it, and the tensors in which Ω lies: bit for bit those that it will start with."""
+    from compressor.deltas import merge_all
+    from compressor.methods.selective import ground
+
+    model = found_model(inputs, label_names)
+    return model, ground(merge_all(model) if config.on == "weights" else model, config.ground())
+
+
+def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
+    """Scores of the pretrained weights in the shapes that are left, or of a fresh LoRA's or adapter's tensors."""
     from compressor.anatomy import matrices_of
     from compressor.checkpoint import load_state
     from compressor.models import build
     from compressor.selection.choice import weight_score
+    from compressor.tasks.reading import read_task
 
     earlier = inputs.nearest("model")
-    if earlier is None:
-        model = build(inputs.base.folder, ["0", "1"])
+    if config.on != "weights":
+        model, matrices = start(config, inputs, read_task(inputs.task).label_names)
     else:
-        model = load_state(earlier.folder, inputs.base.folder, changes=False)
+        base = inputs.base.folder
+        model = build(base, ["0", "1"]) if earlier is None else load_state(earlier.folder, base, changes=False)
+        matrices = matrices_of(model, config.modules)
     settings = {key: getattr(config, key) for key in OF_RPCA if getattr(config, key) is not None}
-    scores, matrices = {}, matrices_of(model, config.modules)
+    scores = {}
     with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
         for matrix in matrices:
             # equal shapes would draw equal places from one seed; RPCA only starts from its draw
             seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
             scores[matrix.path] = weight_score(matrix.original, config.score, seed, **settings)
             bar.advance()
-    return model, scores
+    return model, matrices, scores
 
 
-def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> tuple[nn.Module, dict[str, Tensor]]:
+def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
     """Scores by the task's gradients, at the model as the next stage will train it: tuned so far, with its head."""
-    from compressor.anatomy import matrices_of
-    from compressor.deltas import merge_all
-    from compressor.models import build
     from compressor.selection.gradients import Asking, Heuristic, gradient_scores
-    from pipelines.loading import load_data, load_model, tensor_batches
+    from pipelines.loading import load_data, tensor_batches
 
-    data, earlier = load_data(inputs), inputs.nearest("model")
-    if earlier is None:
-        model = build(inputs.base.folder, data.label_names, inputs.seed)
-    else:
-        model = merge_all(load_model(earlier, inputs.base, inputs.seed))
+    data = load_data(inputs)
+    model, matrices = start(config, inputs, data.label_names)
     rows = data.train.draw(config.samples or 1024, inputs.seed)
     size = config.batch_size or (1 if config.score == "fish" else 16)
     heuristic = Heuristic(**{key: getattr(config, key) for key in OF_D3 if getattr(config, key) is not None})
     with workspace.progress(f"scoring by {config.score}", len(rows)) as bar:
         scores = gradient_scores(
             model,
-            matrices_of(model, config.modules),
+            matrices,
             config.score,
             tensor_batches(rows, data.pad_id, size),
             asking=Asking(config.mode == "train", config.clip),
             heuristic=heuristic,
             on_batch=bar.advance,
         )
-    return model, scores
+    return model, matrices, scores
 
 
 STAGE = Stage(
@@ -160,9 +201,9 @@ STAGE = Stage(
     config=SelectConfig,
     produces="omega",
     accepts=("model",),
-    reads_data=lambda config: config.score in DATA_SCORES,
+    reads_data=lambda config: config.score in DATA_SCORES or config.on != "weights",
     packages=("torch", "transformers", "tokenizers"),
-    version=2,
+    version=3,
     check=check,
     run=run,
     plan=plan,

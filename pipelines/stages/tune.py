@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictFloat, StrictInt
+from pydantic import Field
 
-from compressor.cost import Places, Plan, Trained
-from compressor.methods import NAMES, OPTIONS, Child, Method, Options, Placement, Shared, Strategy, Timing, method
+from compressor.cost import ModelShape, Plan, Trained, added_by, share
+from compressor.methods import (
+    GROUND,
+    NAMES,
+    OF_TRAINING,
+    OPTIONS,
+    Child,
+    Combine,
+    Method,
+    On,
+    Options,
+    Placement,
+    Shared,
+    Strategy,
+    Timing,
+    ground_of,
+    method,
+)
 from compressor.modules import Modules
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Progress, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy as np
     from torch import nn
 
+    from compressor.training import Schedule
     from pipelines.loading import Data
 
-
-def _positive(value: int | float) -> int | float:
-    if value <= 0 or (isinstance(value, float) and value >= 1):
-        raise ValueError("a share lies in (0, 1); a count is a whole number of at least 1")
-    return value
-
-
-Budget = Annotated[StrictInt | StrictFloat, AfterValidator(_positive)]
 
 DEFAULT_MODULES = ("query", "value")
 """What the papers tune, where neither the stage nor a select before it says otherwise."""
 
 
-class TrainingConfig(StageConfig):
-    """What tune and recover share. `learning_rate` defaults to the method's own."""
+class GroundConfig(StageConfig):
+    """What says in which tensors Ω lies: a select and the training after it share these keys."""
 
+    on: On | None = Field(
+        default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
+    )
     modules: Modules | None = None
     rank: int | None = Field(default=None, ge=1, description="rank of the low-rank part, default 16")
     alpha: float | None = Field(default=None, gt=0, description="scale alpha/rank of the low-rank part, default 2 x rank")
@@ -45,7 +59,20 @@ class TrainingConfig(StageConfig):
     placement: Placement | None = Field(
         default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
     )
+
+    def ground(self, selected: Options | None = None) -> Options:
+        """These keys as options; what is not said is as in `selected`, or the default."""
+        given = {name: getattr(self, name) for name in ("on", *GROUND) if getattr(self, name) is not None}
+        if self.rank and not self.alpha:
+            given["alpha"] = 2.0 * self.rank
+        return replace(selected or Options(), **given)
+
+
+class TrainingConfig(GroundConfig):
+    """What tune and recover share. `learning_rate` defaults to the method's own."""
+
     length: int | None = Field(default=None, ge=1, description="positions of a prefix, default 64")
+    reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(
@@ -55,10 +82,10 @@ class TrainingConfig(StageConfig):
         default=None, gt=0, description="diff_pruning: behind the projection, default 10 x learning_rate"
     )
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
-    budget: Budget | None = Field(
+    budget: CountOrShare | None = Field(
         default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
     )
-    checkpoints: tuple[Budget, ...] | None = Field(
+    checkpoints: tuple[CountOrShare, ...] | None = Field(
         default=None, description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget"
     )
     schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
@@ -72,18 +99,44 @@ class TrainingConfig(StageConfig):
     learning_rate: float | None = Field(default=None, gt=0)
     batch_size: int = Field(default=32, ge=1)
 
-    def options(self, modules: tuple[str, ...], omega: dict | None, group: str) -> Options:
-        """The method's options, defaults filled in."""
-        own = {one.name for one in fields(Options)} - {"modules", "alpha", "group", "omega"}
+    def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
+        """The method's options, defaults filled in; `selected` says where the select before it chose.
+
+        A method that takes no places from it inherits its modules alone.
+        """
+        if selected and not method(self.method).takes_places(self):
+            selected = Options(modules=selected.modules)
+        own = (name for name in OPTIONS if name not in ("on", *GROUND, *OF_TRAINING))
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
-        alpha = self.alpha or 2.0 * (self.rank or Options.rank)
-        return Options(modules=modules, alpha=alpha, group=group, omega=omega, **given)
+        return replace(self.ground(selected), group=group, omega=omega, **given)
 
 
 class TuneConfig(TrainingConfig):
-    """Train a method's parameters and the task head. `modules` defaults to those of the select before it."""
+    """Train a method's parameters and the task head. Where Ω lies is said in the select before it, if there is one."""
 
     method: Literal[NAMES] = "dsee"
+    combine: Combine | None = Field(default=None, description="many tasks: how layer and task masks are joined, default or")
+    temperature: float | None = Field(
+        default=None, gt=0, description="many tasks: drawn by size^(1/temperature), 1 by size, large evenly; default 10"
+    )
+
+    def of_tasks(self, options: Options, count: int) -> Options:
+        """The options where so many tasks share what the method adds."""
+        return replace(options, tasks=count, combine=self.combine or options.combine)
+
+
+def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
+    """Only some methods train many tasks together, and only there do some keys mean anything."""
+    row = method(config.method)
+    if many and not row.many_tasks:
+        mend = (
+            "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: `compress delta convert` "
+            "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
+        )
+        yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", mend, ("method",))
+    for key in () if many else ("combine", "temperature"):
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to one task", "Remove the key, or list several under tasks", (key,))
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
@@ -99,7 +152,8 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     if row.kind_key:
         kind = row.kind(config)
         yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
-    wants = row.takes_places(config)
+    wants, on = row.takes_places(config), on_of(config, row, omega)
+    yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:
         other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
         what = f"{told(config, row)} does not use the places that '{omega.id}' chooses"
@@ -110,11 +164,37 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
         mend = "Give smaller budgets in its unit: counts, or shares"
         yield Problem("E403", f"checkpoints lie below the budget {config.budget}", mend, ("checkpoints",))
-    if wants and omega is not None and config.modules is not None:
-        missing = [name for name in omega.config.modules if name not in config.modules]
-        if missing:
-            what = f"select chose places in {', '.join(missing)}, which is not tuned"
-            yield Problem("E404", what, "Make the modules agree", ("modules",))
+    if wants and omega is not None:
+        yield from disagreements(config, row, omega)
+
+
+def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable[Problem]:
+    """Where a training stage and the select before it do not speak of the same tensors."""
+    chosen = omega.config.ground()
+    if "on" not in row.reads and chosen.on != "weights":
+        what = f"{row.name} takes places in the weights, '{omega.id}' chooses them on {chosen.on}"
+        yield Problem("E404", what, "Use method: selective, or on: weights in the select", ("method",))
+        return
+    missing = [name for name in chosen.modules if name not in (config.modules or chosen.modules)]
+    if chosen.on == "weights" and missing:
+        what = f"select chose places in {', '.join(missing)}, which is not tuned"
+        yield Problem("E404", what, "Make the modules agree", ("modules",))
+    for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
+        here, there = getattr(config, key), getattr(chosen, key)
+        if here is not None and here != there:
+            what = f"{key} is {_shown(here)} here and {_shown(there)} in '{omega.id}'"
+            yield Problem("E404", what, "Say it in the select alone: this stage follows it", (key,))
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:
+    """Whose tensors Ω lies in, for a stage behind the select `omega`."""
+    if "on" not in row.reads:
+        return "weights"
+    return config.on or (omega.config.on if omega is not None and row.takes_places(config) else "weights")
 
 
 def told(config: TrainingConfig, row: Method) -> str:
@@ -150,27 +230,13 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata."""
     from compressor.methods import trainable_counts
-    from compressor.training import Rows, Schedule, train
+    from compressor.training import Rows, train
     from pipelines.loading import publish_model
 
-    rate = config.learning_rate or row.learning_rate
-    schedule = Schedule(
-        epochs=config.epochs,
-        learning_rate=rate,
-        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
-        final_learning_rate=config.final_learning_rate or 10 * rate,
-        batch_size=config.batch_size,
-        weight_decay=0.01 if row.trains_base else 0.0,
-        seed=inputs.seed,
-    )
+    schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
     dataset = Rows(data.train.tokens, data.train.labels.tolist(), teacher)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
-
-        def on_step(note: str) -> None:
-            bar.note(note)
-            bar.advance()
-
         kept = workspace.unfinished / BUDGETS
 
         def keep(places: int) -> None:
@@ -178,11 +244,38 @@ def train_and_save(
             write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
         stops = stops_of(config, model)
-        losses = train(model, dataset, data.pad_id, schedule, workspace.unfinished, on_step, stops=stops, on_stop=keep)
+        work = workspace.unfinished
+        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep)
     published = publish_model(model, inputs, data, workspace)
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+
+
+def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
+    """How long and how fast this stage trains, defaults filled in."""
+    from compressor.training import Schedule
+
+    rate = config.learning_rate or row.rate(config)
+    return Schedule(
+        epochs=config.epochs,
+        learning_rate=rate,
+        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
+        final_learning_rate=config.final_learning_rate or 10 * rate,
+        batch_size=config.batch_size,
+        weight_decay=0.01 if row.trains_base else 0.0,
+        seed=seed,
+    )
+
+
+def stepping(bar: Progress) -> Callable[[str], None]:
+    """What a training calls after every step."""
+
+    def on_step(note: str) -> None:
+        bar.note(note)
+        bar.advance()
+
+    return on_step
 
 
 BUDGETS = "budgets"
@@ -193,9 +286,8 @@ def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
     """The checkpoints as numbers of places in the matrices that Ω grows in."""
     if not config.checkpoints:
         return []
-    matrices = model.growth.plan[0]
-    size = sum(matrix.original.numel() for matrix in matrices)
-    return [Places.of_budget((), budget).of(size) for budget in config.checkpoints]
+    size = sum(matrix.original.numel() for matrix in model.growth.matrices)
+    return [share(budget, size) for budget in config.checkpoints]
 
 
 def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
@@ -223,70 +315,97 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
 
 
 def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, Any]:
-    """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata."""
+    """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata.
+
+    `modules`, `rank` and `places` say what the unmerged delta computes: values on Ω of a LoRA are part of its A and B.
+    """
     from compressor.cost import shape_of
 
     shape = shape_of(model)
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
-    kept = row.kept(shape, options) if row.kept else 0
-    given = {key: getattr(options, key) for key in row.reads if hasattr(options, key)}
+    kept, reads = row.kept(shape, options) if row.kept else 0, row.reads_on(options.on)
+    sizes = Counter((max(size), min(size)) for _, *size in shape.matrices(options.modules) if row.low_rank)
     return {
-        **given,
+        **{key: getattr(options, key) for key in reads if hasattr(options, key)},
         **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
-        "modules": list(options.modules) if "modules" in row.reads else [],
-        "rank": options.rank if row.low_rank else 0,
-        "places": places or kept,
+        "modules": list(options.modules) if "modules" in reads else [],
+        "matrices": [[number, *size] for size, number in sizes.items()],
+        "rank": options.rank if row.low_rank or options.on == "lora" else 0,
+        "places": places or kept if options.on == "weights" else 0,
         "closed_form": row.count(shape, options, places),
     }
 
 
-def modules_of(config: TrainingConfig, inputs: Inputs) -> tuple[str, ...]:
-    """The config's own modules, or those of the nearest select, or the papers' query and value."""
-    selected = inputs.nearest("omega")
-    return config.modules or (tuple(selected.metadata["modules"]) if selected else DEFAULT_MODULES)
-
-
-def load_omega(inputs: Inputs) -> dict | None:
-    """Ω of the nearest select, path -> int32 indices; None without one."""
+def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
+    """The options of a stage's method, with Ω of the nearest select (path -> int32 indices) where it takes its places."""
     from safetensors.torch import load_file
 
     artifact = inputs.nearest("omega")
-    return None if artifact is None else load_file(artifact.folder / "omega.safetensors")
+    if artifact is None:
+        return config.options(None, None, group)
+    ground = artifact.metadata["ground"]
+    selected = Options(**{**ground, "modules": tuple(ground["modules"])})
+    wanted = method(config.method).takes_places(config)
+    return config.options(selected, load_file(artifact.folder / "omega.safetensors") if wanted else None, group)
+
+
+def found_model(inputs: Inputs, label_names: list[str]) -> nn.Module:
+    """The model as a training stage finds it, a select before it too: the base with a fresh head, or tuned so far.
+
+    What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
+    """
+    from compressor.models import build
+    from pipelines.loading import load_model
+
+    earlier = inputs.nearest("model")
+    if earlier is None:
+        return build(inputs.base.folder, label_names, inputs.seed)
+    return load_model(earlier, inputs.base, inputs.seed)
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with a fresh task head, attach the method's deltas, train, and write the state."""
+    """Build the model with its task head, attach the method's deltas, train, and write the state (of many: their files)."""
     from compressor.methods import apply
-    from compressor.models import build
+    from compressor.models import HEAD_ORIGINS
     from pipelines.loading import load_data
 
+    if inputs.tasks:
+        from pipelines.many_tasks import tune_tasks
+
+        return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
-    model = build(inputs.base.folder, data.label_names, inputs.seed)
+    model = found_model(inputs, data.label_names)
+    if model.head_origin != "fresh":
+        workspace.say(HEAD_ORIGINS[model.head_origin])
+    options = load_options(config, inputs, group="1")
     row = method(config.method)
-    options = config.options(modules_of(config, inputs), load_omega(inputs), group="1")
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    return {**metadata, **settings_of(row, options, model)}
+    return {**metadata, **settings_of(row, options, model), "head": model.head_origin}
 
 
-def planned(config: TrainingConfig, name: str, plan: Plan) -> Trained:
-    """What a stage with this config and method would train at this point of the plan. Raises UserError E302 and E407."""
+def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
+    """What a stage with this config and method would train at this point of the plan, and the shape it leaves.
+
+    Raises UserError E302 and E407.
+    """
     from compressor.methods import apply
 
-    modules = config.modules or (plan.places.modules if plan.places else DEFAULT_MODULES)
-    options = config.options(modules, None, "plan")
+    options = config.options(plan.places.ground if plan.places else None, None, group=str(len(plan.trainable) + 1))
     apply(plan.model, name, options)
-    return Trained(name, options, plan.places)
+    return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
-    own = planned(config, config.method, plan)
-    return replace(plan, trained=(own,), trainable=(*plan.trainable, counted("tune", own, plan)))
+    own, shape = planned(config, config.method, plan)
+    if hasattr(plan.model, "tasks"):
+        own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
+    return replace(plan, shape=shape, trained=(own,), trainable=(*plan.trainable, counted("tune", own, shape)))
 
 
-def counted(stage: str, own: Trained, plan: Plan) -> tuple[str, int]:
+def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:
     """A row of the plan: what the stage trains, and in its name how much of that is left, where that is less."""
-    count, kept = own.count(plan.shape), own.kept(plan.shape)
+    count, kept = own.count(shape), own.kept(shape)
     return (stage if kept == count else f"{stage}, {kept:,} kept", count)
 
 
@@ -297,8 +416,9 @@ STAGE = Stage(
     produces="model",
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=2,
+    version=3,
     run=run,
     check=check,
     plan=plan,
+    with_tasks=with_tasks,
 )

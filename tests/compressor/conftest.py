@@ -1,18 +1,19 @@
 """Tiny random models of every supported architecture, in float64 where exactness is asked."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from compressor.anatomy import ARCHITECTURES, matrices_of
+from compressor.anatomy import ARCHITECTURES
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply
+from compressor.methods.selective import ground
 
 HEADS, NEURONS, LAYERS = 4, 20, 3
 OPTIONS = Options(rank=2, alpha=4.0, bottleneck=3, length=2)
-PRUNABLE = sorted(name for name, row in ARCHITECTURES.items() if row.prunable)
 
 
 EXTRA = {
@@ -27,6 +28,15 @@ EXTRA = {
     },
     "gpt2": {"n_inner": NEURONS, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "llama": {"num_key_value_heads": 2},
+    "distilbert": {"hidden_dim": NEURONS, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+    "electra": {"embedding_size": 32},
+    "modernbert": {
+        "global_attn_every_n_layers": 2,
+        "local_attention": 4,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "mlp_dropout": 0.0,
+    },
     "t5": {
         "d_ff": NEURONS,
         "num_layers": LAYERS,
@@ -37,13 +47,17 @@ EXTRA = {
     },
 }  # fmt: skip
 """What an architecture calls otherwise, or has of its own: grouped key and value heads for Llama."""
+GATED = "t5-gated"
+EXTRA[GATED] = {**EXTRA["t5"], "feed_forward_proj": "gated-gelu"}
+TRIED = sorted([*ARCHITECTURES, GATED])
+"""Every architecture, and T5 in the form of T5 v1.1 and flan-t5."""
 
 
 def tiny(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0):
     """A random model: 3 layers, hidden 32, 4 heads, 20 neurons, weights large enough for differences to show."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
-        model_type,
+        model_type.removesuffix("-gated"),
         **{
             "hidden_size": 32,
             "num_hidden_layers": LAYERS,
@@ -83,8 +97,11 @@ def encoding(rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
 CASES: dict[str, tuple[str, dict]] = {
     **{name: (name, {}) for name in NAMES},
     "adapter-houlsby": ("adapter", {"placement": "houlsby"}),
+    "prefix-reparametrized": ("prefix", {"reparametrize": True}),
     "propetl-lora": ("propetl", {"shared": "lora"}),
     "propetl-prefix": ("propetl", {"shared": "prefix", "keep": 0.3}),
+    "selective-on-lora": ("selective", {"on": "lora"}),
+    "selective-on-adapter": ("selective", {"on": "adapter", "placement": "houlsby"}),
     "mixout": ("mixout", {"mixout": 0.5}),
     "diff_pruning": ("diff_pruning", {"budget": 60, "penalty": 1e-4}),
     "child_tuning-d": ("child_tuning", {"child": "d"}),
@@ -95,6 +112,8 @@ GROWING: dict[str, tuple[str, dict]] = {
     "id3": ("selective", {"strategy": "increment", "budget": 40}),
     "id3-exact": ("selective", {"strategy": "increment", "budget": 0.02, "schedule": "exact", "exp": -1.0, "eps": 0.5}),
     "repeat": ("selective", {"strategy": "repeat", "budget": 40}),
+    "id3-on-lora": ("selective", {"strategy": "increment", "budget": 40, "on": "lora"}),
+    "id3-on-adapter": ("selective", {"strategy": "increment", "budget": 0.2, "schedule": "exact", "on": "adapter"}),
 }
 """Methods that choose while training: they are what they are only after it."""
 
@@ -105,11 +124,14 @@ def prepared(
     """Apply a case to a model, with random places where it takes some; returns the options."""
     method, kind = {**CASES, **GROWING}[case]
     generator = generator or torch.Generator().manual_seed(2)
+    options = replace(OPTIONS, modules=modules, group="1", **kind)
+    # the tensors of a LoRA or of adapters are there once they are attached: to a copy, or the model would have them twice
+    matrices = ground(model if options.on == "weights" else copy.deepcopy(model), options)
     omega = {
         matrix.path: torch.randperm(matrix.original.numel(), generator=generator)[:places].sort().values.to(torch.int32)
-        for matrix in matrices_of(model, modules)
+        for matrix in matrices
     }
-    options = replace(OPTIONS, modules=modules, group="1", omega=omega, **kind)
+    options = replace(options, omega=omega)
     apply(model, method, options)
     return options
 
@@ -134,17 +156,12 @@ def _applies(case: str, architecture: str) -> bool:
     return True
 
 
-APPLIES = [(case, architecture) for case in CASES for architecture in sorted(ARCHITECTURES) if _applies(case, architecture)]
+APPLIES = [(case, architecture) for case in CASES for architecture in TRIED if _applies(case, architecture)]
 """Every pair that can be. The rest raises E407."""
 
 
-@pytest.fixture(params=PRUNABLE)
+@pytest.fixture(params=TRIED)
 def architecture(request) -> str:
-    return request.param
-
-
-@pytest.fixture(params=sorted(ARCHITECTURES))
-def any_architecture(request) -> str:
     return request.param
 
 

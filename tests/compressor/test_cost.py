@@ -2,11 +2,16 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from compressor.cost import LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of
+from compressor.checkpoint import load, save_checkpoint
+from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of
+from compressor.deltas import merge_all
+from compressor.methods import method
 from compressor.pruning.surgery import Removal, remove
-from tests.compressor.conftest import tiny
+from tests.compressor.conftest import APPLIES, CASES, tiny, tuned
 
 BERT_BASE = ModelShape(768, (LayerShape(12, 64, 3072),) * 12, other=0, head=0, head_macs=768 * 768 + 2 * 768)
 
@@ -14,7 +19,7 @@ BERT_BASE = ModelShape(768, (LayerShape(12, 64, 3072),) * 12, other=0, head=0, h
 @pytest.mark.parametrize(("heads", "whole", "paper"), [(3, 0.912, 0.9227), (6, 0.824, 0.8385), (9, 0.737, 0.7543)])
 def test_flops_of_bert_base_with_heads_removed(heads, whole, paper):
     """export.md's ratios with attention scores at length 128, and DSEE table 6's 0.92 / 0.84 / 0.75."""
-    pruned = BERT_BASE.pruned([12 - heads] * 12, [3072] * 12)
+    pruned = BERT_BASE.left("heads", [12 - heads] * 12)
     assert round(pruned.flops(128) / BERT_BASE.flops(128), 3) == whole
     assert round(paper_flops_ratio(pruned, BERT_BASE, ("query", "value"), 16, 24 * 16), 4) == paper
 
@@ -25,20 +30,58 @@ def test_dense_figures_of_bert_base():
     assert round(paper_flops_ratio(BERT_BASE, BERT_BASE, ("query", "value"), 16, 0), 4) == 1.0069
 
 
+def counted(model) -> int:
+    """What torch counts over 2 rows of 7 tokens; where attention is not eager, in matrix products, or it would not be seen."""
+    ids = torch.full((2, 7), 4)
+    ids[:, -1] = 3
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(input_ids=ids)
+    return counter.get_total_flops()
+
+
 def test_flops_equal_the_counter(architecture):
-    """Eager attention, so that the counter sees QKᵀ and AV; dense and pruned unequally."""
+    """DeBERTa projects its positions once a batch; T5 decodes as many tokens; a decoder's head looks at each."""
     model = tiny(architecture, torch.float32)
-    model.set_attn_implementation("eager")
-    remove(model, {0: Removal([1, 3], [0, 5, 7])})
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=torch.ones(2, 7, dtype=torch.long))
-    assert counter.get_total_flops() == shape_of(model).flops(7, batch=2)
+    assert counted(model) == shape_of(model).flops(7, batch=2)
+
+
+def test_flops_equal_the_counter_after_pruning(architecture):
+    model = tiny(architecture, torch.float32)
+    remove(model, {0: Removal([1], [0, 5, 7])})
+    assert counted(model) == shape_of(model).flops(7, batch=2)
+
+
+@pytest.mark.parametrize("pair", [pair for pair in APPLIES if not method(CASES[pair[0]][0]).mergeable], ids="-".join)
+def test_what_cannot_be_merged_is_counted(pair, tmp_path):
+    """Adapters, prefixes and prototypes behind masks: FLOPs as torch counts them, and every tensor of the checkpoint."""
+    case, architecture = pair
+    save_checkpoint(merge_all(tuned(tiny(architecture, torch.float32), case)), tmp_path, tmp_path)
+    model = load(tmp_path)
+    shape, files = shape_of(model), [load_file(path) for path in tmp_path.glob("*.safetensors")]
+    assert shape.flops(7, batch=2) == counted(model)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.bytes == sum(tensor.nbytes for tensors in files for tensor in tensors.values())
+    assert (shape.bare.parameters < shape.parameters) == (case != "propetl-lora")
+
+
+def test_a_prefix_that_loses_heads_no_longer_shares():
+    model = tuned(tiny("bert", torch.float32), "propetl-prefix")
+    before = shape_of(model)
+    remove(model, {1: Removal([0, 2], [])})
+    assert shape_of(model) == before.left("heads", [4, 2, 4])
+    assert shape_of(model).inserted == 2 * 2 * 32 + 2 * 2 * 16
 
 
 def test_parameters_equal_the_model(architecture):
     model = tiny(architecture)
     remove(model, {1: Removal([0], [2, 3])})
     assert shape_of(model).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_papers_ratio_holds_adapters():
+    """They are linear layers that stay: 2 b d multiply-adds on top of a block's 12 d²."""
+    with_adapters = BERT_BASE.with_inserts([(Inserted("adapter", 48),)] * 12)
+    assert paper_flops_ratio(with_adapters, BERT_BASE, (), 0, 0) == 1 + 2 * 48 * 768 / (12 * 768**2)
 
 
 def test_human_bytes():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compressor.anatomy import matrices_of
 from compressor.errors import UserError
 from compressor.selection.gradients import Heuristic
-from compressor.selection.growth import COHORTS, ScalarAdamW, grower_of, growth_targets, plant
+from compressor.selection.growth import COHORTS, Growth, ScalarAdamW, grower_of, growth_targets, plant
 from tests.compressor.conftest import encoding, tiny
 
 
@@ -39,9 +39,16 @@ def test_growth_halts_at_every_stop(budget, steps, schedule, stops):
 
 def test_a_stop_that_cannot_be_reached_is_an_error():
     model = tiny("bert")
-    plant(model, matrices_of(model, ("query",)), 40, heuristic=Heuristic())
+    plant(model, Growth(matrices_of(model, ("query",)), 40, heuristic=Heuristic()))
     with pytest.raises(UserError, match="E408"):
         grower_of(model, 3, stops=(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("budget", [0, 3 * 32 * 32 + 1])
+def test_a_budget_that_cannot_be_spent_is_an_error(budget):
+    model = tiny("bert")
+    with pytest.raises(UserError, match="E401"):
+        plant(model, Growth(matrices_of(model, ("query",)), budget, heuristic=Heuristic()))
 
 
 @pytest.mark.parametrize(("budget", "steps"), [(320, 32), (1000, 50), (640, 64)])
@@ -60,7 +67,7 @@ def grown(repeat: bool, steps: int, budget: int = 12, schedule: str = "exact", a
     model.requires_grad_(False)
     matrices = matrices_of(model, ("query", "ffn_out"))
     heuristic = Heuristic(exp=2.0, eps=0.5)
-    plant(model, matrices, budget, heuristic=heuristic, schedule=schedule, repeat=repeat)
+    plant(model, Growth(matrices, budget, heuristic=heuristic, schedule=schedule, repeat=repeat))
     growth, grower = model.growth, grower_of(model, steps)
     optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=1e-2)
     labels = torch.tensor([0, 2, 1])
@@ -118,7 +125,7 @@ def offsets(matrices) -> list[int]:
 def test_a_late_scalar_starts_like_an_early_one():
     """Its first update is lr · sign(g): with a shared step count it would be up to 3.16 times that (methods.md 3.2)."""
     model = tiny("bert")
-    plant(model, matrices_of(model, ("query",)), 4, heuristic=Heuristic())
+    plant(model, Growth(matrices_of(model, ("query",)), 4, heuristic=Heuristic()))
     growth = model.growth
     optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=0.1)
     growth.count.fill_(2)

@@ -12,7 +12,7 @@ from compressor.methods import Options, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage.changes import has_inserts
 from compressor.training import distillation_loss
-from tests.compressor.conftest import CASES, encoding, prepared, tiny, tuned
+from tests.compressor.conftest import CASES, GATED, encoding, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
 
@@ -33,15 +33,16 @@ def test_identity_at_the_start(pair):
 
 def test_trainable_count_is_the_closed_form(pair):
     case, architecture = pair
-    model, places = tiny(architecture), 5
-    options, row = prepared(model, case, MODULES, places), method_row(CASES[case][0])
+    model = tiny(architecture)
+    options, row = prepared(model, case, MODULES), method_row(CASES[case][0])
     shape, counts, head = shape_of(model), trainable_counts(model), model.head_parameter_names
     assert counts["head"] == sum(p.numel() for name, p in model.named_parameters() if name in head)
-    assert counts["body"] == row.count(shape, options, places * len(shape.matrices(MODULES)))
+    assert counts["body"] == row.count(shape, options, sum(len(omega) for omega in options.omega.values()))
 
 
 def test_merge_is_bit_equal(pair):
     case, architecture = pair
+    name, kind = CASES[case]
     model = tuned(tiny(architecture), case, MODULES)
     before = logits(model)
     chained = any(chains(model))
@@ -49,6 +50,11 @@ def test_merge_is_bit_equal(pair):
     assert any(chains(model)) == chained, "a merged copy must leave the chains alone"
     assert torch.equal(logits(merge_all(model)), before)
     assert not any(chains(model))
+    mergeable = method_row(name).mergeable
+    if not isinstance(mergeable, bool):
+        options = Options(**kind)
+        mergeable = mergeable[options.on if name == "selective" else options.shared]
+    assert has_inserts(model) != mergeable
 
 
 def test_checkpoint_reloads_bit_equal(pair, tmp_path):
@@ -71,9 +77,9 @@ def test_checkpoint_reloads_bit_equal(pair, tmp_path):
     ],
     ids=["adamw-decay", "sgd-momentum-decay"],
 )
-def test_only_the_named_places_move(any_architecture, optimizer_of):
+def test_only_the_named_places_move(architecture, optimizer_of):
     """Weight decay, momentum, clipping and accumulated batches: outside Ω every weight stays the same bit for bit."""
-    model = tiny(any_architecture)
+    model = tiny(architecture)
     matrix = layers_of(model)[1].matrix("value")
     before, omega = matrix.original.detach().clone(), torch.tensor([3, 50, 95], dtype=torch.int32)
     model.requires_grad_(False)
@@ -89,6 +95,17 @@ def test_only_the_named_places_move(any_architecture, optimizer_of):
     moved = (matrix.weight != before).flatten().nonzero().flatten()
     assert torch.equal(moved, omega.long())
     assert torch.equal(matrix.original, before)
+
+
+@pytest.mark.parametrize(("architecture", "wide"), [("t5", {"ffn_in": "wi"}), (GATED, {"ffn_in": "wi_1", "ffn_gate": "wi_0"})])
+def test_every_t5_keeps_its_matrices_under_the_same_names(architecture, wide):
+    """A gate is what goes through the activation; both stacks have it."""
+    model = tiny(architecture)
+    for layer in layers_of(model):
+        ffn = {name: layer.linear_path(name).rpartition(".")[2] for name in layer.names if name.startswith("ffn")}
+        assert ffn == {**wide, "ffn_out": "wo"}
+        named = {layer.linear(name) for name in layer.names}
+        assert named == {module for module in layer.module.modules() if isinstance(module, torch.nn.Linear)}
 
 
 def test_detach_restores_the_base(architecture):
@@ -123,6 +140,24 @@ def test_dsee_counts_of_the_paper():
     bert = ModelShape(768, (LayerShape(12, 64, 3072),) * 12, other=0, head=0, head_macs=0)
     count = lambda rank, places: row.count(bert, Options(rank=rank), places)  # noqa: E731
     assert (count(16, 24 * 16), count(8, 0)) == (589_824 + 384, 294_912)
+
+
+def test_a_network_behind_a_prefix_has_a_default_rate_of_its_own():
+    row = method_row("prefix")
+    assert [row.rate(Options(reparametrize=given)) for given in (False, True)] == [1e-2, 1e-3]
+    assert method_row("lora").rate(Options()) == method_row("lora").learning_rate
+
+
+def test_a_reparametrized_prefix_has_the_network_of_peft():
+    """Li and Liang 2021, section 4.3, as peft has it: embedding, linear, tanh, and a linear for all blocks."""
+    from peft import PrefixTuningConfig
+    from peft.tuners.prefix_tuning import PrefixEncoder
+
+    sizes = {"num_virtual_tokens": 7, "token_dim": 32, "num_layers": 3, "num_attention_heads": 4}
+    theirs = PrefixEncoder(PrefixTuningConfig(prefix_projection=True, encoder_hidden_size=512, **sizes))
+    shape = shape_of(tiny("bert"))
+    ours = method_row("prefix").count(shape, Options(length=7, reparametrize=True), 0)
+    assert ours == sum(parameter.numel() for parameter in theirs.parameters())
 
 
 def test_state_reloads_bit_equal(pair, tmp_path, monkeypatch):

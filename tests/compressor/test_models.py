@@ -8,10 +8,11 @@ import torch
 
 from compressor import load
 from compressor.checkpoint import save_state
-from compressor.cost import hollow, shape_of
+from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
-from compressor.models import build, head_names, resolve
+from compressor.models import build, head_names, hollow, resolve
+from tests.compressor.conftest import tiny
 from tests.tiny import write_model
 
 
@@ -113,3 +114,44 @@ def test_weights_that_lack_a_layer_are_not_a_random_head(tmp_path, folder):
     save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"E304 .*lack \d+ tensors of the base"):
         build(tmp_path, ["a", "b"])
+
+
+def write_classifier(folder, architecture: str, labels: list[str], dtype=torch.float32):
+    """A fine-tuned classifier's folder, and the bare base of the same weights in `folder`/base; returns the model."""
+    model = tiny(architecture, dtype)
+    model.config.id2label = dict(enumerate(labels))
+    model.save_pretrained(folder)
+    model.base_model.save_pretrained(folder / "base")
+    return model
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], ["x", "y", "z"], ["b", "a", "c"]], ids=["fewer", "other", "another-order"])
+def test_a_head_for_other_labels_is_not_taken_over(architecture, labels, tmp_path):
+    """Whether its shapes fit or not: the same bits as on the bare base, whose head is drawn from the seed."""
+    write_classifier(tmp_path, architecture, ["a", "b", "c"])
+    model, bare = build(tmp_path, labels, 5), build(tmp_path / "base", labels, 5)
+    assert (model.head_origin, bare.head_origin) == ("replaced", "fresh")
+    assert head_names(model) == head_names(bare)
+    assert all(torch.equal(tensor, bare.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_head_for_these_labels_is_kept(architecture, tmp_path):
+    stored = write_classifier(tmp_path, architecture, ["a", "b", "c"])
+    model = build(tmp_path, ["a", "b", "c"], 5)
+    assert model.head_origin == "kept" and head_names(model) == stored.head_parameter_names
+    assert all(torch.equal(tensor, stored.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_head_of_another_kind_of_task_is_not_taken_over(tmp_path):
+    """A tagger's classifier has a sentence classifier's name and shape."""
+    write_classifier(tmp_path, "bert", ["a", "b", "c"], torch.float16)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForTokenClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = build(tmp_path, ["a", "b", "c"])
+    assert model.head_origin == "replaced" and {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+
+
+def test_a_head_in_shards_is_found(tmp_path):
+    tiny("bert", torch.float32).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert build(tmp_path, ["a", "b"]).head_origin == "replaced"

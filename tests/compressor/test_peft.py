@@ -16,7 +16,7 @@ from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage.peft import CONFIG, WEIGHTS, attach_lora, common_sparsity, read_lora, support_size, write_peft
-from tests.compressor.conftest import OPTIONS, encoding, tiny, tuned
+from tests.compressor.conftest import OPTIONS, TRIED, encoding, tiny, tuned
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -54,7 +54,7 @@ def moved_head(model):
 
 
 @pytest.mark.parametrize("method", ["lora", "propetl"])
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta-v2", "mpnet", "llama", "gpt2", "t5"])
+@pytest.mark.parametrize("architecture", TRIED)
 def test_peft_reads_our_lora(method, architecture, tmp_path):
     """GPT-2's query and value lie in one fused weight: they become one LoRA of both ranks. Masked prototypes: what is seen."""
     model = moved_head(tiny(architecture))

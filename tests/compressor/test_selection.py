@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from compressor.anatomy import matrices_of
 from compressor.cost import Places
 from compressor.errors import UserError
+from compressor.methods import Options
 from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
 from compressor.selection.names import DATA_SCORES
@@ -73,7 +74,7 @@ def test_the_budget_is_exact_in_every_scope(scope, ratio, seed):
     shapes = {"0.q": (6, 4), "0.v": (4, 4), "1.q": (6, 4), "1.v": (4, 4)}
     scores = {path: torch.randint(1, 5, shape, generator=generator).float() for path, shape in shapes.items()}
     layer_of = {path: int(path[0]) for path in scores}
-    omega = choose_all(scores, layer_of, Places((), scope, ratio=ratio))
+    omega = choose_all(scores, layer_of, Places(Options(), scope, ratio=ratio))
     groups = {"matrix": [[path] for path in scores], "layer": [["0.q", "0.v"], ["1.q", "1.v"]], "global": [list(scores)]}
     for group in groups[scope]:
         flat = torch.cat([scores[path].flatten() for path in group])

@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from compressor.anatomy import row_of
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import batches, most_tokens, pad, predict
+from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, accuracy_interval, difference_interval, matthews
 from compressor.tasks.reading import read_task
 
@@ -156,7 +157,7 @@ def test_the_longest_row_is_what_the_live_model_takes(tmp_path, model_type, sett
         max_position_embeddings=24, **settings,
     )  # fmt: skip
     config.save_pretrained(tmp_path)
-    assert most_tokens(json.loads((tmp_path / "config.json").read_text())) == most
+    assert row_of(model_type).most_tokens(json.loads((tmp_path / "config.json").read_text())) == most
     model = AutoModel.from_config(config).eval()
     model(torch.full((1, most or 60), 7))
     if most is not None:
@@ -165,7 +166,7 @@ def test_the_longest_row_is_what_the_live_model_takes(tmp_path, model_type, sett
 
 
 def test_positions_that_the_config_leaves_out_are_the_defaults():
-    assert [most_tokens({"model_type": kind}) for kind in ("bert", "mpnet", "gpt2", "t5")] == [512, 510, 1024, None]
+    assert [row_of(kind).most_tokens({}) for kind in ("bert", "mpnet", "gpt2", "t5")] == [512, 510, 1024, None]
 
 
 def test_padding_is_on_the_right():

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoModelForSequenceClassification
 
+from compressor.methods import apply
+from compressor.multitask import Mixture, join_heads
 from compressor.training import Rows, Schedule, trainer_of
 from compressor.unfinished import changing
-from tests.compressor.conftest import CASES, GROWING, prepared, tiny
+from tests.compressor.conftest import CASES, GROWING, OPTIONS, prepared, tiny
 
 MODULES = ("query", "value", "ffn_out")
+MANY = "many-tasks"
+"""What is trained beside the cases."""
 
 
 def rows_of(count: int) -> Rows:
-    """Random rows of 4 to 10 tokens; the first token tells the label."""
+    """Random rows of 4 to 10 tokens; the first tells the label, the last is the end of sentence that T5 wants once in each."""
     generator = torch.Generator().manual_seed(3)
-    tokens = [torch.randint(3, 99, (4 + i % 7,), generator=generator).tolist() for i in range(count)]
+    tokens = [[*torch.randint(4, 99, (3 + i % 7,), generator=generator).tolist(), 3] for i in range(count)]
     rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in tokens]
     return Rows(rows, [ids[0] % 3 for ids in tokens])
 
@@ -33,9 +40,50 @@ def one_process(case: str, work: Path, batch_size: int, accumulate: int = 1) -> 
     return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
 
 
+CLASSES = {"a": 3, "b": 2}
+"""Two tasks."""
+
+
+def with_classes(architecture: str, classes: int, dtype: torch.dtype):
+    """`tiny` with another number of classes; the base is the same, bit for bit."""
+    three = tiny(architecture, dtype)
+    labels = {number: str(number) for number in range(classes)}
+    names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
+    model = AutoModelForSequenceClassification.from_config(type(three.config).from_dict({**three.config.to_dict(), **names}))
+    model = model.to(dtype).eval()
+    model.base_model.load_state_dict(three.base_model.state_dict())
+    model.head_parameter_names = three.head_parameter_names
+    return model
+
+
+def many(architecture: str = "bert", dtype: torch.dtype = torch.float64, **kind):
+    """A ProPETL model of both tasks, and its options."""
+    model = join_heads((name, with_classes(architecture, count, dtype)) for name, count in CLASSES.items())
+    options = replace(OPTIONS, group="1", tasks=len(CLASSES), **kind)
+    apply(model, "propetl", options)
+    return model, options
+
+
+def mixture() -> Mixture:
+    """60 rows of the first task, 30 of the second."""
+    rows = rows_of(90)
+    two = [row["input_ids"][0] % 2 for row in rows.rows[60:]]
+    return Mixture([Rows(rows.rows[:60], rows.labels[:60]), Rows(rows.rows[60:], two)], temperature=10.0)
+
+
+def many_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
+    """Twelve steps of 16 rows of one task each, in float64, on this process's share; returns what moved."""
+    model, _ = many()
+    schedule = Schedule(epochs=2, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate, seed=5)
+    trainer_of(model, mixture(), 1, schedule, work, use_cpu=True).train()
+    return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
+
+
 def main(out: Path) -> None:
-    for case in (*CASES, *GROWING):
-        moved = one_process(case, out / "work", batch_size=8)
+    gc.freeze()  # Trainer collects garbage at every start
+    for case in (*CASES, *GROWING, MANY):
+        work = out / "work"
+        moved = many_in_one_process(work, batch_size=8) if case == MANY else one_process(case, work, batch_size=8)
         if torch.distributed.get_rank() == 0:
             save_file(moved, out / f"{case}.safetensors")
     torch.distributed.destroy_process_group()  # or gloo's threads abort the process at its end

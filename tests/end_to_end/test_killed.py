@@ -16,7 +16,7 @@ MOMENTS = 10
 RUNNER = textwrap.dedent(
     """
     import os, random, signal, sys, time
-    import export.onnx, transformers.trainer, onnxruntime, torch_pruning, compressor.training
+    import export.onnx, transformers.trainer, onnxruntime, compressor.training
     from pathlib import Path
     from pipelines.config import load_pipeline
     from pipelines.runner import run_pipeline

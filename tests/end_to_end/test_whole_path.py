@@ -188,14 +188,20 @@ def test_a_failed_check_stops_the_run_and_publishes_nothing(tmp_path, monkeypatc
 
 
 def test_recipes_are_sound():
-    """Both bundled recipes pass the checks that need no model; the paper's is its own setting."""
-    from pipelines.config import find_pipeline
+    """Every bundled recipe passes the checks that need no model; the code's setting differs from the paper's where told."""
+    from pipelines.config import RECIPES, find_pipeline
 
-    for name in ("quickstart", "paper"):
-        pipeline = load_pipeline(find_pipeline(name))
-        assert isinstance(pipeline.task, TaskConfig) and pipeline.task.train.is_file()
-    prune = next(entry for entry in pipeline.stages if entry.name == "prune").config.items[0]
-    assert (prune.structure, prune.criterion, prune.remove) == ("heads", "delta", 3)
+    configs = {}
+    for path in RECIPES.glob("*.yaml"):
+        pipeline = load_pipeline(find_pipeline(path.stem))
+        assert pipeline.name == path.stem and isinstance(pipeline.task, TaskConfig) and pipeline.task.train.is_file()
+        configs[path.stem] = {entry.id: entry.config for entry in pipeline.stages}
+    paper, repository = configs["paper"], configs["dsee_repo"]
+    for prune in (paper["prune"].items[0], repository["prune"].items[0]):
+        assert (prune.structure, prune.criterion, prune.remove) == ("heads", "delta", 3)
+    assert (paper["select"].setting, repository["select"].setting) == (None, "released_rank1")
+    assert repository["select"].places == paper["select"].places
+    assert (repository["tune"].rank, repository["tune"].alpha, repository["recover"].method) == (16, 32, "same")
 
 
 INSERTED = {

@@ -79,7 +79,7 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(project, out, c
 def test_list_stages(compress):
     code, shown, _ = compress("list", "stages")
     assert code == 0
-    assert "structure, criterion, scope, remove" in shown
+    assert "structure, criterion, scope, normalize, remove" in shown
     rows = json.loads(compress("list", "stages", "--json")[1])
     assert [row["name"] for row in rows][:3] == ["select", "tune", "prune"]
     assert rows[1]["config"]["properties"]["rank"]["description"]

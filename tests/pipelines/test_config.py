@@ -132,7 +132,7 @@ def test_every_fault_of_a_file_is_told_at_once(write):
         "E102 6: stages[1].tune.rnk: unknown key. Did you mean 'rank'?",
         "E102 8: stages[2].prune[0].structur: unknown key. Did you mean 'structure'?",
         "E103 11: stages[3].prun: unknown stage 'prun'. Did you mean 'prune'?",
-        "E104 10: stages[2].prune[1].remove: a fraction lies in (0, 1); a count has no decimal point. It is 1.5",
+        "E104 10: stages[2].prune[1].remove: a share lies in (0, 1); a count is at least 1 and has no decimal point. It is 1.5",
         "E104 12: stages[4]: 2 keys in one stage. Write each stage as '- NAME: {KEY: VALUE}'",
         "E104 5: stages[0].select.count: must be at least 1, not 0. Change the value",
         "E104 5: stages[0].select.score: must be 'rpca' or 'magnitude' or 'pafi' or 'random' or 'fish' or 'sam' or 'd3', "

@@ -60,6 +60,12 @@ def nothing(_: Path) -> None:
     pass
 
 
+def within(select: str, tune: str, then: str = "") -> Callable[[Path], object]:
+    """A select with these keys, a tune of the places that it chose, and what comes after."""
+    stages = f"  - select: {{{select}}}\n  - tune: {{{', '.join(filter(None, ('method: selective', tune)))}}}\n"
+    return rewrite(PIPELINE.split("  - select")[0] + stages + then)
+
+
 STAGES_LINE = "  - tune: {rank: 4, learning_rate: 5e-4}\n"
 
 MISTAKES = [
@@ -98,7 +104,7 @@ MISTAKES = [
         "export of nothing", rewrite(PIPELINE.split("  - select")[0] + "  - export:\n"), "E107 {file}:5: stages[0].export: "
     ),
     Mistake("as many heads as there are", ("remove: 1", "remove: 4"), "E501 {file}:7: stages[2].prune: remove: 4 leaves none"),
-    Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a fraction lies in"),
+    Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a share lies in"),
     Mistake(
         "a module of another architecture",
         ("count: 4}", "count: 4, modules: [query, ffn_gate]}"),
@@ -129,6 +135,68 @@ MISTAKES = [
             "  - tune: {method: selective, strategy: increment, budget: 9, checkpoints: [9]",
         ),
         "E403 {file}:5: stages[0].tune.checkpoints: checkpoints lie below the budget 9",
+    ),
+    Mistake(
+        "a rank of weights", ("count: 4}", "count: 4, rank: 8}"), "E403 {file}:5: stages[0].select.rank: rank means nothing to"
+    ),
+    Mistake(
+        "dsee on a lora",
+        ("count: 4}", "count: 4, on: lora, score: pafi}"),
+        "E404 {file}:6: stages[1].tune: dsee takes places in the weights, 'select' chooses them on lora",
+    ),
+    Mistake(
+        "robust PCA of a lora",
+        within("on: lora", ""),
+        "E403 {file}:5: stages[0].select: score rpca means nothing on lora",
+    ),
+    Mistake(
+        "gradients where there are none",
+        within("on: lora, score: fish, scope: matrix", ""),
+        "E403 {file}:5: stages[0].select.scope: B starts at 0, so score fish is 0 throughout A: ",
+        "scope: layer or global",
+    ),
+    Mistake(
+        "another rank than the select's",
+        within("on: lora, score: pafi, rank: 4", "rank: 8"),
+        "E404 {file}:6: stages[1].tune.rank: rank is 8 here and 4 in 'select'",
+        "Say it in the select alone",
+    ),
+    Mistake(
+        "other modules than the select's",
+        within("on: lora, score: pafi", "modules: [query]"),
+        "E404 {file}:6: stages[1].tune.modules: modules is query here and query, value in 'select'",
+    ),
+    Mistake(
+        "another ground than the select's",
+        within("score: pafi", "on: lora"),
+        "E404 {file}:6: stages[1].tune.on: on is lora here and weights in 'select'",
+    ),
+    Mistake(
+        "modules of adapters",
+        within("on: adapter, score: pafi, modules: [query]", ""),
+        "E403 {file}:5: stages[0].select.modules: modules means nothing to a select on adapter",
+    ),
+    Mistake(
+        "a lora's key on adapters",
+        within("on: adapter, score: pafi", "rank: 4"),
+        "E403 {file}:6: stages[1].tune.rank: rank means nothing to method selective on adapter",
+    ),
+    Mistake(
+        "more places than a bias has",
+        within("on: adapter, score: random, bottleneck: 4, count: 5", ""),
+        "E401 {file}:5: stages[0].select: a matrix has 4 places only, 5 were asked",
+    ),
+    Mistake(
+        "more places than a lora has",
+        rewrite(
+            PIPELINE.split("  - select")[0] + "  - tune: {method: selective, strategy: increment, on: lora, budget: 99999}\n"
+        ),
+        "E401 {file}:5: stages[0].tune: budget 99999 is 99,999 of 4,096 places",
+    ),
+    Mistake(
+        "going on with places that are no more",
+        within("on: lora, score: pafi", "", "  - prune: {structure: heads, criterion: delta, remove: 1}\n  - recover:\n"),
+        "E404 {file}:8: stages[3].recover: same would train the whole lora in which 'tune' trained chosen places",
     ),
     Mistake(
         "nothing but pretrained weights",

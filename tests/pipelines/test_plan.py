@@ -2,13 +2,22 @@
 
 import pytest
 
-from compressor.cost import Plan, hollow, shape_of
+from compressor.anatomy import ARCHITECTURES, layers_of
+from compressor.cost import Plan, shape_of
+from compressor.deltas import merge_all
 from compressor.errors import UserError
-from pipelines.stages.prune import PruneConfig
+from compressor.methods import Options, apply
+from compressor.methods import method as method_row
+from compressor.models import hollow
+from compressor.pruning.scores import random_scores
+from compressor.pruning.surgery import remove
+from pipelines.stages.prune import PruneConfig, PruneItem, removals_of
 from pipelines.stages.prune import plan as prune_plan
+from pipelines.stages.recover import RecoverConfig
+from pipelines.stages.recover import plan as recover_plan
 from pipelines.stages.tune import TuneConfig
 from pipelines.stages.tune import plan as tune_plan
-from tests.compressor.conftest import CASES, GROWING, tiny
+from tests.compressor.conftest import CASES, EXTRA, GROWING, tiny, tuned
 
 
 def start(architecture: str) -> Plan:
@@ -29,9 +38,42 @@ def test_a_method_without_a_place(architecture, config):
         tune_plan(TuneConfig(**config), start(architecture))
 
 
-def test_heads_that_cannot_be_removed_yet():
-    with pytest.raises(UserError, match=r"E307 .*'gpt2'"):
-        prune_plan(PruneConfig(items=[{"structure": "heads", "criterion": "taylor", "remove": 1}]), start("gpt2"))
+def test_heads_that_span_more_than_the_anatomy_knows(monkeypatch):
+    monkeypatch.setitem(EXTRA["deberta-v2"], "share_att_key", False)
+    with pytest.raises(UserError, match=r"E307 .*share_att_key"):
+        prune_plan(PruneConfig(items=[{"structure": "heads", "criterion": "taylor", "remove": 1}]), start("deberta-v2"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "item", "says"),
+    [
+        ("llama", {"structure": "heads", "remove": 2}, "leaves none of the 2 heads of a layer. Use at most 1"),
+        ("bert", {"structure": "layers", "remove": 3}, "leaves none of the 3 layers. Use at most 2"),
+        ("t5", {"structure": "layers", "remove": 5}, "leaves 1 of the 6 layers. Use at most 4"),
+        ("bert", {"structure": "heads", "scope": "global", "remove": 12}, "leaves none of the 12 heads. Use at most 11"),
+        ("bert", {"structure": "heads", "remove": 0.1}, "is less than one of the 4 heads"),
+        ("bert", {"structure": "cross_heads", "remove": 1}, "there are no cross_heads to remove"),
+    ],
+)
+def test_what_cannot_be_removed(architecture, item, says):
+    """Groups of heads for Llama; T5's first blocks make the position bias of the others."""
+    with pytest.raises(UserError, match=f"E501 .*{says}"):
+        prune_plan(PruneConfig(items=[{"criterion": "taylor", **item}]), start(architecture))
+
+
+@pytest.mark.parametrize("structure", ["heads", "neurons", "layers"])
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_the_plan_of_a_global_ranking_has_the_parameters_of_any_outcome(structure, architecture):
+    """Every unit of a structure costs the same wherever it is, unless a sublayer is emptied."""
+    item = PruneItem(structure=structure, criterion="random", scope="global", remove=2)
+    found = start(architecture)
+    planned = prune_plan(PruneConfig(items=[item]), found).shape
+    if structure == "layers" and architecture == "t5":
+        return  # a block of the decoder has more than one of the encoder
+    model = tiny(architecture)
+    remove(model, removals_of(item, model, random_scores(model, structure, 3)))
+    emptied = any(not layer.units("heads") for layer in layers_of(model))
+    assert emptied or shape_of(model).parameters == planned.parameters
 
 
 @pytest.mark.parametrize("case", [*CASES, *GROWING])
@@ -42,6 +84,24 @@ def test_every_method_can_be_tried_on_a_hollow_model(case, tmp_path):
     model = hollow(tmp_path, ["a", "b", "c"])
     plan = Plan(shape_of(model), shape_of(model), model)
     assert tune_plan(TuneConfig(method=method, **kind), plan).trainable[0][1] >= 0
+
+
+@pytest.mark.parametrize("case", ["adapter-houlsby", "prefix", "propetl", "lora"])
+def test_the_plan_holds_what_a_method_leaves_in_the_model(case):
+    """As the tuned and merged model has it; a second stage's adapters come on top of the first's."""
+    method, kind = CASES[case]
+    config = {"method": method, **kind, "length": 2, "bottleneck": 3, "rank": 2}
+    config = {key: value for key, value in config.items() if key in ("method", *kind, *method_row(method).reads)}
+    planned = recover_plan(RecoverConfig(method="adapter", bottleneck=5), tune_plan(TuneConfig(**config), start("bert")))
+    model = tuned(tiny("bert"), case)
+    apply(model, "adapter", Options(bottleneck=5, group="2"))
+    real = shape_of(merge_all(model))
+    assert planned.shape.inserted == real.inserted and planned.shape.parameters == real.parameters
+    assert (planned.shape.bytes, planned.shape.flops(9)) == (real.bytes, real.flops(9))
+    told = {row[0]: row[2] for row in planned.rows()}
+    kinds = "adapters and prefixes" if case == "prefix" else "adapters"
+    assert told[f"of these {kinds} (cannot be merged)"] == f"{real.inserted:,}"
+    assert not any("merged" in row[0] for row in start("bert").rows())
 
 
 def test_the_plan_counts_what_a_growing_tune_will_train():

@@ -14,6 +14,7 @@ from compressor.tasks import Subset
 from compressor.tasks.reading import read_task
 from pipelines.config import load_pipeline
 from pipelines.runner import run_pipeline
+from pipelines.served import find_repository
 from pipelines.sweep import Variant, summarize, sweep, variants_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
@@ -274,6 +275,16 @@ def test_a_pipeline_without_a_model_and_a_folder_that_is_a_file(project, out):
     (out / "toy-sweep-seeds").touch()
     with pytest.raises(UserError, match="E801"):
         go(project, out)
+
+
+def test_what_a_variant_deployed_is_found(project, out):
+    """A variant's run folder lies two deep below the store, an ordinary run's one."""
+    project.write_text(project.read_text().replace("  - report: {text: all}", "  - deploy:"))
+    go(project, out, until="deploy", stage="prune")
+    run_pipeline(load_pipeline(project), out)
+    found = [find_repository(run).repository.parent for run in (out / "toy-sweep-seeds" / "seed-0", out / "toy")]
+    assert found[0] == found[1] and found[0].parent == out / ".store"
+    assert find_repository(out / "toy-sweep-seeds" / "seed-1").repository.parent != found[0]
 
 
 def test_help_and_usage(compress):

@@ -101,6 +101,7 @@ STAGES = [
     Stage("select", "", ToyConfig, "omega", run, reads_data=False, packages=("click",)),
     Stage("tune", "", ToyConfig, "model", run, accepts=("omega",), packages=("click",)),
     Stage("prune", "", ToyConfig, "model", run, needs=("model",), uses_dense=True, packages=("click",)),
+    Stage("deploy", "", ToyConfig, "repository", run, needs=("model",), packages=("click",)),
     Stage("report", "", ToyConfig, "report", run, needs=("model",), accepts=("*",), packages=("click",)),
 ]
 

@@ -2,15 +2,17 @@
 
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from compressor.cost import LayerShape, ModelShape, paper_flops_ratio
+from compressor.cost import LayerShape, ModelShape
 from compressor.tasks import TaskConfig
 from pipelines.stage import Artifact, BaseModelReference, Inputs
 from pipelines.stages import report as stage
+from pipelines.stages.benchmark import cost_of
 
 CONFIG = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
 DENSE = ModelShape(384, (LayerShape(12, 32, 1536),) * 6, other=12_066_050, head=770, head_macs=148_224)
@@ -21,7 +23,7 @@ KEPT = {
     }
     for layer in range(6)
 }
-PRUNED = DENSE.pruned([6] * 6, [768] * 6)
+PRUNED = DENSE.left("heads", [6] * 6).left("neurons", [768] * 6)
 TUNED = {"modules": ("query", "value"), "rank": 16, "places": 192}
 
 
@@ -60,10 +62,7 @@ def candidate(name, size, accuracy, speed, difference):
     return {
         "name": name, "model": model, "runtime": {"PyTorch": "pytorch", "ONNX": "onnxruntime"}[runtime],
         "precision": precision, "bytes": size, "quality": quality(accuracy), "difference_interval": list(difference),
-        "parameters": shape.parameters, "flops": {"128": shape.flops(128)},
-        "flops_ratio": {"128": shape.flops(128) / DENSE.flops(128)},
-        "paper_flops_ratio": paper_flops_ratio(shape, DENSE, **TUNED),
-        "layers": [{"heads": layer.heads, "neurons": layer.neurons} for layer in shape.layers], "latency": latency,
+        **cost_of(shape, DENSE, [128], TUNED), "latency": latency,
     }  # fmt: skip
 
 
@@ -88,13 +87,18 @@ def measurements(names=None):
     return {"device": "cpu", "rounds": 20, "machine": MACHINE, "baseline": "dense PyTorch fp32", "candidates": chosen}
 
 
+def matrices_of(modules, kept):
+    sizes = Counter((max(size), min(size)) for _, *size in (PRUNED if kept else DENSE).matrices(modules))
+    return [[number, *size] for size, number in sizes.items()]
+
+
 def training(method, rank, modules, body, accuracy, kept=None, loss=0.65, places=192):
     losses = [{"step": 10 * n, "loss": round(loss / n**0.3 + 0.02 * (-1) ** n, 4)} for n in range(1, 26)]
     return {
         "merged": False, "weights_moved": False, "method": method, "trainable": {"head": 770, "body": body},
         "formula": "r(m+n) per matrix + |Ω|", "places": places, "closed_form": body,
         "quality": quality(accuracy), "losses": losses, "labels": ["bad", "good"], "rank": rank, "alpha": 2.0 * rank,
-        "modules": list(modules), **({"kept": kept, "distill": True} if kept else {}),
+        "modules": list(modules), "matrices": matrices_of(modules, kept), **({"kept": kept, "distill": True} if kept else {}),
     }  # fmt: skip
 
 

@@ -6,10 +6,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from compressor.cost import Inserted
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.tables import tables
-from tests.reporting.conftest import MACHINE, STAGES
+from pipelines.stages.benchmark import cost_of
+from tests.reporting.conftest import DENSE, MACHINE, PRUNED, STAGES
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -121,6 +123,32 @@ def test_says_when_int8_gives_nothing(write):
 
     report = load(write(edit=edit))
     assert "gives nothing here at batch 1, nothing here at batch 8; its file is 3.96 × smaller" in report["notes"][2]
+
+
+def test_what_cannot_be_merged_is_said_with_its_cost(write):
+    """An adapter of width 64 in each of 6 blocks: 6 (2·64·384 + 64 + 384) parameters, 2 · 6 · 128 · 2·64·384 FLOPs a row."""
+    inserts = [(Inserted("adapter", 64),)] * 6
+    shapes = {"dense": DENSE.with_inserts(inserts), "compressed": PRUNED.with_inserts(inserts)}
+
+    def edit(measured):
+        for candidate in measured["candidates"]:
+            shape, none = shapes[candidate["model"]], {"modules": (), "rank": 0, "places": 0}
+            candidate.update(cost_of(shape, shapes["dense"], [128], none))
+
+    folder = write(edit=edit)
+    report = load(folder)
+    assert row(report, "of these adapters")["compressed"] == "297,600"
+    assert row(report, "of these adapters")["change"] == "not mergeable"
+    told = (
+        "The tuning is not mergeable: its adapters stay in the deployed model. They are 297,600 of its parameters (1.2 MB in "
+        "fp32) and 0.0755 G of its FLOPs for a row of 128 tokens (5.0 %); all sizes and latencies here include them."
+    )
+    assert told in report["notes"] and told in (folder / "report.md").read_text() and told in page(folder).text
+    assert row(report, "trainable in tune")["dense"] == f"{DENSE.parameters:,}", "full tuning would not move the adapters"
+
+
+def test_a_mergeable_method_is_not_called_otherwise(write):
+    assert "merge" not in " ".join(load(write())["notes"])
 
 
 def test_closed_form_equals_the_count(write):

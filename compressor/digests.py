@@ -1,0 +1,12 @@
+"""What a file holds, in 64 characters: the one way in which content is compared, on every floor."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file's content, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,66 @@
+"""What stands where a whole sublayer has gone: it gives the bias of its outgoing layer, as it would with silenced units."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from compressor.anatomy import Layer
+from compressor.deltas import attach, detach
+from compressor.inserts import insert, inserts_of
+from compressor.modules import STRUCTURES
+
+
+class Constant(nn.Module):
+    """(..., anything) -> (..., hidden): the bias of a linear layer that has no inputs left; zeros without one."""
+
+    emptied = True
+    """The anatomy finds no matrix here."""
+
+    def __init__(self, hidden: int, bias: nn.Parameter | None):
+        super().__init__()
+        self.hidden = hidden
+        self.register_parameter("bias", bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        if self.bias is None:
+            return states.new_zeros(*states.shape[:-1], self.hidden)
+        return self.bias.expand(*states.shape[:-1], self.hidden)
+
+
+class EmptyAttention(nn.Module):
+    """An attention without heads. `output` is given where its outgoing layer was a part of it."""
+
+    def __init__(self, output: Constant | None, hands_on_bias: bool):
+        super().__init__()
+        self.output, self.hands_on_bias = output, hands_on_bias
+
+    def forward(self, hidden_states: Tensor, *arguments, position_bias: Tensor | None = None, **keywords) -> tuple:
+        states = hidden_states if self.output is None else self.output(hidden_states)
+        return (states, position_bias, None) if self.hands_on_bias else (states, None)
+
+
+def empty(layer: Layer, structure: str) -> None:
+    """Replace a sublayer of which no unit is left. Its outgoing bias stays, with what was added to that."""
+    name, home = STRUCTURES[structure].columns, layer.blocks.homes[structure]
+    outgoing, path = layer.linear(name), layer.parts[name].path
+    constant = _constant(outgoing, layer.matrix(name).original.shape[0])
+    inside = path.startswith(f"{home}.")
+    if not inside:
+        layer.module.set_submodule(path, constant)
+    if structure == "neurons":
+        layer.module.set_submodule(home, constant if inside else nn.Identity())
+        return
+    attention = EmptyAttention(constant if inside else None, layer.row.position_bias == "interface")
+    setattr(attention, layer.blocks.head_size, layer.head_size)
+    layer.module.set_submodule(home, attention)
+
+
+def _constant(outgoing: nn.Module, hidden: int) -> Constant:
+    detach(outgoing)
+    links = detach(outgoing, "bias")
+    constant = Constant(hidden, outgoing.bias)
+    for link in links:
+        attach(constant, link, "bias")
+    for change in inserts_of(outgoing):
+        insert(constant, change)
+    return constant

@@ -1,0 +1,61 @@
+"""Attention that lost heads, where one position bias (1, heads, queries, keys) is made for all blocks: each picks its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from compressor.anatomy import Architecture
+
+KEPT_HEADS_ATTENTION = "sdpa_of_kept_heads"
+"""The name under which attention that picks its heads of the bias is known to transformers."""
+
+
+class KeptHeads(nn.Module):
+    """The heads (sorted indices, int64) that an attention still has of those the shared position bias was made for."""
+
+    def __init__(self, heads: Tensor):
+        super().__init__()
+        self.register_buffer("heads", heads)
+
+    def select(self, attention: nn.Module, arguments: tuple) -> tuple:
+        """Forward pre-hook: cut position_bias (batch, heads, queries, keys) down to this attention's heads."""
+        hidden_states, attention_mask, position_bias, *rest = arguments
+        return (hidden_states, attention_mask, position_bias.index_select(1, self.heads), *rest)
+
+
+def follow(model: nn.Module, row: Architecture, attention: nn.Module, heads: Tensor) -> None:
+    """Follow a removal of heads. `heads`: kept of those that were there, sorted int64."""
+    if row.position_bias is None:
+        return
+    heads = heads.to(next(attention.parameters()).device)
+    if hasattr(attention, "kept_heads"):
+        attention.kept_heads.heads = attention.kept_heads.heads[heads]
+        return
+    attention.kept_heads = KeptHeads(heads)
+    if row.position_bias == "argument":
+        attention.register_forward_pre_hook(attention.kept_heads.select)
+    elif model.config._attn_implementation != KEPT_HEADS_ATTENTION:
+        model.set_attn_implementation(KEPT_HEADS_ATTENTION)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    position_bias: Tensor | None = None,
+    **arguments,
+) -> tuple[Tensor, None]:
+    """transformers' sdpa attention; the bias that goes on to the next block is still that of all heads."""
+    if position_bias is not None and hasattr(module, "kept_heads"):
+        position_bias = torch.index_select(position_bias, 1, module.kept_heads.heads)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, position_bias=position_bias, **arguments)
+
+
+AttentionInterface.register(KEPT_HEADS_ATTENTION, _attention)
+AttentionMaskInterface.register(KEPT_HEADS_ATTENTION, sdpa_mask)

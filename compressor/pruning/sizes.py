@@ -1,0 +1,65 @@
+"""The sizes of a pruned model in its config.json, in transformers' `per_layer_config` schema, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from torch import nn
+
+from compressor.anatomy import Layer, layers_of
+from compressor.pruning.surgery import Removal, kept_of, remove
+
+BY_STACK = ("per_layer_config", "decoder_per_layer_config")
+"""Keys of config.json: the first stack of blocks, and the second (a T5 has two; transformers knows the first key alone)."""
+
+Sizes = dict[str, dict]
+"""Block of the dense stack -> the number of each structure in config.json's words; or {"skip": ["block"]} where it has gone."""
+
+
+def per_layer_configs(model: nn.Module) -> dict[str, Sizes]:
+    """What a pruned model adds to config.json; {} for a dense one. Every block is named, so that none reads as dense."""
+    kept = kept_of(model)
+    if not kept:
+        return {}
+    layers = dict(zip((int(number) for number in kept), layers_of(model), strict=True))
+    result, start = {}, 0
+    for key, stack in zip(BY_STACK, stacks_of(model), strict=False):
+        total = dense_blocks(model, stack[0])
+        own = {number - start: layers.get(number) for number in range(start, start + total)}
+        result[key] = {str(place): {"skip": ["block"]} if layer is None else _sizes(layer) for place, layer in own.items()}
+        start += total
+    return result
+
+
+def _sizes(layer: Layer) -> dict:
+    sizes = {word: layer.units(structure) for structure, word in layer.blocks.configs.items() if structure in layer.structures}
+    grouped = layer.heads != layer.key_value_heads
+    return {**sizes, **({"num_attention_heads": layer.heads} if grouped else {})}
+
+
+def stacks_of(model: nn.Module) -> list[list[Layer]]:
+    """The blocks that are there, stack by stack."""
+    return [list(group) for _, group in groupby(layers_of(model), key=lambda layer: id(layer.blocks))]
+
+
+def dense_blocks(model: nn.Module, layer: Layer) -> int:
+    """How many blocks the dense stack of this block has, as the config says."""
+    return model.config.num_decoder_layers if "cross_heads" in layer.structures else model.config.num_hidden_layers
+
+
+def resize(model: nn.Module, configs: Mapping[str, Sizes]) -> None:
+    """Give a fresh dense model (on meta) the sizes of a checkpoint; its weights come afterwards, so any units may go."""
+    removals = {}
+    for key, stack in zip(BY_STACK, stacks_of(model), strict=False):
+        for place, layer in enumerate(stack):
+            removals[len(removals)] = _removal(layer, configs.get(key, {}).get(str(place), {}))
+    remove(model, removals)
+
+
+def _removal(layer: Layer, sizes: Mapping) -> Removal:
+    if "skip" in sizes:
+        return Removal(whole=True)
+    words = layer.blocks.configs
+    gone = {name: list(range(sizes.get(word, layer.units(name)), layer.units(name))) for name, word in words.items()}
+    return Removal(**gone)

@@ -1,0 +1,34 @@
+"""Ω within the tensors that another method adds: A and B of a low-rank update, or those of an adapter.
+
+They stand still at their start. What moves is values on Ω of them, by the same links as on a weight; when training is done
+the values are merged into the tensors, so that a plain low-rank update or adapter is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from compressor.anatomy import Matrix
+from compressor.deltas import WHOLE, Change, merge
+
+
+def freeze(model: nn.Module, there: Collection[nn.Module]) -> list[Matrix]:
+    """Freeze the changes that were not `there` before; their tensors in the order of the model, `path` as in `state_dict()`."""
+    tensors = []
+    for path, change in model.named_modules():
+        if isinstance(change, Change) and change not in there:
+            change.frozen = True
+            for name in change.source.names:
+                tensors.append(Matrix(name, f"{path}.source.{name}", change.source, WHOLE, name))
+    return tensors
+
+
+def thaw(model: nn.Module) -> None:
+    """Merge what is attached to the tensors of frozen changes into them, bit for bit; then they are as any other."""
+    for change in list(model.modules()):
+        if isinstance(change, Change) and change.frozen:
+            for name in change.source.names:
+                merge(change.source, name)
+            change.frozen = False

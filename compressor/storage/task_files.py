@@ -1,0 +1,49 @@
+"""The tasks of one training on disk: what they share in one file, and a small file for each task (ProPETL section 3.4).
+
+A task file holds the task's masks and its head, and names the other by its checksum. `compressor.load(base, delta=FILE)` takes
+it as any delta file; docs/deltas.md has the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.storage.delta_file import changes_of, save
+from compressor.storage.layout import SECTIONS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SHARED = "_shared.safetensors"
+"""No task is called so: a task's name begins with a letter or a digit."""
+
+
+def write_tasks(
+    model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: Mapping[str, Sequence[str]]
+) -> dict[str, Path]:
+    """Write a model of many tasks (`compressor.multitask.join_heads`): SHARED, and NAME.safetensors for every task.
+
+    `label_names` has the classes of every task, in the order of its outputs. Returns the task files by task. Raises UserError
+    E312 where deltas cannot hold what was done to the model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"base": base, "base_sha256": base_sha256}
+    changes, tensors = changes_of(model)
+    common = {section: here for section, here in changes.items() if section != "tasks"}
+    sha256 = save(folder / SHARED, {**facts, "labels": []}, common, _of_tasks(tensors, False), None)
+    nothing = {section: {} for section in ("prototypes", *SECTIONS)}
+    paths = {}
+    for name, labels in label_names.items():
+        model.tasks.choose(name)
+        changes, tensors = changes_of(model)
+        paths[name] = folder / f"{name}.safetensors"
+        own = {**facts, "labels": list(labels), "shared": {"file": SHARED, "sha256": sha256}}
+        save(paths[name], own, {**nothing, "tasks": changes["tasks"]}, _of_tasks(tensors, True), model.tasks.head(name))
+    return paths
+
+
+def _of_tasks(tensors: Mapping, wanted: bool) -> dict:
+    """The tensors of the task masks, or all others."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("tasks|") == wanted}

@@ -1,0 +1,149 @@
+"""A pipeline of many tasks: run by the command line, read back from its files, and every way in which it cannot be."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import compressor
+from compressor.models import tokenizer_of
+from compressor.storage.task_files import SHARED
+from compressor.tasks.features import predict, tokenize, torch_forward
+from compressor.tasks.reading import read_task
+from pipelines.config import load_pipeline
+from pipelines.loading import quality
+from tests.pipelines.toys import tree
+from tests.tiny import write_data, write_model
+
+MOOD = "{train: mood/train.tsv, validation: mood/dev.tsv, text: sentence, max_length: 32}"
+TUNE = (
+    "method: propetl, shared: lora, rank: 8, keep: 0.3, epochs: 6, batch_size: 8, learning_rate: 0.02, mask_learning_rate: 0.02"
+)
+PIPELINE = f"""\
+name: many
+model: ./model
+threads: 1
+tasks:
+  topic: {MOOD.replace("mood", "topic")}
+  mood: {MOOD}
+stages:
+  - tune: {{{TUNE}}}
+"""
+CLASSES = {"mood": 2, "topic": 3}
+HEADS, PROTOTYPE, LAYERS = 2 * 33 + 3 * 33, 2 * 8 * (32 + 32), 2
+"""Prototypes of query and value, of which every entry is masked in 2 layers and by 2 tasks."""
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Path:
+    """A project of two tasks of two and three classes."""
+    folder = tmp_path_factory.mktemp("many")
+    for name, classes in CLASSES.items():
+        (folder / name).mkdir()
+        write_data(folder / name, rows=120, classes=classes)
+    write_model(folder / "model")
+    (folder / "p.yaml").write_text(PIPELINE)
+    return folder
+
+
+@pytest.fixture
+def project(sound, tmp_path) -> Path:
+    """The pipeline file of a copy."""
+    return shutil.copytree(sound, tmp_path / "project") / "p.yaml"
+
+
+def test_a_whole_run_and_its_files(project, out, compress):
+    code, shown, error = compress("run", project, "--out", out)
+    assert code == 0, error
+    folder, base = out / "many" / "tasks", project.parent / "model"
+    assert sorted(path.name for path in folder.iterdir()) == [SHARED, "mood.safetensors", "topic.safetensors"]
+    lock = yaml.safe_load((out / "many" / "pipeline.lock.yaml").read_text())
+    assert list(lock["tasks"]) == ["mood", "topic"] and "task" not in lock
+    metadata = json.loads((out / ".store" / lock["stages"][0]["artifact"] / "artifact.json").read_text())["metadata"]
+    parts = {"prototype": PROTOTYPE, "layer_scores": LAYERS * PROTOTYPE, "task_scores": 2 * PROTOTYPE, "head": HEADS}
+    assert metadata["trainable"] == {**parts, "body": metadata["closed_form"]}
+    assert metadata["closed_form"] == (1 + LAYERS + 2) * PROTOTYPE
+    shared = {"file": f"tasks/{SHARED}", "bytes": (folder / SHARED).stat().st_size}
+    assert (metadata["shared_file"], metadata["shared"], metadata["combine"]) == (shared, "lora", "or")
+    assert [row["task"] for row in metadata["tasks"]] == ["mood", "topic"]
+    assert [row["probability"] for row in metadata["tasks"]] == [0.5, 0.5]
+    tokenizer, model = tokenizer_of(base), base
+    for row in metadata["tasks"]:
+        name, task = row["task"], load_pipeline(project).tasks[row["task"]]
+        model = compressor.load(model, delta=folder / f"{name}.safetensors")  # the second on the live model of the first
+        rows = read_task(task).validation
+        logits = predict(torch_forward(model), tokenize(tokenizer, rows, task), tokenizer.pad_token_id)
+        assert logits.shape[1] == len(row["labels"]) == CLASSES[name]
+        again = quality(logits, np.array(rows.labels))
+        assert again == row["quality"] and row["metric"] == "accuracy" and f"{again['accuracy']:.4f}" in shown
+        assert again["accuracy"] > 0.75, "a guess is right in a half and in a third"
+        assert row["bytes"] == (folder / f"{name}.safetensors").stat().st_size
+
+
+def test_the_order_in_the_file_means_nothing_and_old_files_do_not_stay(project, out, compress):
+    short, topic = PIPELINE.replace("epochs: 6", "epochs: 0.2"), PIPELINE.splitlines(keepends=True)[4]
+    for text, says in ((short, "done"), (short.replace(topic, "").replace("stages:", f"{topic}stages:"), "reused")):
+        project.write_text(text)
+        code, shown, _ = compress("run", project, "--out", out)
+        assert code == 0 and says in shown
+    project.write_text(short.replace(topic, ""))
+    assert compress("run", project, "--out", out)[0] == 0
+    assert sorted(path.name for path in (out / "many" / "tasks").iterdir()) == [SHARED, "mood.safetensors"]
+
+
+def test_a_dry_run_counts_all_heads_and_masks(project, out, compress):
+    code, shown, _ = compress("run", project, "--out", out, "--dry-run")
+    assert code == 0 and f"{(1 + LAYERS + 2) * PROTOTYPE:,}" in shown and f"head {HEADS} apart" in shown
+    assert not out.exists()
+
+
+def test_overrides_reach_a_task(project, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipeline = load_pipeline(project, ["tasks.mood.train=mine.tsv", "tasks.topic.max_length=16", "tune.combine=add"])
+    assert pipeline.tasks["mood"].train == tmp_path / "mine.tsv" and pipeline.tasks["topic"].max_length == 16
+    assert pipeline.tasks["mood"].validation == project.parent / "mood" / "dev.tsv"
+    assert pipeline.stages[0].config.combine == "add"
+
+
+ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").replace("  mood:", "# ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "mend"),
+    [
+        (("tasks:", f"task: {MOOD}\ntasks:"), "E116 {}:5: tasks: task and tasks exclude each other", "train several together"),
+        ((ONE.splitlines()[3], ""), "E105 {}:1: key 'task' is missing", "or tasks with several"),
+        (("  mood:", "  a/b:"), "E104 {}:6: tasks.a/b: a task cannot be called 'a/b'", "a letter or digit first"),
+        (("  mood:", "  _shared:"), "E104 {}:6: tasks._shared: a task cannot be called '_shared'", ""),
+        (("train: mood", "trian: mood"), "E102 {}:6: tasks.mood.trian: unknown key", "Did you mean 'train'?"),
+        (("mood/train", "mood/none"), "E201 ", "none.tsv: no such file"),
+        (("32}\nstages", "65}\nstages"), "E113 {}:6: tasks.mood.max_length: 65 tokens", "at most 64"),
+        ((TUNE, "method: lora"), "E117 {}:8: stages[0].tune.method: method lora trains one task", "run it once for each task"),
+        ((TUNE, "epochs: 1"), "E117 {}:8: stages[0].tune: method dsee trains", "compressor.load(base, delta=FILE) switches"),
+        (("stages:", "stages:\n  - select:"), "E117 {}:8: stages[0].select: this stage works on one task", "`task` instead"),
+        ((f"{TUNE}}}", f"{TUNE}}}\n  - merge:\n  - export:"), "E117 {}:9: stages[1].merge: this stage works on one", ""),
+        ((f"{TUNE}}}", f"{TUNE}}}\n  - report:"), "E117 {}:9: stages[1].report: this stage works on one task", ""),
+        ((TUNE, f"{TUNE}, temperature: 0"), "E104 {}:8: stages[0].tune.temperature: must be greater than 0, not 0", ""),
+        ((TUNE, f"{TUNE}, combine: xor"), "E104 {}:8: stages[0].tune.combine: must be 'or' or 'and' or 'add'", "'or'?"),
+        ((TUNE, f"{TUNE}, combine: and"), "E403 {}:8: stages[0].tune.combine: combine means nothing to one task", "tasks"),
+    ],
+)
+def test_mistakes(change, says, mend, project, out, compress):
+    text = ONE if says.startswith(("E105", "E403")) else PIPELINE
+    assert change[0] in text
+    project.write_text(text.replace(*change))
+    before = tree(project.parent)
+    code, shown, error = compress("run", project, "--out", out)
+    assert (code, shown, error.count("\n")) == (2, "", 1)
+    assert error.startswith(says.format(project)) and mend in error
+    assert tree(project.parent) == before and not out.exists()
+
+
+def test_no_task_at_all_and_a_sweep(project, out, compress):
+    code, _, error = compress("sweep", project, "--stability", "seeds", "--runs", 2, "--out", out)
+    assert code == 2 and error.startswith("E115 a sweep measures one task")
+    project.write_text(f"name: many\nmodel: ./model\ntasks: {{}}\nstages:\n  - tune: {{{TUNE}}}\n")
+    assert compress("check", project)[2].startswith(f"E104 {project}:3: tasks: is empty")
