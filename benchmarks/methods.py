@@ -61,6 +61,7 @@ GROW = {"method": "selective", "modules": "all", "budget": 0.005}
 ON_LORA = {"on": "lora", "modules": "all"}
 """A LoRA of rank 16 on all matrices of the model below has 663,552 entries: 8 % of them are as many as 0.5 % of the weights."""
 DSEE_SELECT = {"score": "rpca", "count": 16, "modules": ["query", "value"]}
+DIFF = {"modules": "all", "budget": 0.005, "final_learning_rate": 1e-2}
 CONTENDERS = (
     Contender("full", {"method": "full"}, (3e-5, 1e-4, 3e-4)),
     Contender("bitfit", {"method": "bitfit"}, (1e-3, 3e-3, 1e-2)),
@@ -91,10 +92,10 @@ CONTENDERS = (
         (3e-3,),
         {"score": "random", "on": "adapter", "scope": "global", "ratio": 0.178},
     ),
-    Contender("mixout", {"method": "mixout", "modules": "all"}, (1e-4,)),
-    Contender("diff pruning", {"method": "diff_pruning", "modules": "all", "budget": 0.005}, (1e-4,)),
-    Contender("child f", {"method": "child_tuning", "modules": "all"}, (1e-4,)),
-    Contender("child d", {"method": "child_tuning", "child": "d"}, (1e-4,), {"score": "fish", **SELECT_ALL, "ratio": 0.3}),
+    Contender("mixout", {"method": "mixout", "modules": "all"}, (3e-4,)),
+    Contender("diff pruning", {"method": "diff_pruning", **DIFF}, (3e-4,)),
+    Contender("child f", {"method": "child_tuning", "modules": "all"}, (3e-4,)),
+    Contender("child d", {"method": "child_tuning", "child": "d"}, (3e-4,), {"score": "fish", **SELECT_ALL, "ratio": 0.3}),
 )
 SEEDS = (0, 1, 2)
 DRAWS = 500

@@ -165,6 +165,11 @@ def dense_links(model: nn.Module) -> list[Dense]:
     return [module for module in model.modules() if isinstance(module, Dense)]
 
 
+def gates_of(links: Sequence[Dense]) -> list[Gated]:
+    """Those of `links` that have gates."""
+    return [link for link in links if isinstance(link, Gated)]
+
+
 def reseed(links: Sequence[Dense], seed: int, step: int) -> None:
     """Give every link its own seed for the draws of `step`."""
     seeds = np.random.SeedSequence((seed, step)).generate_state(len(links))

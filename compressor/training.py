@@ -19,7 +19,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.deltas import settle_links
-from compressor.dense import Dense, Gated, dense_links, project, reseed
+from compressor.dense import Dense, dense_links, gates_of, project, reseed
 from compressor.errors import UserError
 from compressor.inserts import settle_inserts
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
@@ -40,6 +40,8 @@ class Schedule:
     learning_rate: float
     mask_learning_rate: float | None = None
     """Of ProPETL's scores and diff pruning's gates; None: as everything else."""
+    final_learning_rate: float | None = None
+    """Of what diff pruning trains behind its projection; None: `learning_rate`."""
     batch_size: int = 32
     accumulate: int = 1
     """Batches whose gradients make one step."""
@@ -51,6 +53,17 @@ class Schedule:
         """Optimizer steps for a training set of `rows`; `batch_size` is that of one process."""
         each = math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
         return math.ceil(each * self.epochs)
+
+    def halves(self, first: int, steps: int) -> Callable[[int], float]:
+        """Step (from 0) -> share of `learning_rate`: two trainings, of `first` steps and of the rest of `steps`, which ends at
+        `final_learning_rate`. Each has a warm-up and a linear decay of its own."""
+        later = (self.final_learning_rate or self.learning_rate) / self.learning_rate
+
+        def linear(step: int, of: int) -> float:
+            rising = math.ceil(of * self.warmup)
+            return step / rising if step < rising else (of - step) / max(1, of - rising)
+
+        return lambda step: linear(step, first) if step < first else later * linear(step - first, steps - first)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -114,7 +127,7 @@ class TaskTrainer(Trainer):
     that hold what training moves instead of the whole model.
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
-    that may add to the loss.
+    that may add to the loss, `share` says how much of its rate a step (from 0) has, where that is not one linear decay.
     """
 
     def __init__(
@@ -123,10 +136,11 @@ class TaskTrainer(Trainer):
         mask_learning_rate: float | None = None,
         grower: Grower | None = None,
         dense: Sequence[Dense] = (),
+        share: Callable[[int], float] | None = None,
         **arguments,
     ):
         super().__init__(**arguments)
-        self.mask_learning_rate, self.grower, self.dense = mask_learning_rate, grower, dense
+        self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
         # encoders take **kwargs, from which Trainer concludes that their loss is a token sum: accumulation then doubles it
         self.model_accepts_loss_kwargs = False
 
@@ -155,7 +169,7 @@ class TaskTrainer(Trainer):
             return self.optimizer
         decayed = set(self.get_decay_parameter_names(self.model))
         scores = {id(p) for module in self.model.modules() if isinstance(module, Scores) for p in module.parameters()}
-        scores |= {id(link.alpha) for link in self.dense if isinstance(link, Gated)}
+        scores |= {id(link.alpha) for link in gates_of(self.dense)}
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
@@ -171,6 +185,11 @@ class TaskTrainer(Trainer):
         else:
             self.optimizer = ScalarAdamW(described, self.grower.growth, **settings)
         return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None) -> torch.optim.lr_scheduler.LRScheduler:
+        if self.share is not None and self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.share)
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         save_changing(self.accelerator.unwrap_model(self.model), Path(output_dir))
@@ -199,16 +218,17 @@ class _Grow(TrainerCallback):
 
 
 class _Dense(TrainerCallback):
-    """Gives dense links their draws, fixes the gates among them before step `projection`, and thins clipped gradients."""
+    """Gives dense links their draws, fixes the gates among them after `first` steps, and thins clipped gradients."""
 
-    def __init__(self, links: Sequence[Dense], seed: int, projection: int):
-        self.links, self.seed, self.projection = links, seed, projection
+    def __init__(self, links: Sequence[Dense], seed: int, first: int):
+        self.links, self.seed, self.first = links, seed, first
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        step, gated = state.global_step + 1, [link for link in self.links if isinstance(link, Gated)]
-        reseed(self.links, self.seed, step)
-        if gated and step == self.projection:
+    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+        reseed(self.links, self.seed, state.global_step)
+        gated = gates_of(self.links)
+        if gated and state.global_step == self.first:
             project(gated)
+            optimizer.state.clear()  # another training begins: no momentum of what was projected away
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         for link in self.links:
@@ -339,7 +359,8 @@ def trainer_of(
     settings = TrainingArguments(**{**arguments, **overrides})
     steps = schedule.steps(len(dataset), settings.world_size)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
-    own = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, 1 + steps // 2)] if dense else []
+    first = steps // 2
+    own = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
     trainer = TaskTrainer(
         model=model,
         args=settings,
@@ -349,6 +370,7 @@ def trainer_of(
         mask_learning_rate=schedule.mask_learning_rate,
         grower=grower,
         dense=dense,
+        share=schedule.halves(first, steps) if gates_of(dense) else None,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -89,10 +89,12 @@ class Options:
     omega: Mapping[str, Tensor] | None = None
 
 
+OF_TRAINING = ("mask_learning_rate", "final_learning_rate", "checkpoints")
+"""Keys that only some methods read, of the training rather than of what it attaches."""
+
 OPTIONS = (
     *(one.name for one in fields(Options) if one.name not in ("group", "omega", "tasks", "combine")),
-    "mask_learning_rate",
-    "checkpoints",
+    *OF_TRAINING,
 )
 """Keys of a training stage that only some methods read."""
 

@@ -34,9 +34,9 @@ METHOD = Method(
     formula="2mn per matrix, at last |Ω|",
     attach=attach_gated,
     count=count,
-    learning_rate=1e-4,
+    learning_rate=3e-4,
     mask_learning_rate=0.1,
     source="Guo et al. 2021, sections 3.1 and 3.2",
-    reads=("modules", "budget", "penalty", "mask_learning_rate"),
+    reads=("modules", "budget", "penalty", "mask_learning_rate", "final_learning_rate"),
     kept=selective.places_of,
 )

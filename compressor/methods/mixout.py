@@ -32,7 +32,7 @@ METHOD = Method(
     formula="mn per matrix",
     attach=attach_mixed,
     count=count,
-    learning_rate=1e-4,
+    learning_rate=3e-4,
     source="Lee et al. 2020, section 3",
     reads=("modules", "mixout"),
 )

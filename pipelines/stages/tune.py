@@ -14,6 +14,7 @@ from compressor.cost import ModelShape, Plan, Trained, added_by, share
 from compressor.methods import (
     GROUND,
     NAMES,
+    OF_TRAINING,
     OPTIONS,
     Child,
     Combine,
@@ -77,6 +78,9 @@ class TrainingConfig(GroundConfig):
     mask_learning_rate: float | None = Field(
         default=None, gt=0, description="of propetl's scores (default 10 x learning_rate) or diff_pruning's gates (0.1)"
     )
+    final_learning_rate: float | None = Field(
+        default=None, gt=0, description="diff_pruning: behind the projection, default 10 x learning_rate"
+    )
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
     budget: CountOrShare | None = Field(
         default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
@@ -102,7 +106,7 @@ class TrainingConfig(GroundConfig):
         """
         if selected and not method(self.method).takes_places(self):
             selected = Options(modules=selected.modules)
-        own = (name for name in OPTIONS if name not in ("on", *GROUND, "mask_learning_rate", "checkpoints"))
+        own = (name for name in OPTIONS if name not in ("on", *GROUND, *OF_TRAINING))
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
         return replace(self.ground(selected), group=group, omega=omega, **given)
 
@@ -257,6 +261,7 @@ def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
         epochs=config.epochs,
         learning_rate=rate,
         mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
+        final_learning_rate=config.final_learning_rate or 10 * rate,
         batch_size=config.batch_size,
         weight_decay=0.01 if row.trains_base else 0.0,
         seed=seed,

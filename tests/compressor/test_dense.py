@@ -1,6 +1,7 @@
 """Mixout, diff pruning and child tuning: what they draw, what they keep, and that gates end in exactly |Ω| places."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -181,6 +182,23 @@ def test_open_gates_cost_and_learn_at_their_own_rate(tmp_path):
     rates = {id(p): (g["lr"], g["weight_decay"]) for g in trainer.create_optimizer().param_groups for p in g["params"]}
     assert {rates[id(link.alpha)] for link in links} == {(0.1, 0.0)}
     assert {rates[id(link.values)] for link in links} == {(5e-3, 0.0)}
+
+
+def test_two_trainings_in_one(tmp_path):
+    """24 steps up to learning_rate and down, 24 up to final_learning_rate and down, with an optimizer that knows no before."""
+    schedule = replace(FAST, final_learning_rate=0.05, warmup=0.25)
+    shares = [schedule.halves(24, 48)(step) for step in range(48)]
+    assert shares[0] == shares[24] == 0 and shares[6] == max(shares[:24]) == 1 and shares[30] == max(shares) == 10
+    assert all(a > b for half in (shares[6:24], shares[30:]) for a, b in itertools.pairwise(half))
+    model = tiny("bert", torch.float32)
+    prepared(model, "diff_pruning", MODULES)
+    trainer = trainer_of(model, rows_of(64), 1, schedule, tmp_path)
+    trainer.train()
+    rates = [record["learning_rate"] for record in trainer.state.log_history if "learning_rate" in record]
+    assert torch.allclose(torch.tensor(rates), 5e-3 * torch.tensor(shares))
+    states = [trainer.optimizer.state[link.values] for link in dense_links(model)]
+    assert {int(state["step"]) for state in states} == {24}
+    assert not any(state["exp_avg"][~link.kept].any() for link, state in zip(dense_links(model), states, strict=True))
 
 
 def gated_model(architecture: str = "bert", budget: int = 60):
