@@ -311,8 +311,11 @@ def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
 
 
 def without_id(config: StageConfig) -> dict[str, Any]:
-    """A stage's config as plain data, its id apart: what decides the result."""
-    return config.model_dump(mode="json", exclude={"id"})
+    """A stage's config as plain data: what decides the result, so not its id, nor keys that say nothing.
+
+    A key that a later version adds, and that nobody gives, leaves old artifacts what they are.
+    """
+    return config.model_dump(mode="json", exclude={"id"}, exclude_none=True)
 
 
 def with_place(error: UserError, where: str) -> UserErrors:
