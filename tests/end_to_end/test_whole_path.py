@@ -222,6 +222,24 @@ def test_what_cannot_be_merged_is_pruned_around_and_exported(name, tmp_path):
     assert (result.artifacts["merge"].folder / "model_with_inserts.safetensors").is_file()
 
 
+def test_a_block_goes_and_all_blocks_compete(tmp_path):
+    """Whole blocks and one ranking over the model, by the loss; the plan's parameters are the merged model's."""
+    items = [
+        {"structure": "layers", "criterion": "taylor", "remove": 1},
+        {"structure": "heads", "criterion": "fisher", "scope": "global", "normalize": True, "remove": 2},
+        {"structure": "neurons", "criterion": "delta", "scope": "global", "remove": 0.25},
+    ]
+    fast = {"epochs": 1, "learning_rate": 0.01, "batch_size": 8}
+    stages = [{"tune": {"method": "lora", "modules": "all", **fast}}, {"prune": items}, {"recover": fast}, {"merge": None}]
+    path = write_pipeline(tmp_path, stages=stages, rows=60)
+    result = run_pipeline(load_pipeline(path), tmp_path / "out")
+    kept = result.artifacts["merge"].metadata["kept"]
+    assert [(len(row["heads"]), len(row["neurons"])) for row in kept.values()] == [(2, 18)]
+    merged = load(result.artifacts["merge"].folder)
+    planned = run_pipeline(load_pipeline(path), tmp_path / "out", dry_run=True).plan.shape
+    assert planned.parameters == sum(parameter.numel() for parameter in merged.parameters())
+
+
 PRUNE = {"prune": [{"structure": "heads", "criterion": "delta", "remove": 1}]}
 DIFF = {"method": "diff_pruning", "modules": "all", "budget": 0.02}
 DENSE = {
