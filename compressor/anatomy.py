@@ -87,7 +87,8 @@ class Architecture:
     `position_bias`: one bias (1, heads, queries, keys) serves the attention of every block; the attention gets it as its third
     `argument`, or hands it to transformers' attention `interface`. `first_block_bias`: the first block's attention makes it.
     `prefixes`: its attention goes through that interface, and a prefix can join the keys and values there. `head_on_tokens`:
-    the task head computes every token, of which the last counts. `positions`: absolute ones; None where all are relative or
+    the task head computes every token, of which the last counts; `head_on_end`: it reads the last end of sentence, of which all
+    rows must hold equally many. `positions`: absolute ones; None where all are relative or
     rotary.
     """
 
@@ -100,6 +101,7 @@ class Architecture:
     first_block_bias: bool = False
     prefixes: bool = False
     head_on_tokens: bool = False
+    head_on_end: bool = False
     positions: Positions | None = None
 
     def most_tokens(self, config: Mapping[str, Any]) -> int | None:
@@ -238,6 +240,7 @@ ARCHITECTURES = {
             "T5, Flan-T5",
             position_bias="interface",
             first_block_bias=True,
+            head_on_end=True,
         ),
     )
 }

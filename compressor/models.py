@@ -15,6 +15,7 @@ from compressor.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PretrainedConfig
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -196,6 +197,8 @@ def hollow(folder: Path, label_names: list[str]) -> nn.Module:
 
     labels = dict(enumerate(label_names))
     config = AutoConfig.from_pretrained(folder, id2label=labels, label2id={name: index for index, name in labels.items()})
+    # a decoder's head looks for the last token that is not padding, by this key
+    config.pad_token_id = padding_id(config, folder)
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config)
     prefix = f"{model.base_model_prefix}."
@@ -206,6 +209,29 @@ def hollow(folder: Path, label_names: list[str]) -> nn.Module:
 def head_names(model: nn.Module) -> frozenset[str]:
     """Parameters of the task head: everything the Auto class created beside the pretrained base."""
     return model.head_parameter_names
+
+
+def padding_id(config: PretrainedConfig, folder: Path) -> int:
+    """The id that pads input_ids, in training and wherever the model runs: the config's own, else the tokenizer's padding
+    token, else its end of sentence. `folder` holds the tokenizer. Raises UserError E304 where there is none of them.
+    """
+    # some Llamas say -1
+    if config.pad_token_id is not None and 0 <= config.pad_token_id < config.vocab_size:
+        return config.pad_token_id
+    tokenizer = tokenizer_of(folder)
+    for found in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if found is not None:
+            return found
+    what = "neither config.json nor the tokenizer has a padding token, and there is no end of sentence either"
+    raise UserError("E304", what, "Give config.json a pad_token_id", str(folder))
+
+
+def end_id(folder: Path) -> int | None:
+    """The end of sentence at which the task head of the model in `folder` reads its answer; None where it does not."""
+    from compressor.anatomy import row_of
+
+    config = json.loads((folder / "config.json").read_text())
+    return config["eos_token_id"] if row_of(config["model_type"]).head_on_end else None
 
 
 def tokenizer_of(folder: Path):

@@ -37,6 +37,8 @@ class Variant:
     device: Literal["cpu", "cuda"] = "cpu"
     vocabulary: int = 1000
     """Token ids are drawn below this."""
+    end: int | None = None
+    """The end of sentence, for a model that wants one in each row."""
 
 
 @dataclass(frozen=True)

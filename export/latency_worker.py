@@ -60,9 +60,12 @@ def torch_timer(path: Path, device: str, threads: int | None) -> Timer:
     return timer
 
 
-def encoding(batch: int, length: int, vocabulary: int) -> dict[str, np.ndarray]:
-    """Random rows of full length, ids below `vocabulary`."""
+def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -> dict[str, np.ndarray]:
+    """Random rows of full length, ids below `vocabulary`; with `end`, that id is the last of each row and nowhere else."""
     ids = np.random.default_rng(0).integers(min(5, vocabulary - 1), vocabulary, size=(batch, length), dtype=np.int64)
+    if end is not None:
+        ids[ids == end] = end - 1 if end else end + 1
+        ids[:, -1] = end
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
@@ -77,7 +80,7 @@ def main() -> None:
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:
         shape = json.loads(line)
-        inputs = encoding(shape["batch"], shape["length"], variant["vocabulary"])
+        inputs = encoding(shape["batch"], shape["length"], variant["vocabulary"], variant["end"])
         replies.write(json.dumps({"ms": timer(inputs)}) + "\n")
 
 

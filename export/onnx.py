@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 OPSET = 20
 AXES = ("batch", "sequence")
+WRONG_WHEN_FUSED = ("t5",)
+"""Model types whose logits ONNX Runtime's fusions change: transformers 5.23 makes every attention of T5's decoder, also that to
+its encoder, a GroupQueryAttention, which is wrong from the second block on. The graph as it was traced is right."""
 SINGLE_FILE_LIMIT = 2_000_000_000
 """Bytes; protobuf cannot hold more, so larger models get a MODEL.data file beside them."""
 
@@ -45,10 +48,11 @@ def export_onnx(
     `model` is a classifier without chains, pruned or dense; it comes out as it went in. `encoding` is a sample, int64
     (batch, length), of at least 2 rows and 2 tokens: a size of 1 would be burnt into the graph. The axes of the inputs
     are named batch and sequence; two exports of one model are equal byte for byte. int8 is quantized from the unfused
-    graph (the fused one has lost the types it needs) with one scale a channel.
+    graph (the fused one has lost the types it needs) with one scale a channel. Types that fusions would harm are not fused.
     """
     folder.mkdir(parents=True, exist_ok=True)
     graph = trace(model, encoding)
+    fuse = fuse and model.config.model_type not in WRONG_WHEN_FUSED
     writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
     paths = {}
     for precision in precisions:

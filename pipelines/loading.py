@@ -54,17 +54,21 @@ class Data:
 
 def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
     """Read and tokenize the files of the task, or of one of the many, with the base model's tokenizer."""
-    from compressor.models import tokenizer_of
-    from compressor.tasks.features import tokenize
+    from transformers import AutoConfig
+
+    from compressor.models import end_id, padding_id, tokenizer_of
+    from compressor.tasks.features import check_ends, tokenize
     from compressor.tasks.reading import read_task
 
-    tokenizer = tokenizer_of(inputs.base.folder)
-    config = config or inputs.task
-    task = read_task(config)
-    train, validation = (
-        Rows(tokenize(tokenizer, split, config), np.array(split.labels)) for split in (task.train, task.validation)
-    )
-    return Data(train, validation, task.label_names, tokenizer.pad_token_id or 0)
+    folder, config = inputs.base.folder, config or inputs.task
+    tokenizer, end = tokenizer_of(folder), end_id(folder)
+    task, splits = read_task(config), []
+    for split, path in ((task.train, config.train), (task.validation, config.validation)):
+        tokens = tokenize(tokenizer, split, config)
+        if end is not None:
+            check_ends(tokenizer, tokens, split, end, path)
+        splits.append(Rows(tokens, np.array(split.labels)))
+    return Data(*splits, task.label_names, padding_id(AutoConfig.from_pretrained(folder), folder))
 
 
 def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> nn.Module:

@@ -16,7 +16,7 @@ from serving.repository import tokenizer_sha256
 
 if TYPE_CHECKING:
     import numpy as np
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 CONNECT_SECONDS = 10.0
 ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -103,7 +103,8 @@ def predict(
     """Classify texts, or pairs of texts, with a served model; one Prediction a text, in order.
 
     The tokenizer comes from `tokenizer_folder`, or from the repository when the server runs on this machine.
-    Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier).
+    Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier),
+    E717 (a text).
     """
     import numpy as np
 
@@ -140,15 +141,26 @@ class Encoder:
         if unknown := self.types.keys() - ENCODING_FIELDS:
             raise UserError("E716", f"model '{model}' wants an input '{min(unknown)}'", "Send its tensors with Client.infer")
         self.tokenizer = load_tokenizer(Path(folder), parameters)
+        self.end = int(parameters["end_id"]) if "end_id" in parameters else None
 
     def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+        """Raises UserError E717 for a text that spells the token at which the model reads its answer."""
         import numpy as np
 
         encodings = self.tokenizer.encode_batch(list(texts))
+        if self.end is not None:
+            self._check_ends(texts, encodings)
         return {
             name: np.array([getattr(encoding, ENCODING_FIELDS[name]) for encoding in encodings], dtype=type_)
             for name, type_ in self.types.items()
         }
+
+    def _check_ends(self, texts: Sequence[str] | Sequence[tuple[str, str]], encodings: Sequence[Encoding]) -> None:
+        wanted = self.tokenizer.encode(*["a"] * (1 if isinstance(texts[0], str) else 2)).ids.count(self.end)
+        for text, encoding in zip(texts, encodings, strict=True):
+            if encoding.ids.count(self.end) != wanted:
+                what = f"the text {text!r:.60} holds '{self.tokenizer.id_to_token(self.end)}', where the model reads its answer"
+                raise UserError("E717", what, "Take that word out of it")
 
 
 def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
@@ -161,7 +173,9 @@ def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
     if tokenizer_sha256(folder) != parameters.get("tokenizer_sha256"):
         raise UserError("E714", "this is not the tokenizer that the model was deployed with", mend, str(folder))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_padding(**padding(tokenizer, folder))
+    pad_id = int(parameters["pad_id"]) if "pad_id" in parameters else None
+    own = padding(tokenizer, folder) if pad_id is None else {"pad_id": pad_id, "pad_token": tokenizer.id_to_token(pad_id)}
+    tokenizer.enable_padding(**own)
     tokenizer.no_truncation()
     if "max_length" in parameters:
         tokenizer.enable_truncation(int(parameters["max_length"]))

@@ -49,7 +49,8 @@ def write_repository(
 
     Tensors, types and dims come from the ONNX file; with `max_batch_size` > 0 its first axis must be dynamic and is left out
     of the config. `parameters` are written as strings beside the two that are added here, `labels` (JSON list) and
-    `tokenizer_sha256`; the client reads `max_length` (tokens), the backend `intra_op_thread_count`.
+    `tokenizer_sha256`; the client reads `max_length` (tokens), `pad_id` and `end_id` (a token that every text must make equally
+    often), the backend `intra_op_thread_count`.
     Raises UserError E720 (name), E721 (ONNX file), E722 (labels), E723 (tokenizer).
     """
     model_folder = Path(folder) / name

@@ -9,40 +9,92 @@ from pathlib import Path
 import yaml
 
 GOOD, BAD = ("good", "great", "fine", "lovely"), ("bad", "awful", "poor", "dull")
+NEURONS = 24
 FILLER = ("the", "film", "plot", "was", "and", "a", "very", "quite", "scene", "story")
 
 
-def write_model(folder: Path, model_type: str = "bert") -> Path:
-    """A random 2-layer model (hidden 32, 4 heads, 24 neurons) with a word-level fast tokenizer, saved as usual."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+def own_keys(model_type: str, *, layers: int, neurons: int) -> dict:
+    """What a tiny model's config calls otherwise, or has of its own: grouped key and value heads for Llama."""
+    t5 = {"d_ff": neurons, "num_layers": layers, "num_decoder_layers": layers, "d_kv": 8, "dropout_rate": 0.0}
+    deberta = {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "position_buckets": 8,
+        "max_relative_positions": 16,
+        "position_biased_input": False,
+        "norm_rel_ebd": "layer_norm",
+    }
+    modernbert = {"global_attn_every_n_layers": 2, "local_attention": 4, "cls_token_id": 2, "sep_token_id": 3}
+    rows = {
+        "deberta-v2": deberta,
+        "gpt2": {"n_inner": neurons, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        "llama": {"num_key_value_heads": 2},
+        "distilbert": {"hidden_dim": neurons, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+        "electra": {"embedding_size": 32},
+        "modernbert": {**modernbert, "mlp_dropout": 0.0},
+        "t5": t5,
+        "t5-gated": {**t5, "feed_forward_proj": "gated-gelu"},
+    }
+    return rows.get(model_type, {})
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *GOOD, *BAD, *FILLER]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *GOOD, *BAD, *FILLER)
+ROWS = {
+    "bert": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+    "t5": ("$A [SEP]", "$A [SEP] $B [SEP]"),
+    "gpt2": ("$A", "$A $B"),
+    "llama": ("[CLS] $A", "[CLS] $A $B"),
+}
+"""How a tokenizer frames one text and a pair; the other encoders do it as BERT."""
+SEGMENTS = ("bert", "electra", "deberta-v2")
+"""Their tokenizers give token_type_ids (a DeBERTa has no use for them)."""
+
+
+def write_tokenizer(folder: Path, model_type: str) -> None:
+    """A word-level fast tokenizer with the frame and special tokens that are usual for the type; decoders have no padding."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {"bert": ["input_ids", "token_type_ids", "attention_mask"], "mpnet": ["input_ids", "attention_mask"]}
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        model_input_names=names[model_type],
-    ).save_pretrained(folder)
+    single, pair = ROWS.get(model_type, ROWS["bert"])
+    special = [(word, WORDS.index(word)) for word in ("[CLS]", "[SEP]") if word in single]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    tokens = {"unk_token": "[UNK]"}
+    if model_type in ("gpt2", "llama", "t5"):
+        tokens["eos_token"] = "[SEP]"
+    else:
+        tokens |= {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    if model_type not in ("gpt2", "llama"):
+        tokens["pad_token"] = "[PAD]"
+    names = ["input_ids", *(["token_type_ids"] if model_type in SEGMENTS else []), "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **tokens).save_pretrained(folder)
+
+
+def write_model(folder: Path, model_type: str = "bert") -> Path:
+    """A random 2-layer model (hidden 32, 4 heads, 24 neurons) with its tokenizer, saved as usual."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    write_tokenizer(folder, model_type)
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        model_type,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=24,
-        vocab_size=len(words),
-        max_position_embeddings=64,
-        initializer_range=0.15,
+        model_type.removesuffix("-gated"),
+        **{
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": NEURONS,
+            "vocab_size": len(WORDS),
+            "max_position_embeddings": 64,
+            "initializer_range": 0.15,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+            "pad_token_id": None if model_type in ("gpt2", "llama") else 0,
+            "decoder_start_token_id": 0,
+            **own_keys(model_type, layers=2, neurons=NEURONS),
+        },
     )
     AutoModel.from_config(config).save_pretrained(folder)
     return folder

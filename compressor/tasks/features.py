@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
+from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import Split
 
@@ -19,6 +21,20 @@ def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[i
     columns = [list(column) for column in zip(*split.texts, strict=True)]
     encoded = tokenizer(*columns, truncation=True, max_length=task.max_length, padding=False)
     return [{key: encoded[key][row] for key in encoded} for row in range(len(split))]
+
+
+def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: int, where: Path) -> None:
+    """Raise UserError E212 for a row that holds `end` (the id of the end of sentence, at the last of which the model reads its
+    answer) more or less often than the tokenizer puts it around texts."""
+    wanted = tokenizer(*["a"] * len(split.texts[0]))["input_ids"].count(end)
+    word = tokenizer.convert_ids_to_tokens(end)
+    if not wanted:
+        what = f"the tokenizer does not end a row with '{word}', where the model reads its answer"
+        raise UserError("E212", what, "Take the tokenizer that the model was trained with", str(where))
+    for row, texts in zip(rows, split.texts, strict=True):
+        if (count := row["input_ids"].count(end)) != wanted:
+            what = f"the text {texts[0]!r:.60} makes {count} tokens '{word}', not {wanted}"
+            raise UserError("E212", what, "Take that word out of it: the model reads its answer there", str(where))
 
 
 def pad(rows: list[dict[str, list[int]]], pad_id: int) -> Encoding:

@@ -108,6 +108,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     from compressor.checkpoint import load, save_checkpoint
     from compressor.cost import shape_of
     from compressor.deltas import merge_all
+    from compressor.models import end_id
     from compressor.tasks.metrics import difference_interval
     from export.latency import Variant, measure
     from pipelines.environment import machine
@@ -120,8 +121,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         rows = candidates(inputs, Path(scratch))
         shapes = {"dense": shape_of(dense), "compressed": shape_of(load(inputs.nearest("model").folder))}
         logits = {row.name: logits_of(row, data, workspace, inputs.threads) for row in rows}
-        vocabulary = dense.config.vocab_size
-        variants = [Variant(row.name, row.runtime, row.path, config.device, vocabulary) for row in rows]
+        words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
+        variants = [Variant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
         grid = [(batch, length) for length in config.length for batch in config.batch]
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}

@@ -63,6 +63,7 @@ def prove(config: DeployConfig, inputs: Inputs, precision: str, data: Data, work
 
 def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write repository/NAME with the compressed model and its tokenizer, and prove it on the embedded server."""
+    from compressor.models import end_id
     from pipelines.loading import load_data
     from serving.repository import write_repository
 
@@ -76,7 +77,12 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         tokenizer_folder=inputs.base.folder,
         max_batch_size=config.max_batch_size,
         max_queue_delay_us=config.max_queue_delay_us,
-        parameters={"task": inputs.task.kind, "max_length": inputs.task.max_length},
+        parameters={
+            "task": inputs.task.kind,
+            "max_length": inputs.task.max_length,
+            "pad_id": data.pad_id,
+            **({} if (end := end_id(inputs.base.folder)) is None else {"end_id": end}),
+        },
     )
     parity = prove(config, inputs, precision, data, workspace)
     return {"model": config.name, "precision": precision, "parity": [parity]}
@@ -89,6 +95,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=("onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers"),
+    version=2,
     run=run,
     check=check,
 )

@@ -11,44 +11,15 @@ from compressor.anatomy import ARCHITECTURES
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply
 from compressor.methods.selective import ground
+from compressor.pruning.surgery import Removal
+from tests.tiny import own_keys
 
 HEADS, NEURONS, LAYERS = 4, 20, 3
 OPTIONS = Options(rank=2, alpha=4.0, bottleneck=3, length=2)
 
 
-EXTRA = {
-    "deberta-v2": {
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "share_att_key": True,
-        "position_buckets": 8,
-        "max_relative_positions": 16,
-        "position_biased_input": False,
-        "norm_rel_ebd": "layer_norm",
-    },
-    "gpt2": {"n_inner": NEURONS, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-    "llama": {"num_key_value_heads": 2},
-    "distilbert": {"hidden_dim": NEURONS, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
-    "electra": {"embedding_size": 32},
-    "modernbert": {
-        "global_attn_every_n_layers": 2,
-        "local_attention": 4,
-        "cls_token_id": 2,
-        "sep_token_id": 3,
-        "mlp_dropout": 0.0,
-    },
-    "t5": {
-        "d_ff": NEURONS,
-        "num_layers": LAYERS,
-        "num_decoder_layers": LAYERS,
-        "d_kv": 8,
-        "dropout_rate": 0.0,
-        "decoder_start_token_id": 1,
-    },
-}  # fmt: skip
-"""What an architecture calls otherwise, or has of its own: grouped key and value heads for Llama."""
 GATED = "t5-gated"
-EXTRA[GATED] = {**EXTRA["t5"], "feed_forward_proj": "gated-gelu"}
+EXTRA = {name: own_keys(name, layers=LAYERS, neurons=NEURONS) for name in (*ARCHITECTURES, GATED)}
 TRIED = sorted([*ARCHITECTURES, GATED])
 """Every architecture, and T5 in the form of T5 v1.1 and flan-t5."""
 
@@ -70,9 +41,10 @@ def tiny(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0):
             "bos_token_id": 2,
             "eos_token_id": 3,
             "pad_token_id": 1,
+            "decoder_start_token_id": 1,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
-            **EXTRA.get(model_type, {}),
+            **EXTRA[model_type],
         },
     )
     model = AutoModelForSequenceClassification.from_config(config).to(dtype).eval()
@@ -92,6 +64,10 @@ def encoding(rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
     input_ids[torch.arange(rows), attention_mask.sum(dim=1) - 1] = 3  # T5 reads its answer at the one end of sentence
     input_ids[input_ids.eq(3) & attention_mask.cumsum(1).ne(attention_mask.sum(1, keepdim=True))] = 4
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+PLAN = {0: Removal([1], [0, 5, 7]), 1: Removal(whole=True), 2: Removal([0], list(range(NEURONS)))}
+"""Unequal, a sublayer emptied, a block gone."""
 
 
 CASES: dict[str, tuple[str, dict]] = {

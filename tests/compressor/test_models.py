@@ -5,13 +5,14 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from compressor import load
 from compressor.checkpoint import save_state
 from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
-from compressor.models import build, head_names, hollow, resolve
+from compressor.models import build, head_names, hollow, padding_id, resolve
 from tests.compressor.conftest import tiny
 from tests.tiny import write_model
 
@@ -155,3 +156,19 @@ def test_a_head_in_shards_is_found(tmp_path):
     tiny("bert", torch.float32).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert build(tmp_path, ["a", "b"]).head_origin == "replaced"
+
+
+def test_what_pads_is_said_in_one_place(tmp_path):
+    """The config's own id, where the vocabulary has it; else the tokenizer's padding token; else its end of sentence."""
+    write_model(tmp_path, "gpt2")
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert padding_id(config, tmp_path) == hollow(tmp_path, ["a", "b"]).config.pad_token_id == 3
+    config.pad_token_id = 7
+    assert padding_id(config, tmp_path) == 7
+    config.pad_token_id = -1
+    tokens = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**tokens, "pad_token": "[PAD]"}))
+    assert padding_id(config, tmp_path) == 0
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**tokens, "eos_token": None}))
+    with pytest.raises(UserError, match="E304"):
+        padding_id(config, tmp_path)

@@ -17,7 +17,7 @@ from compressor.modules import STRUCTURES
 from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
 from compressor.sources import Own
-from tests.compressor.conftest import LAYERS, NEURONS, TRIED, encoding, tiny, tuned
+from tests.compressor.conftest import LAYERS, NEURONS, PLAN, TRIED, encoding, tiny, tuned
 
 harness = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHAPES = {architecture: shape_of(tiny(architecture)) for architecture in TRIED}
@@ -95,9 +95,6 @@ def test_two_removals_restore_from_original_indices(architecture, data):
 
 
 LABELS = torch.tensor([0, 2, 1])
-
-PLAN = {0: Removal([1], [0, 5, 7]), 1: Removal(whole=True), 2: Removal([0], list(range(NEURONS)))}
-"""Unequal, a sublayer emptied, a block gone."""
 
 
 def test_pruned_checkpoint_reloads_bit_equal_and_stock_loading_fails(architecture, tmp_path):

@@ -3,12 +3,16 @@
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from compressor.errors import UserError
+from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.onnx import export_onnx, save, trace
+from export.onnx import export_onnx, fused, save, trace
 from export.parity import compare
 from export.sessions import run, session
+from tests.compressor.conftest import PLAN, TRIED, tiny
+from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, encoding, model_of
 
 SHAPES = [(1, 1), (1, 7), (3, 33), (8, 60), (2, 2)]
@@ -41,6 +45,40 @@ def test_int8_is_close_and_small(name, exported):
     assert np.abs(run(live, batch) - reference).max() < 0.1 * np.abs(reference).max()
     # a tiny graph is mostly nodes, so only the weights are compared: a quarter of the bytes, and their scales
     assert weight_bytes(made.int8) < 0.5 * weight_bytes(made.fp32)
+
+
+FAST = ("gpt2", "llama")
+PRUNED = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TRIED]
+
+
+@pytest.mark.parametrize("architecture", PRUNED)
+def test_a_pruned_model_of_every_architecture_equals_pytorch(architecture, tmp_path):
+    """Unequal heads and neurons, a sublayer emptied, a block gone; rows that end in padding, of lengths not seen in tracing."""
+    model = tiny(architecture, torch.float32)
+    remove(model, PLAN)
+    paths = export_onnx(model, numpy_rows(2, 7), tmp_path)
+    forward, sessions = torch_forward(model), {precision: session(path) for precision, path in paths.items()}
+    for shape in ((1, 5), (3, 12), (4, 7)):
+        batch = numpy_rows(*shape)
+        reference = forward(batch)
+        assert np.abs(run(sessions["fp32"], batch) - reference).max() < 1e-4
+        assert np.abs(run(sessions["int8"], batch) - reference).max() < 0.3 * np.abs(reference).max()
+
+
+def numpy_rows(rows: int, length: int) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in rows_with_ends(rows, length).items()}
+
+
+def test_t5_must_not_be_fused(tmp_path):
+    """When this fails, transformers fuses T5 rightly: take it out of WRONG_WHEN_FUSED."""
+    model, batch = tiny("t5", torch.float32), numpy_rows(2, 7)
+    remove(model, {number: Removal(whole=True) for number in (1, 2, 5)})
+    graph, reference = trace(model, batch), torch_forward(model)(batch)
+    found = []
+    for name, proto in (("traced", graph), ("fused", fused(graph))):
+        save(proto, tmp_path / name)
+        found.append(np.abs(run(session(tmp_path / name), batch) - reference).max())
+    assert found[0] < 1e-4 < 1e-3 < found[1]
 
 
 def weight_bytes(path) -> int:

@@ -1,0 +1,67 @@
+"""The whole product on every architecture: the pipeline of the quickstart's shape, from select to the report."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from compressor import load
+from compressor.anatomy import ARCHITECTURES
+from compressor.errors import UserError
+from compressor.models import tokenizer_of
+from compressor.tasks.features import pad
+from pipelines.config import load_pipeline
+from pipelines.runner import run_pipeline
+from serving.client import predict
+from serving.server import EmbeddedServer
+from tests.tiny import STAGES, write_pipeline, write_tokenizer
+
+# a group of Llama's heads is most of a tiny matrix: robust PCA, of rank 16, finds nothing sparse in what is left
+WHOLE = [*STAGES[:3], {"select": {"count": 4, "modules": "all", "score": "magnitude"}}, *STAGES[4:]]
+# bert's is test_whole_path.py
+RUNS = [pytest.param(name, marks=() if name == "gpt2" else pytest.mark.slow) for name in (*ARCHITECTURES, "t5-gated")]
+TEXTS = ("the film was great", "a very very dull plot and a poor story", "good")
+
+
+@pytest.mark.parametrize("architecture", RUNS)
+def test_a_whole_run(architecture, tmp_path):
+    """Every stage passes its own checks; texts of unequal length get one answer in PyTorch and through the live server."""
+    result = run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=WHOLE, model_type=architecture)), tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "tiny" / "report.json").read_text())
+    assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "onnx", "int8", "served"}
+    assert all(hop["passed"] for hop in report["parity"])
+    model, tokenizer = load(result.artifacts["merge"].folder), tokenizer_of(tmp_path / "model")
+    rows = pad([dict(tokenizer(text)) for text in TEXTS], model.config.pad_token_id)
+    with torch.no_grad():
+        logits = model(**{name: torch.from_numpy(values) for name, values in rows.items()}).logits
+    expected = logits.softmax(-1).numpy()
+    repository = result.artifacts["deploy"].folder / "repository"
+    with EmbeddedServer(repository, log_path=tmp_path / "triton.log") as server:
+        answers = predict(server.url, "tiny", TEXTS, tokenizer_folder=repository / "tiny" / "tokenizer")
+        assert np.abs([list(one.scores.values()) for one in answers] - expected).max() < 0.05  # int8 is what is served
+        if architecture.startswith("t5"):
+            with pytest.raises(UserError, match="E717"):
+                predict(server.url, "tiny", ["good [SEP] film"], tokenizer_folder=repository / "tiny" / "tokenizer")
+
+
+SHORT = [{"tune": {"method": "lora", "rank": 2, "epochs": 0.1}}]
+
+
+def test_t5_reads_its_answer_at_one_end_of_sentence(tmp_path):
+    """Rows that are cut to length keep it, pairs have two; a text that spells it is a line that says so."""
+    path = write_pipeline(tmp_path / "pairs", stages=SHORT, model_type="t5", rows=16, pairs=True)
+    assert run_pipeline(load_pipeline(path), tmp_path / "out").artifacts
+    path = write_pipeline(tmp_path / "cut", stages=SHORT, model_type="t5", rows=16)
+    assert run_pipeline(load_pipeline(path, ["task.max_length=5"]), tmp_path / "out").artifacts
+    data = path.parent / "train.tsv"
+    data.write_text(data.read_text().replace("\tclass1", " [SEP]\tclass1", 1))
+    with pytest.raises(UserError, match=r"E212 .*train.tsv: the text '.* \[SEP\]' makes 2 tokens '\[SEP\]', not 1"):
+        run_pipeline(load_pipeline(path), tmp_path / "out")
+
+
+def test_a_tokenizer_that_ends_no_row_is_not_t5s(tmp_path):
+    path = write_pipeline(tmp_path, stages=SHORT, model_type="t5", rows=16)
+    write_tokenizer(tmp_path / "model", "gpt2")
+    with pytest.raises(UserError, match=r"E212 .*the tokenizer does not end a row with '\[SEP\]'"):
+        run_pipeline(load_pipeline(path), tmp_path / "out")
