@@ -108,6 +108,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     from compressor.checkpoint import load, save_checkpoint
     from compressor.cost import shape_of
     from compressor.deltas import merge_all
+    from compressor.pruning.weights import nonzeros
     from compressor.tasks.metrics import difference_interval
     from export.latency import Variant, measure
     from pipelines.environment import machine
@@ -117,8 +118,9 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     with tempfile.TemporaryDirectory() as scratch:
         dense = merge_all(load_model(inputs.dense, inputs.base))
         save_checkpoint(dense, Path(scratch), inputs.base.folder)
-        rows = candidates(inputs, Path(scratch))
-        shapes = {"dense": shape_of(dense), "compressed": shape_of(load(inputs.nearest("model").folder))}
+        rows, merged = candidates(inputs, Path(scratch)), inputs.nearest("model")
+        models = {"dense": dense, "compressed": load(merged.folder)}
+        shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
         logits = {row.name: logits_of(row, data, workspace, inputs.threads) for row in rows}
         vocabulary = dense.config.vocab_size
         variants = [Variant(row.name, row.runtime, row.path, config.device, vocabulary) for row in rows]
@@ -138,6 +140,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "runtime": row.runtime,
                 "precision": row.precision,
                 "bytes": row.bytes,
+                "nonzeros": left[row.model],
+                "density": merged.metadata["density"] if row.model == "compressed" else [],
                 "quality": quality(logits[row.name], data.validation.labels),
                 "difference_interval": [low, high],
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta),
@@ -163,7 +167,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
-    version=3,
+    version=4,
     run=run,
     check=check,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
