@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas import WHOLE, Change, Delta, Place, attach, delta_of, original
+from compressor.deltas import WHOLE, Change, Delta, Mask, Place, attach, chain, delta_of, original
 from compressor.errors import UserError
 from compressor.modules import MODULES, STRUCTURES
 
@@ -310,8 +310,14 @@ class Matrix:
         """ΔW (out, in) of its chain."""
         return delta_of(self.owner, self.place, self.tensor)
 
+    @property
+    def mask(self) -> Mask | None:
+        """What hides entries of it; None where all are seen."""
+        links = (link for link in chain(self.owner, self.tensor) if isinstance(link, Mask))
+        return next((link for link in links if link.place == self.place), None)
+
     def attach(self, link: Delta) -> None:
-        """Append a delta made for this matrix to the chain of the weight that holds it."""
+        """Add a delta or a mask made for this matrix to the chain of the weight that holds it."""
         link.place = self.place
         attach(self.owner, link, self.tensor)
 

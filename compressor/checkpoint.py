@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 STATE_FILE = "state.json"
-FORMAT = 2
+FORMAT, READABLE = 3, (2, 3)
+"""Of state.json. Format 2 knows no masks over weights."""
 WEIGHTS, WITH_INSERTS, INSERTS_FILE = "model.safetensors", "model_with_inserts.safetensors", "inserts.json"
 
 
 def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str]) -> None:
     """Write state.json, head.safetensors, changes.safetensors, and weights.safetensors where the base's weights moved.
 
-    `base` is the reference the user wrote; its sha256 is checked on loading. Masks are not part of this format yet.
+    `base` is the reference the user wrote; its sha256 is checked on loading.
     """
     from safetensors.torch import save_file
 
@@ -71,17 +72,19 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
 def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: int = 0) -> nn.Module:
     """The model that `save_state` described, chains attached, in eval mode.
 
-    With `changes=False`: the pretrained base in the same pruned shapes, without deltas or tuned weights. `seed` is what
-    torch's random state follows from afterwards.
+    With `changes=False`: the pretrained base in the same pruned shapes and under the same masks, without deltas or tuned
+    weights. `seed` is what torch's random state follows from afterwards.
     """
     from safetensors.torch import load_file
 
     from compressor.pruning.surgery import restore_kept
+    from compressor.storage.changes import restore_masks
 
     description = _read_description(folder)
     model = build(base_folder, description["labels"], seed)
     restore_kept(model, description["kept"])
     if not changes:
+        restore_masks(model, description["changes"], load_file(folder / "changes.safetensors"))
         return model
     _load_strictly(model, load_file(folder / "head.safetensors"), set(head_names(model)), folder)
     if description["weights_moved"]:
@@ -99,7 +102,7 @@ def _read_description(folder: Path) -> dict:
         number = description["format"]
     except (ValueError, KeyError, TypeError):
         raise UserError("E305", f"{STATE_FILE} cannot be read", "The folder is damaged", str(folder)) from None
-    if number != FORMAT:
+    if number not in READABLE:
         mend = "Make it again with this version"
         raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", mend, str(folder))
     return description

@@ -391,6 +391,27 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Sparsity:
+    """Single weights that a prune holds at zero: `hidden` of the `entries` of `modules`, as they were then."""
+
+    pattern: str
+    modules: tuple[str, ...]
+    entries: int
+    hidden: int
+
+    def left(self, shape: ModelShape) -> tuple[int, bool]:
+        """How many are left in a model of `shape`, and whether that is exact: a later removal of units takes some of both."""
+        entries = sum(out * into for _, out, into in shape.matrices(self.modules))
+        return round(entries * (1 - self.hidden / self.entries)), entries == self.entries
+
+    def row(self, dense: ModelShape, shape: ModelShape) -> tuple[str, str, str]:
+        """(what, before, after) for the plan's table."""
+        (left, exact), before = self.left(shape), sum(out * into for _, out, into in dense.matrices(self.modules))
+        what = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
+        return what, f"{before:,}", f"{'' if exact else 'about '}{left:,} ({1 - self.hidden / self.entries:.1%} dense)"
+
+
+@dataclass(frozen=True)
 class Plan:
     """The account that `--dry-run` keeps while it walks the stages: nothing is trained, everything is closed form."""
 
@@ -404,6 +425,8 @@ class Plan:
     trained: tuple[Trained, ...] = ()
     """Every training stage whose deltas are there, which `recover: {method: same}` goes on with."""
     length: int = 128
+    sparsity: tuple[Sparsity, ...] = ()
+    """Of every prune of single weights; it makes nothing smaller."""
 
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
@@ -426,6 +449,7 @@ class Plan:
             *trainable,
             ("parameters", f"{dense.parameters:,}", f"{shape.parameters:,}"),
             *([(f"of these {shape.inserted_kinds} (cannot be merged)", "0", f"{shape.inserted:,}")] if shape.inserted else []),
+            *(one.row(dense, shape) for one in self.sparsity),
             ("stored weights, fp32", human_bytes(dense.bytes), human_bytes(shape.bytes)),
             (f"GFLOPs of a row of {length} tokens", f"{dense.flops(length) / 1e9:.3f}", f"{shape.flops(length) / 1e9:.3f}"),
         ]

@@ -182,15 +182,28 @@ class Offset(Delta):
         return Offset((values if values.dim() == 1 else values[:, columns]).clone(), self.group)
 
 
-class Mask(nn.Module):
-    """M ⊙ W. Covers W + ΔW, so what training sees is what merging keeps. `keep` (out, in) is boolean."""
+class Mask(Delta):
+    """M ⊙ (W + ΔW): closes the chain, so what training sees is what merging keeps. `keep` (out, in) is boolean.
 
-    def __init__(self, keep: Tensor):
+    What it hides is +0.0, never -0.0, and gets no gradient. `pattern` says what it was made as: unstructured, or n:m.
+    """
+
+    kind = "mask"
+
+    def __init__(self, keep: Tensor, pattern: str = "unstructured", group: str = ""):
         super().__init__()
         self.register_buffer("keep", keep)
+        self.pattern, self.group = pattern, group
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.keep
+    def change(self, weight: Tensor) -> Tensor:
+        # chosen, not multiplied: -1 x 0 is -0.0, and infinity x 0 no number
+        return torch.where(self.keep, weight, 0.0)
+
+    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Mask:
+        return Mask(self.keep[rows][:, columns].clone(), self.pattern, self.group)
+
+    def settings(self) -> dict:
+        return {**super().settings(), "pattern": self.pattern}
 
 
 def chain(layer: nn.Module, name: str = "weight") -> list[nn.Module]:
@@ -206,12 +219,14 @@ def original(layer: nn.Module, name: str = "weight") -> Tensor:
 def attach(layer: nn.Module, module: nn.Module, name: str = "weight", *, check: bool = True) -> None:
     """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
-    With `check`, torch computes the weight once to see that its size stays. Raises ValueError when a delta would follow a
-    mask: it would escape it.
+    A delta goes in front of the masks that are there: behind them it would escape. With `check`, torch computes the weight
+    once to see that its size stays.
     """
-    if not isinstance(module, Mask) and any(isinstance(link, Mask) for link in chain(layer, name)):
-        raise ValueError(f"cannot attach {type(module).__name__} behind a mask")
+    masks = sum(isinstance(link, Mask) for link in chain(layer, name))
     parametrize.register_parametrization(layer, name, module, unsafe=not check)
+    if masks and not isinstance(module, Mask):
+        links = layer.parametrizations[name]
+        links.insert(len(links) - 1 - masks, links.pop(-1))
     original(layer, name).requires_grad_(False)
 
 
@@ -232,6 +247,16 @@ def merge(layer: nn.Module, name: str = "weight") -> None:
         value = getattr(layer, name).detach()
         parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
         setattr(layer, name, nn.Parameter(value))
+
+
+def merge_deltas(model: nn.Module) -> nn.Module:
+    """Merge every chain of `model` in place but leave its masks on: what they hide stays zero whatever is trained then."""
+    for _, layer, name in list(chains(model)):
+        masks = [link for link in chain(layer, name) if isinstance(link, Mask)]
+        merge(layer, name)
+        for mask in masks:
+            attach(layer, mask, name, check=False)
+    return model
 
 
 def detach(layer: nn.Module, name: str = "weight") -> list[nn.Module]:

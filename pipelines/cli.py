@@ -8,7 +8,7 @@ import json
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -207,11 +207,12 @@ def _keys(config: type[BaseModel]) -> Iterator[str]:
     from pipelines.faults import models_in
 
     for name, field in config.model_fields.items():
-        inner = next(models_in(field.annotation), None)
-        if inner is None:
-            yield name
+        kinds = list(models_in(field.annotation))
+        # keys of several kinds of items once; a value that may be a number as well as a mapping is a key
+        if kinds and not set(get_args(field.annotation)) & set(kinds):
+            yield from dict.fromkeys(key for kind in kinds for key in _keys(kind))
         else:
-            yield from _keys(inner)
+            yield name
 
 
 @main.command(epilog="Example: compress serve runs/quickstart")

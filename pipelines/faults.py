@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from compressor.errors import UserError
 from pipelines.stage import NAME_PATTERN
@@ -141,11 +141,23 @@ def quoted(detail: dict[str, Any]) -> list[str]:
 
 
 def fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> dict[str, Any]:
-    """Fields of the config that pydantic's location names, found through lists and unions."""
+    """Fields of the config that pydantic's location names, found through lists and unions; a part may be a union's tag."""
+    choices: dict[str, type[BaseModel]] = {}
     for part in location:
         if isinstance(part, str) and part in model.model_fields:
-            model = next(models_in(model.model_fields[part].annotation), model)
+            annotation = model.model_fields[part].annotation
+            model, choices = next(models_in(annotation), model), dict(tagged_in(annotation))
+        elif part in choices:
+            model = choices[part]
     return model.model_fields
+
+
+def tagged_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """(tag, model) for every model of a union whose members are tagged, wherever inside a type."""
+    tags = [one.tag for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Tag)]
+    yield from ((tag, model) for tag in tags for model in models_in(annotation))
+    for inner in get_args(annotation):
+        yield from tagged_in(inner)
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

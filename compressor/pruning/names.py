@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-Structure = Literal["heads", "cross_heads", "neurons", "layers"]
+from pydantic import AfterValidator
+
+Unit = Literal["heads", "cross_heads", "neurons", "layers"]
+Structure = Literal[Unit, "weights"]
 Criterion = Literal["delta", "weight", "weight_plus_delta", "taylor", "fisher", "random"]
 
+WeightCriterion = Literal[Criterion, "delta_or_weight"]
+"""`delta_or_weight` is DSEE's: |ΔW| where a matrix has one, |W| where it has none, each kind in a pool of its own."""
+
+UNSTRUCTURED = "unstructured"
+
+
+@dataclass(frozen=True)
+class NofM:
+    """At most `keep` non-zeros in every run of `run` consecutive input columns of a matrix (out, in)."""
+
+    keep: int
+    run: int
+
+    @classmethod
+    def parse(cls, pattern: str) -> NofM | None:
+        """'2:4' -> 2 of 4; None for 'unstructured'. Raises ValueError for anything else."""
+        if pattern == UNSTRUCTURED:
+            return None
+        keep, _, run = pattern.partition(":")
+        if not (keep.isdecimal() and run.isdecimal() and 0 < int(keep) < int(run)):
+            raise ValueError("a pattern is unstructured, or n:m with n below m, as 2:4")
+        return cls(int(keep), int(run))
+
+
+def _pattern(value: str) -> str:
+    NofM.parse(value)
+    return value
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+"""Config type of `unstructured`, `2:4`, `1:4`, any n:m."""
+
 LOSS_POWER = {"taylor": 1, "fisher": 2}
-"""The criteria that look at the loss, and the power of a row's effect that they sum."""
+"""The criteria that look at the loss, and the power of the effect (of a row; of a batch for single weights) that they sum."""

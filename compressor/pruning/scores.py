@@ -75,9 +75,11 @@ def _judged_by(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]
 def _judged(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tensor:
     """The absolute values that a criterion sums for one matrix, (out, in)."""
     if criterion == "delta":
-        return changes[matrix.path].abs() if matrix.path in changes else torch.zeros_like(matrix.original)
-    weight = matrix.original if criterion == "weight" else matrix.weight
-    return weight.detach().abs()
+        weight = changes[matrix.path] if matrix.path in changes else torch.zeros_like(matrix.original)
+    else:
+        weight = matrix.original if criterion == "weight" else matrix.weight
+    # what a mask hides is not there to be judged
+    return (weight if matrix.mask is None else matrix.mask.change(weight)).detach().abs()
 
 
 def random_scores(model: nn.Module, structure: Structure, seed: int) -> list[Tensor]:

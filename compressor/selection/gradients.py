@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compressor.anatomy import Matrix
+from compressor.deltas import original
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,12 @@ def gradient_scores(
 ) -> dict[str, Tensor]:
     """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is their mean cross-entropy.
 
-    The matrices must be plain parameters (merge first). The model comes back in eval mode, frozen.
+    The matrices must be plain parameters but for masks (`merge_deltas`); what a mask hides has no gradient, so it scores 0 and
+    is no candidate. The model comes back in eval mode, frozen.
     """
     model.requires_grad_(False)
     # matrices of one fused weight share it
-    weights = {(id(one.owner), one.tensor): getattr(one.owner, one.tensor).requires_grad_(True) for one in matrices}
+    weights = {(id(one.owner), one.tensor): original(one.owner, one.tensor).requires_grad_(True) for one in matrices}
     totals = {key: torch.zeros_like(weight) for key, weight in weights.items()}
     model.train(asking.train)
     for encoding, labels in batches:

@@ -12,17 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored: `scalars` of `width` bits, `indices` of 32 bits, `mask_entries` of one bit (ProPETL section 4.3)."""
+    """What is stored: `scalars` of `width` bits, `indices` of 32 bits, `mask_entries` of one bit (ProPETL section 4.3).
+
+    `pruned_entries` are those of the masks over weights, a bit each too: they were chosen, not learned.
+    """
 
     scalars: int = 0
     indices: int = 0
     mask_entries: int = 0
     width: int = 32
+    pruned_entries: int = 0
 
     @property
     def bits(self) -> int:
         """BLS = Σ ρ_i b_i."""
-        return self.width * self.scalars + 32 * self.indices + self.mask_entries
+        return self.width * self.scalars + 32 * self.indices + self.mask_entries + self.pruned_entries
 
     @property
     def bytes(self) -> int:
@@ -40,7 +44,8 @@ class Stored:
 
     def __add__(self, other: Stored) -> Stored:
         scalars, indices = self.scalars + other.scalars, self.indices + other.indices
-        return Stored(scalars, indices, self.mask_entries + other.mask_entries, self.width)
+        masks, pruned = self.mask_entries + other.mask_entries, self.pruned_entries + other.pruned_entries
+        return Stored(scalars, indices, masks, self.width, pruned)
 
 
 def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
@@ -51,6 +56,11 @@ def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
 def sparse(places: int) -> Stored:
     """Selective methods and DSEE's ΔW_s: a value and a flat int32 index for every place of Ω, 8 bytes in float32."""
     return Stored(places, indices=places)
+
+
+def pruned(matrices: Iterable[tuple[int, int]]) -> Stored:
+    """Masks over whole matrices (out, in): a bit an entry."""
+    return Stored(pruned_entries=sum(out * into for out, into in matrices))
 
 
 def adapters(hidden: int, bottleneck: int, blocks: int) -> Stored:

@@ -17,7 +17,7 @@ from compressor.sources import FixedMasks, Masked, Own, Prototype
 if TYPE_CHECKING:
     from compressor.pruning.surgery import Kept
 
-KINDS: dict[str, type[Change]] = {cls.kind: cls for cls in (LowRank, Sparse, Offset, Adapter, Prefix)}
+KINDS: dict[str, type[Change]] = {cls.kind: cls for cls in (LowRank, Sparse, Offset, Mask, Adapter, Prefix)}
 """Every stored kind of change. A new kind is a class with `settings` and a word here."""
 
 Tensors = dict[str, Tensor]
@@ -29,8 +29,10 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`pack` reversed: a boolean tensor of `shape`."""
+    """`pack` reversed: a boolean tensor of `shape`. Raises ValueError for more or fewer bytes than it takes."""
     count = int(np.prod(shape))
+    if packed.numel() != (count + 7) // 8:
+        raise ValueError(f"{packed.numel()} bytes for {count} mask entries")
     return torch.from_numpy(np.unpackbits(packed.numpy(), count=count)).bool().view(*shape)
 
 
@@ -60,10 +62,7 @@ def unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
 
 
 def describe(model: nn.Module) -> tuple[dict, Tensors]:
-    """Everything that was added to `model`: (description for JSON, tensors by name). `restore` is the way back.
-
-    Raises ValueError where a chain holds a mask over weights: that is not part of this format.
-    """
+    """Everything that was added to `model`: (description for JSON, tensors by name). `restore` is the way back."""
     description: dict = {"links": {}, "inserts": {}, "prototypes": {}}
     tensors: Tensors = {}
     for key, section, changes in _changes(model):
@@ -87,10 +86,7 @@ def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
     for path, owner, name in chains(model):
         if isinstance(owner, Own):  # values on a change's own tensors: it is stored with them in
             continue
-        links = chain(owner, name)
-        if any(isinstance(link, Mask) for link in links):
-            raise ValueError(f"{path}: masks over weights cannot be stored")
-        yield f"{path}.{name}", "links", links
+        yield f"{path}.{name}", "links", chain(owner, name)
     for path, owner in model.named_modules():
         if inserts_of(owner):
             yield path, "inserts", inserts_of(owner)
@@ -120,6 +116,8 @@ def _plain(tensor: Tensor) -> Tensor:
 def record(change: Change) -> tuple[dict, Tensors]:
     """One change as (settings, tensors). Of a masked prototype only the masks: the prototype is stored once."""
     change = change.settled()
+    if isinstance(change, Mask):
+        return {**change.settings(), "masks": {"keep": list(change.keep.shape)}}, {"keep": pack(change.keep)}
     source = getattr(change, "source", None)
     if source is None:
         return change.settings(), {name: _plain(tensor) for name, tensor in change.state_dict().items()}
@@ -166,6 +164,8 @@ def rebuild(settings: dict, tensors: Tensors, prototypes: Mapping[str, Shared]) 
     if "prototype" in settings:
         shared = prototypes[settings.pop("prototype")]
         change = cls(shared.through(shared.fixed(masks, tensors)), **settings)
+    elif cls is Mask:
+        change = Mask(unpack(tensors["keep"], masks["keep"]), **settings)
     elif cls in (Sparse, Offset):
         change = cls(**tensors, **settings)
     else:
@@ -180,13 +180,8 @@ def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
     ValueError where one has another size or type."""
     prototypes = shared_of(description, tensors)
     for key, changes in description["links"].items():
-        path, name = key.rsplit(".", 1)
-        owner = model.get_submodule(path)
         for index, settings in enumerate(changes):
-            link = rebuild(settings, select(tensors, f"links|{key}|{index}|"), prototypes)
-            if not _fits(link, original(owner, name)):
-                raise ValueError(f"{key}: its change has another size or type")
-            attach(owner, link, name, check=False)  # many links: computing every weight would take longest
+            _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), prototypes))
     for path, changes in description["inserts"].items():
         for index, settings in enumerate(changes):
             change = rebuild(settings, select(tensors, f"inserts|{path}|{index}|"), prototypes)
@@ -195,9 +190,28 @@ def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
                 use_prefixes(model)
 
 
+def restore_masks(model: nn.Module, description: dict, tensors: Tensors) -> None:
+    """Attach the masks over weights alone that `describe` recorded, in place. Raises as `restore`."""
+    for key, changes in description["links"].items():
+        for index, settings in enumerate(changes):
+            if settings["kind"] == Mask.kind:
+                _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), {}))
+
+
+def _restore_link(model: nn.Module, key: str, link: Delta) -> None:
+    path, name = key.rsplit(".", 1)
+    owner = model.get_submodule(path)
+    stored = original(owner, name)
+    if not _fits(link, stored):
+        raise ValueError(f"{key}: its change has another size or type")
+    attach(owner, link.to(stored.device), name, check=False)  # many links: computing every weight would take longest
+
+
 def _fits(link: Delta, stored: Tensor) -> bool:
     """Whether a link has the type and the size of the matrix that it changes."""
     shape = link.place.read(stored).shape
+    if isinstance(link, Mask):
+        return link.keep.shape == shape
     if next(link.parameters()).dtype != stored.dtype:
         return False
     if isinstance(link, LowRank):

@@ -32,8 +32,10 @@ def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
     """One change as a flat tensor, or as (places, values)."""
     import torch
 
-    from compressor.deltas import LowRank, Offset, Sparse
+    from compressor.deltas import LowRank, Mask, Offset, Sparse
 
+    if isinstance(change, Mask):  # it adds nothing; what it hides of ΔW is compared as it was trained
+        return torch.empty(0, dtype=torch.int64), torch.empty(0)
     with torch.no_grad():
         if isinstance(change, LowRank):
             return (change.scale * (change.B.double() @ change.A.double())).flatten()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
 from compressor.storage.bits import Stored
-from compressor.storage.layout import compact, expand, slots
+from compressor.storage.layout import accounts, compact, expand, slots
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from compressor.models import Reference
     from compressor.pruning.surgery import Kept
 
-FORMAT = 1
+FORMAT, READABLE = 2, (1, 2)
+"""Format 1 knows no masks over weights."""
 KEY = "compress_delta"
 """The only metadata key, because safetensors writes several in any order; its value is the description."""
 
@@ -129,10 +130,7 @@ def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
     mend = "Store its state, or merge it to a checkpoint"
     if weights_moved(model):
         raise UserError("E312", "full tuning moved the base's own weights: that is no delta", mend)
-    try:
-        changes, tensors = describe(model)
-    except ValueError as error:
-        raise UserError("E312", str(error), mend) from None
+    changes, tensors = describe(model)
     if not tensors:
         raise UserError("E312", "nothing was added to this model (or it was merged)", "Tune it first")
     if len({tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}) > 1:
@@ -223,7 +221,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
     if not text:
         text = bytes(flat.pop("description").numpy()).decode()
     description = json.loads(text)
-    if description["format"] != FORMAT:
+    if description["format"] not in READABLE:
         what = f"format {description['format']}, this version reads {FORMAT}"
         raise UserError("E310", what, "Make it again with this version", place)
     sha256 = description.pop("sha256")
@@ -285,11 +283,11 @@ def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def stored(delta: DeltaFile) -> Stored:
     """What the file holds beside head and header, in the papers' units (ProPETL section 4.3)."""
-    sizes = {"values": 0, "indices": 0, "masks": 0}
-    for slot in slots(delta.layout):
-        sizes[slot.buffer] += math.prod(slot.shape)
+    held = list(accounts(delta.layout))
+    learned = sum(row.mask_entries for row in held if row.kind != "mask")
+    pruned = sum(row.mask_entries for row in held if row.kind == "mask")
     width = max((8 * tensor.element_size() for tensor in delta.own.values() if tensor.is_floating_point()), default=32)
-    return Stored(sizes["values"], sizes["indices"], sizes["masks"], width)
+    return Stored(sum(row.scalars for row in held), sum(row.indices for row in held), learned, width, pruned)
 
 
 def apply(model: nn.Module, path: Path | str) -> nn.Module:

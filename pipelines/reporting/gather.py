@@ -54,6 +54,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
         "pruning": pruning(inputs, roles),
         "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
+        "density": density(roles),
         "flops": flops(roles),
         "quality_by_stage": quality_by_stage(inputs, candidates),
         "measured": {"device": measurements["device"], "rounds": measurements["rounds"]},
@@ -150,7 +151,19 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     if quantized and int8:
         speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
         lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
-    return lines + inserts_note(compressed, str(cells[-1][1]))
+    return lines + zeros_note(compressed) + inserts_note(compressed, str(cells[-1][1]))
+
+
+def zeros_note(compressed: Record) -> list[str]:
+    """Says what zeros that stay where they are do not give."""
+    masked = [row for row in compressed["density"] if row["pattern"]]
+    if not masked:
+        return []
+    entries, left = (sum(row[key] for row in masked) for key in ("entries", "nonzeros"))
+    return [
+        f"{entries - left:,} of the {entries:,} weights in the masked matrices are zero. They are stored and computed like any "
+        "other: they make neither the file smaller nor ONNX Runtime faster. Only 2:4 can be faster, on GPUs with kernels for it."
+    ]
 
 
 def inserts_note(compressed: Record, length: str) -> list[str]:
@@ -182,6 +195,7 @@ def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: l
         *(trainable_row(row, tunable) for row in trainable),
         compare(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
         *inserted_row(roles),
+        compare(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
         compare(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
         compare(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         papers_row(roles["compressed"]["paper_flops_ratio"]),
@@ -283,7 +297,7 @@ def gain_steps(roles: dict[str, Record], cells: list[tuple[int, int]], candidate
 
     A change that was not measured on its own is named together with the next one.
     """
-    pruned = roles["compressed"]["layers"] != roles["dense"]["layers"]
+    pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
     words = [
         ("ONNX Runtime", roles.get("onnx")),
         ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32")),
@@ -351,9 +365,16 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
         left = kept.get(str(number), {})
         units = {name: {"left": left.get(name, []), "of": total} for name, total in dense.items() if total}
         layers.append({"layer": number, "gone": str(number) not in kept, "units": units})
-    asked = ("structure", "criterion", "scope", "remove")
-    items = [{"stage": a.entry, **{key: item[key] for key in asked}} for a in models for item in a.metadata.get("items", [])]
+    asked = ("structure", "criterion", "scope", "remove", "pattern", "modules", "entries", "hidden")
+    found = [(a.entry, item) for a in models for item in a.metadata.get("items", [])]
+    items = [{"stage": entry, **{key: item[key] for key in asked if key in item}} for entry, item in found]
     return {"items": items, "layers": layers}
+
+
+def density(roles: dict[str, Record]) -> list[Record]:
+    """What is not zero in the matrices of the merged blocks, by pattern; empty where no weight was masked."""
+    rows = roles["compressed"]["density"]
+    return rows if any(row["pattern"] for row in rows) else []
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

@@ -25,7 +25,7 @@ class Table:
 
 def tables(report: Record) -> list[Table]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
-    every = (summary, steps, trainable, parity, variants, latency)
+    every = (summary, steps, density, trainable, parity, variants, latency)
     return [table for table in (make(report) for make in every) if table.rows]
 
 
@@ -52,6 +52,25 @@ def steps(report: Record) -> Table:
         rows.append((step["step"], *times, human_bytes(step["bytes"]), percent(step["accuracy"])))
     note = "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain."
     return Table("steps", "Where the gain comes from", note, columns, "l" + "r" * (len(columns) - 1), rows)
+
+
+def density(report: Record) -> Table:
+    columns = ("pattern", "matrices", "weights", "non-zeros", "density")
+    rows = [
+        (
+            row["pattern"] or "not masked",
+            f"{row['matrices']:,}",
+            f"{row['entries']:,}",
+            f"{row['nonzeros']:,}",
+            percent(row["nonzeros"] / row["entries"]),
+        )
+        for row in report["density"]
+    ]
+    note = (
+        "Linear layers of the merged blocks. n:m: at most n non-zeros in m consecutive inputs. Zeros are stored and computed: "
+        "parameters, bytes, FLOPs and latency count them."
+    )
+    return Table("density", "What is zero", note, columns, "lrrrr", rows)
 
 
 def trainable(report: Record) -> Table:
@@ -157,6 +176,8 @@ def facts(report: Record) -> list[tuple[str, str]]:
 
 
 def asked(item: Record) -> str:
-    """'heads by delta, 6 per layer'."""
+    """'heads by delta, 6 per layer', 'weights by delta_or_weight, unstructured, 1,234 of 6,170 zero'."""
+    if item["structure"] == "weights":
+        return f"weights by {item['criterion']}, {item['pattern']}, {item['hidden']:,} of {item['entries']:,} zero"
     everywhere = item["scope"] == "global" or item["structure"] == "layers"
     return f"{item['structure']} by {item['criterion']}, {item['remove']} {'in all' if everywhere else 'per layer'}"

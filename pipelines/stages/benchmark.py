@@ -109,6 +109,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     from compressor.cost import shape_of
     from compressor.deltas import merge_all
     from compressor.models import end_id
+    from compressor.pruning.weights import nonzeros
     from compressor.tasks.metrics import difference_interval
     from export.latency import Variant, measure
     from pipelines.environment import machine
@@ -118,8 +119,9 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     with tempfile.TemporaryDirectory() as scratch:
         dense = merge_all(load_model(inputs.dense, inputs.base))
         save_checkpoint(dense, Path(scratch), inputs.base.folder)
-        rows = candidates(inputs, Path(scratch))
-        shapes = {"dense": shape_of(dense), "compressed": shape_of(load(inputs.nearest("model").folder))}
+        rows, merged = candidates(inputs, Path(scratch)), inputs.nearest("model")
+        models = {"dense": dense, "compressed": load(merged.folder)}
+        shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
         logits = {row.name: logits_of(row, data, workspace, inputs.threads) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
         variants = [Variant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
@@ -139,6 +141,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "runtime": row.runtime,
                 "precision": row.precision,
                 "bytes": row.bytes,
+                "nonzeros": left[row.model],
+                "density": merged.metadata["density"] if row.model == "compressed" else [],
                 "quality": quality(logits[row.name], data.validation.labels),
                 "difference_interval": [low, high],
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta),
@@ -164,7 +168,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
-    version=3,
+    version=4,
     run=run,
     check=check,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
@@ -18,9 +19,10 @@ def check(config: MergeConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 
 
 def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Merge, write the checkpoint, load it again and require equal logits, bit for bit."""
+    """Merge, write the checkpoint, load it again and require equal logits, bit for bit; count what is not zero in it."""
     from compressor.checkpoint import load, save_checkpoint
     from compressor.deltas import merge_all
+    from compressor.pruning.weights import densities, nonzeros
     from compressor.tasks.features import torch_forward
     from export.parity import compare, require
     from pipelines.loading import PARITY_ROWS, load_data, load_model, predict_rows, quality
@@ -28,6 +30,7 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     data, previous = load_data(inputs), inputs.nearest("model")
     model, rows = load_model(previous, inputs.base), data.validation.sample(PARITY_ROWS)
     reference = predict_rows(torch_forward(model), rows, data, workspace, "with deltas")
+    density = [asdict(one) for one in densities(model)]
     save_checkpoint(merge_all(model), workspace.folder, inputs.base.folder)
     reloaded = load(workspace.folder)
     candidate = predict_rows(torch_forward(reloaded), rows, data, workspace, "merged and reloaded")
@@ -40,6 +43,8 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
         "kept": previous.metadata["kept"],
         "quality": quality(logits, data.validation.labels),
         "labels": data.label_names,
+        "nonzeros": nonzeros(reloaded),
+        "density": density,
     }
 
 
@@ -50,6 +55,7 @@ STAGE = Stage(
     produces="model",
     needs=("model",),
     packages=("torch", "transformers", "tokenizers"),
+    version=2,
     run=run,
     check=check,
 )

@@ -1,17 +1,19 @@
-"""Stage `prune`: physically remove the heads and FFN neurons that matter least."""
+"""Stage `prune`: physically remove the heads and FFN neurons that matter least, or hold single weights at zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from compressor.cost import Plan
 from compressor.errors import UserError
 from compressor.modules import MODULES, STRUCTURES
 from compressor.pruning.names import LOSS_POWER, Criterion, Structure
+from pipelines import prune_weights
+from pipelines.prune_weights import WeightsItem
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
 
@@ -32,7 +34,7 @@ class PruneItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    structure: Structure
+    structure: Structure = Field(description="weights: another kind of item, with a pattern")
     criterion: Criterion = "delta"
     scope: Literal["layer", "global"] = Field(
         default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
@@ -53,10 +55,19 @@ class PruneItem(BaseModel):
         return self
 
 
+def _kind_of(item: Any) -> str:
+    """Which config an item is read as; one without a structure that is known is told so by the first."""
+    structure = item.get("structure") if isinstance(item, dict) else getattr(item, "structure", None)
+    return "weights" if structure == "weights" else "units"
+
+
+Item = Annotated[Annotated[PruneItem, Tag("units")] | Annotated[WeightsItem, Tag("weights")], Discriminator(_kind_of)]
+
+
 class PruneConfig(StageConfig):
     """One item or a list of them, carried out in order."""
 
-    items: list[PruneItem] = Field(min_length=1)
+    items: list[Item] = Field(min_length=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -112,6 +123,9 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     yield from merged_problems("prune", earlier)
     touched = _modules_tuned(earlier)
     for number, item in enumerate(config.items):
+        if item.structure == "weights":
+            yield from prune_weights.problems(item, number, touched)
+            continue
         modules = MODULES_OF.get(item.structure, MODULES)
         if item.criterion == "delta" and touched is not None and not touched & set(modules):
             yield Problem(
@@ -176,7 +190,10 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
     # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
     base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
-    steps = [carry_out(item, model, base, inputs.seed, data, workspace) for item in config.items]
+    steps = []
+    for item in config.items:
+        carry = prune_weights.carry_out if item.structure == "weights" else carry_out
+        steps.append(carry(item, model, base, inputs.seed, data, workspace))
     published = publish_model(model, inputs, data, workspace)
     parity = [step["parity"] for step in steps]
     return {**published, "method": previous.metadata["method"], "items": steps, "parity": parity}
@@ -211,20 +228,24 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
     """Raises UserError E501 and E307 before anything runs."""
     from compressor.pruning.surgery import check_prunable
 
-    check_prunable(plan.model)
-    shape = plan.shape
     for item in config.items:
+        if item.structure == "weights":
+            plan = prune_weights.plan(item, plan)
+            continue
+        check_prunable(plan.model)
+        shape = plan.shape
         whole = item.structure == "layers"
         units = [1 if whole else layer.units(item.structure) for layer in shape.layers]
         gone = counts_to_remove(item, units, least_units(item, shape.layers))
         left = [there - less for there, less in zip(units, gone, strict=True)]
         shape = shape.without({n for n, one in enumerate(left) if not one}) if whole else shape.left(item.structure, left)
-    return replace(plan, shape=shape)
+        plan = replace(plan, shape=shape)
+    return plan
 
 
 STAGE = Stage(
     name="prune",
-    summary="physically remove attention heads and FFN neurons",
+    summary="physically remove attention heads, FFN neurons and layers, or hold single weights at zero",
     config=PruneConfig,
     produces="model",
     accepts=("model",),

@@ -84,13 +84,13 @@ def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
 
 def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
     """Make the parameters to train trainable, in place; returns the method that says what they are, and its settings."""
-    from compressor.deltas import Change, merge_all
+    from compressor.deltas import Change, merge_deltas
     from compressor.methods import apply, set_trainable
 
     groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
     before = previous.metadata["method"]
     if config.method == "full" or (config.method == "same" and before == "full"):
-        merge_all(model)
+        merge_deltas(model)
         set_trainable(model, base=True, groups=())
         return {"method": "full"}
     if config.method == "same":

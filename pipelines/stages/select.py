@@ -139,15 +139,18 @@ Judged = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
 
 def start(config: SelectConfig, inputs: Inputs, label_names: list[str]) -> tuple[nn.Module, list[Matrix]]:
     """The model as the next stage will train it, and the tensors in which Ω lies: bit for bit those that it will start with."""
-    from compressor.deltas import merge_all
+    from compressor.deltas import merge_deltas
     from compressor.methods.selective import ground
 
     model = found_model(inputs, label_names)
-    return model, ground(merge_all(model) if config.on == "weights" else model, config.ground())
+    return model, ground(merge_deltas(model) if config.on == "weights" else model, config.ground())
 
 
 def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
-    """Scores of the pretrained weights in the shapes that are left, or of a fresh LoRA's or adapter's tensors."""
+    """Scores of the pretrained weights in the shapes that are left, or of a fresh LoRA's or adapter's tensors.
+
+    What a mask hides scores 0: it is no candidate.
+    """
     from compressor.anatomy import matrices_of
     from compressor.checkpoint import load_state
     from compressor.models import build
@@ -167,7 +170,8 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> J
         for matrix in matrices:
             # equal shapes would draw equal places from one seed; RPCA only starts from its draw
             seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
-            scores[matrix.path] = weight_score(matrix.original, config.score, seed, **settings)
+            score = weight_score(matrix.original, config.score, seed, **settings)
+            scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
             bar.advance()
     return model, matrices, scores
 

@@ -62,7 +62,7 @@ def candidate(name, size, accuracy, speed, difference):
     return {
         "name": name, "model": model, "runtime": {"PyTorch": "pytorch", "ONNX": "onnxruntime"}[runtime],
         "precision": precision, "bytes": size, "quality": quality(accuracy), "difference_interval": list(difference),
-        **cost_of(shape, DENSE, [128], TUNED), "latency": latency,
+        **cost_of(shape, DENSE, [128], TUNED), "latency": latency, "nonzeros": shape.parameters, "density": [],
     }  # fmt: skip
 
 

@@ -1,0 +1,162 @@
+"""Single weights: how much each matters, which go (any, or all but n of m in a row), and how many a model has left.
+
+Nothing shrinks: a mask holds them at zero, over W + ΔW, until merging writes the zeros down. Ties and counts are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compressor.anatomy import Matrix, layers_of
+from compressor.deltas import Mask, merged_copy
+from compressor.errors import UserError
+from compressor.pruning.names import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
+from compressor.pruning.scores import Changes
+from compressor.sources import top_mask
+
+HIDDEN = -1.0
+"""Score of what is hidden already: below every other, so that it goes first and counts among what goes."""
+
+
+def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: Changes, seed: int) -> dict[str, Tensor]:
+    """|ΔW|, |W|, |W + ΔW|, |ΔW| or |W|, or uniform draws: a score (out, in) for each entry, by the matrix's path.
+
+    W is the frozen weight, as in DSEE. Raises UserError E502 when the criterion is delta and a matrix has none.
+    """
+    generator, scores = torch.Generator().manual_seed(seed), {}
+    for matrix in matrices:
+        if criterion == "random":
+            scores[matrix.path] = torch.rand(matrix.original.shape, generator=generator)
+        elif criterion == "weight_plus_delta":
+            scores[matrix.path] = matrix.weight.detach().abs()
+        elif criterion == "weight" or (criterion == "delta_or_weight" and matrix.path not in changes):
+            scores[matrix.path] = matrix.original.detach().abs()
+        elif matrix.path in changes:
+            scores[matrix.path] = changes[matrix.path].abs()
+        else:
+            what = f"weights by criterion delta: nothing was tuned on {matrix.path}"
+            raise UserError("E502", what, "Name the tuned modules, or use delta_or_weight")
+    return {path: _hidden_first(matrix, scores[path]) for path, matrix in ((one.path, one) for one in matrices)}
+
+
+def loss_importance(
+    model: nn.Module,
+    matrices: Sequence[Matrix],
+    criterion: WeightCriterion,
+    encodings: Iterable[tuple[dict[str, Tensor], Tensor]],
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> dict[str, Tensor]:
+    """Σ over batches of |w · g| (taylor) or of (w · g)² (fisher), (out, in) by path: what a weight's loss changes without it.
+
+    w is W + ΔW and g the gradient of a batch's summed cross-entropy at it; within a batch rows may cancel. `encodings` are
+    (inputs, labels). `model` is left alone.
+    """
+    merged = merged_copy(model).eval().requires_grad_(False)
+    names = {matrix.path for matrix in matrices}
+    copies = [one for layer in layers_of(merged) for one in map(layer.matrix, layer.names) if one.path in names]
+    stored = {id(one.owner): one.owner.weight.requires_grad_(True) for one in copies}  # parts of a fused weight share it
+    totals = {owner: torch.zeros_like(weight) for owner, weight in stored.items()}
+    for encoding, labels in encodings:
+        loss = functional.cross_entropy(merged(**encoding).logits, labels, reduction="sum")
+        gradients = torch.autograd.grad(loss, list(stored.values()))
+        for (owner, weight), gradient in zip(stored.items(), gradients, strict=True):
+            totals[owner] += (weight.detach() * gradient).abs().pow(LOSS_POWER[criterion])
+        on_batch(len(labels))
+    scores = {one.path: one.place.read(totals[id(one.owner)]) for one in copies}
+    return {matrix.path: _hidden_first(matrix, scores[matrix.path]) for matrix in matrices}
+
+
+def _hidden_first(matrix: Matrix, scores: Tensor) -> Tensor:
+    return scores if matrix.mask is None else torch.where(matrix.mask.keep, scores, HIDDEN)
+
+
+def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int) -> None:
+    """Hide exactly the `count` entries of the pool `matrices` with the lowest scores, those that are hidden included.
+
+    Equal scores: the lowest flat index of the first matrix goes. Raises UserError E501 where more are hidden already.
+    """
+    flat = torch.cat([scores[matrix.path].flatten() for matrix in matrices])
+    before = int((flat == HIDDEN).sum())
+    if before > count:
+        what = f"{before:,} of these {flat.numel():,} weights are gone already, {count:,} are to go in all"
+        raise UserError("E501", what, "remove counts those too: give a larger share")
+    kept = ~top_mask(-flat, count)
+    for matrix, part in zip(matrices, kept.split([matrix.original.numel() for matrix in matrices]), strict=True):
+        hide(matrix, part.view(matrix.original.shape).clone(), UNSTRUCTURED)
+
+
+def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM) -> None:
+    """In every run of m consecutive inputs of an output keep the n with the highest scores; equal ones: the first goes.
+
+    Raises UserError E505 where the inputs are no multiple of m.
+    """
+    check_width(matrix.path, scores.shape[1], pattern)
+    order = scores.unflatten(1, (-1, pattern.run)).argsort(dim=2, stable=True)
+    kept = torch.zeros_like(order, dtype=torch.bool).scatter_(2, order[..., -pattern.keep :], True)
+    hide(matrix, kept.flatten(1), f"{pattern.keep}:{pattern.run}")
+
+
+def check_width(name: str, inputs: int, pattern: NofM) -> None:
+    """Raise UserError E505 where so many input columns do not fall into runs."""
+    if inputs % pattern.run:
+        what = f"{name} has {inputs:,} inputs, no multiple of {pattern.run}: the pattern {pattern.keep}:{pattern.run}"
+        raise UserError("E505", f"{what} does not fit", "Leave out this module, or remove units in multiples of that")
+
+
+def hide(matrix: Matrix, keep: Tensor, pattern: str) -> None:
+    """Let the matrix's mask hide what `keep` (out, in) does not name, beside what it hides already."""
+    there = matrix.mask
+    if there is None:
+        matrix.attach(Mask(keep, pattern))
+        return
+    there.keep &= keep
+    there.pattern = there.pattern if pattern == UNSTRUCTURED else pattern
+
+
+@dataclass(frozen=True)
+class Density:
+    """What is left of all matrices of the blocks that were pruned alike; `pattern` '' for those without a mask."""
+
+    pattern: str
+    matrices: int
+    entries: int
+    nonzeros: int
+
+
+def densities(model: nn.Module) -> list[Density]:
+    """The matrices of the blocks by pattern, counted on W + ΔW as it would be merged.
+
+    A mask whose n:m was cut through since (neurons removed, say) counts as unstructured.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for layer in layers_of(model):
+        for matrix in map(layer.matrix, layer.names):
+            found.setdefault(_pattern_of(matrix), []).append(matrix.weight.detach())
+    return [
+        Density(pattern, len(weights), sum(one.numel() for one in weights), sum(int((one != 0).sum()) for one in weights))
+        for pattern, weights in found.items()
+    ]
+
+
+def _pattern_of(matrix: Matrix) -> str:
+    if matrix.mask is None:
+        return ""
+    pattern = NofM.parse(matrix.mask.pattern)
+    return matrix.mask.pattern if pattern is None or holds(matrix.mask.keep, pattern) else UNSTRUCTURED
+
+
+def holds(kept: Tensor, pattern: NofM) -> bool:
+    """Whether every run of m entries in a row of `kept` (out, in) has at most n that are not zero."""
+    if kept.shape[1] % pattern.run:
+        return False
+    return bool(((kept != 0).unflatten(1, (-1, pattern.run)).sum(dim=2) <= pattern.keep).all())
+
+
+def nonzeros(model: nn.Module) -> int:
+    """Scalars of a merged model that are not zero, whatever they belong to; each shared one once."""
+    return sum(int((parameter != 0).sum()) for parameter in model.parameters())
