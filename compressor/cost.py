@@ -398,6 +398,8 @@ class Sparsity:
     modules: tuple[str, ...]
     entries: int
     hidden: int
+    over_others: bool = False
+    """Some of them were hidden before: no run of a pattern then has more left than it allows, but fewer perhaps."""
 
     def left(self, shape: ModelShape) -> tuple[int, bool]:
         """How many are left in a model of `shape`, and whether that is exact: a later removal of units takes some of both."""
@@ -408,7 +410,8 @@ class Sparsity:
         """(what, before, after) for the plan's table."""
         (left, exact), before = self.left(shape), sum(out * into for _, out, into in dense.matrices(self.modules))
         what = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
-        return what, f"{before:,}", f"{'' if exact else 'about '}{left:,} ({1 - self.hidden / self.entries:.1%} dense)"
+        doubt = "at most " if self.over_others else "" if exact else "about "
+        return what, f"{before:,}", f"{doubt}{left:,} ({1 - self.hidden / self.entries:.1%} dense)"
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,8 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
         own = [f"{name} {number}" for number, name in enumerate(names)]
         hidden = sum(pool.count for pool in pools_of(item, own, sizes, [name in touched for name in names]))
         _more_than_before(plan, item, hidden)
-    made = Sparsity(item.pattern, tuple(dict.fromkeys(names)), sum(sizes), hidden)
+    over = bool(item.nm) and any(set(names) & set(one.modules) for one in plan.sparsity)
+    made = Sparsity(item.pattern, tuple(dict.fromkeys(names)), sum(sizes), hidden, over)
     return replace(plan, sparsity=(*plan.sparsity, made))
 
 

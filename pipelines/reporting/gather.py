@@ -162,7 +162,7 @@ def zeros_note(compressed: Record) -> list[str]:
     entries, left = (sum(row[key] for row in masked) for key in ("entries", "nonzeros"))
     return [
         f"{entries - left:,} of the {entries:,} weights in the masked matrices are zero. They are stored and computed like any "
-        "other: they make neither the file smaller nor ONNX Runtime faster. Only 2:4 can be, on GPUs with kernels for it."
+        "other: the file is no smaller and ONNX Runtime no faster. Only 2:4 can be faster, on GPUs with kernels for it."
     ]
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
 from compressor.anatomy import matrices_of
-from compressor.deltas import Mask, attach, merge_all
+from compressor.deltas import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
 from compressor.modules import MODULES
@@ -347,9 +347,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
 def test_what_a_delta_cannot_hold(tmp_path):
     model = tiny("bert", torch.float32)
     assert "nothing was added" in refused("E312", write, model, tmp_path / "x")
-    matrix = matrices_of(model, ("query",))[0]
-    attach(matrix.owner, Mask(torch.ones(32, 32, dtype=torch.bool)))
-    assert "masks" in refused("E312", write, model, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 

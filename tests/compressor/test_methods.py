@@ -117,11 +117,14 @@ def test_detach_restores_the_base(architecture):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_delta_behind_a_mask_is_refused():
+def test_a_delta_goes_in_front_of_the_masks():
     layer = torch.nn.Linear(4, 3)
     attach(layer, Mask(torch.ones(3, 4, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="behind a mask"):
-        attach(layer, LowRank.start(layer.weight, 2, 4.0))
+    attach(layer, Mask(torch.zeros(3, 4, dtype=torch.bool)))
+    attach(layer, LowRank.start(layer.weight, 2, 4.0))
+    attach(layer, Sparse(torch.tensor([1]), torch.ones(1)))
+    assert [link.kind for link in chain(layer)] == ["low_rank", "sparse", "mask", "mask"]
+    assert not layer.weight.any()
 
 
 def test_delta_of_leaves_the_mask_out():
