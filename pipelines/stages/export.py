@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
@@ -44,7 +45,9 @@ def export_one(
     """
     from compressor.tasks.features import pad, torch_forward
     from export.onnx import export_onnx
-    from export.parity import compare, require
+    from export.sessions import run as run_onnx
+    from export.sessions import session
+    from pipelines.hops import compare_graph
     from pipelines.loading import predict_rows, quality
 
     rows = data.validation
@@ -57,10 +60,10 @@ def export_one(
     parity, files = [], {}
     for precision in config.precision:
         path = paths[precision]
-        logits = onnx_logits(path, rows, data, workspace, f"{name} in ONNX {precision}", threads=threads)
-        kind = "onnx" if precision == "fp32" else precision
-        result = compare(f"{name}: PyTorch -> ONNX {precision}", kind, reference, logits, rows.labels)
-        require(result)
+        live = session(path, threads=threads)
+        hop, kind = f"{name}: PyTorch -> ONNX {precision}", "onnx" if precision == "fp32" else precision
+        forward = partial(run_onnx, live)
+        result, logits = compare_graph(hop, kind, model, reference, path, forward, rows, data, workspace)
         parity.append(result.to_json())
         size = sum(file.stat().st_size for file in folder.glob(f"{path.name}*"))
         files[precision] = {"path": f"{name}/{path.name}", "bytes": size, "quality": quality(logits, rows.labels)}
