@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from compressor.tasks.features import Forward, pad
 from compressor.tasks.metrics import accuracy
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
-Pair = tuple[np.ndarray, np.ndarray]
-"""Logits (rows, classes) of the reference and of the candidate."""
+Batches = dict[str, np.ndarray]
+"""Logits (rows, classes) of some rows in several batch compositions, by the name of the composition."""
 
 RESAMPLES = 1000
 MORE_ROWS = 128
@@ -85,14 +85,14 @@ def compare(
     labels: np.ndarray,
     *,
     metric: Metric = accuracy,
-    batches: Mapping[str, Pair] | None = None,
+    batches: tuple[Batches, Batches] = ({}, {}),
 ) -> ParityResult:
     """Compare logits (rows, classes) by the bound of `kind`. A shape that differs or a NaN fails, whatever the bound.
 
-    `batches` are the same two models on some of the rows in other batches (see `in_other_batches`): the same bound holds there,
-    but for the metric.
+    `batches` are the same two models on some of the rows in other batches (`in_other_batches` of each): the same bound holds
+    there, but for the metric.
     """
-    bound, others = BOUNDS[kind], batches or {}
+    bound, others = BOUNDS[kind], {name: (batches[0][name], theirs) for name, theirs in batches[1].items()}
     loose = replace(bound, difference=ROUNDING) if bound.difference == 0.0 else bound
     if reference.shape != candidate.shape or not len(reference):
         return _hopeless(hop, kind, reference, f"shape {reference.shape}, got {candidate.shape}")
@@ -150,10 +150,8 @@ def paired_interval(
     return float(low), float(high)
 
 
-def in_other_batches(
-    reference: Forward, candidate: Forward, rows: Sequence[dict[str, list[int]]], pad_id: int, most: int = 32
-) -> dict[str, Pair]:
-    """Both models on up to MORE_ROWS of `rows`, one at a time and in batches of `most` where short and long rows share one.
+def in_other_batches(forward: Forward, rows: Sequence[dict[str, list[int]]], pad_id: int, most: int = 32) -> Batches:
+    """A model on up to MORE_ROWS of `rows`, one at a time and in batches of `most` where short and long rows share one.
 
     The batches of `compressor.tasks.features.predict` have rows of similar length: they hardly see padding, and nothing there
     tells a graph that is right for one batch size alone, or that mixes the rows of a batch.
@@ -164,11 +162,7 @@ def in_other_batches(
     # every groups-th row of the sorted ones: each batch has all lengths
     mixed = [chosen[start::groups] for start in range(groups)]
     made = {"batch 1": [[row] for row in chosen], f"batch {most}, mixed lengths": mixed}
-    return {name: tuple(_logits(side, each, pad_id) for side in (reference, candidate)) for name, each in made.items()}
-
-
-def _logits(forward: Forward, batches: Sequence[Sequence[dict[str, list[int]]]], pad_id: int) -> np.ndarray:
-    return np.concatenate([forward(pad(list(batch), pad_id)) for batch in batches])
+    return {name: np.concatenate([forward(pad(list(batch), pad_id)) for batch in each]) for name, each in made.items()}
 
 
 def describe(bound: Bound) -> str:

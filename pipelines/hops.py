@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,34 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compressor.tasks.features import Encoding, Forward
-    from export.parity import ParityResult
+    from export.parity import Batches, ParityResult
     from pipelines.loading import Data, Rows
     from pipelines.stage import Workspace
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one side of a comparison says: logits (rows, classes) of all rows, and of some of them in other batches."""
+
+    logits: np.ndarray
+    batches: Batches
+
+
+def ask(forward: Forward, rows: Rows, data: Data, workspace: Workspace, what: str, most: int = 32) -> Answers:
+    """The answers of a model, with a progress bar; `most` is the largest batch."""
+    from export.parity import in_other_batches
+    from pipelines.loading import predict_rows
+
+    logits = predict_rows(forward, rows, data, workspace, what, most)
+    return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most))
+
+
+def compare_answers(hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows) -> ParityResult:
+    """The record of one hop; nothing is raised."""
+    from export.parity import compare
+
+    batches = (reference.batches, candidate.batches)
+    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, batches=batches)
 
 
 def compare_modules(
@@ -25,44 +51,25 @@ def compare_modules(
 ) -> ParityResult:
     """Two PyTorch models on `rows`, and in other batches. Raises CheckError E610 with the block where they part."""
     from compressor.tasks.features import torch_forward
-    from export.parity import compare, in_other_batches, require
+    from export.parity import require
     from export.suspects import suspect_module
-    from pipelines.loading import predict_rows
 
-    ours, theirs = torch_forward(reference), torch_forward(candidate)
-    logits = [predict_rows(one, rows, data, workspace, hop) for one in (ours, theirs)]
-    batches = in_other_batches(ours, theirs, rows.tokens, data.pad_id)
-    result = compare(hop, kind, *logits, rows.labels, batches=batches)
+    sides = [ask(torch_forward(model), rows, data, workspace, hop) for model in (reference, candidate)]
+    result = compare_answers(hop, kind, *sides, rows)
     require(result, lambda: suspect_module(reference, candidate, telling_rows(result, rows, data)))
     return result
 
 
 def compare_graph(
-    hop: str,
-    kind: str,
-    model: nn.Module,
-    reference: np.ndarray,
-    path: Path,
-    forward: Forward,
-    rows: Rows,
-    data: Data,
-    workspace: Workspace,
-) -> tuple[ParityResult, np.ndarray]:
-    """A PyTorch model (`reference`: its logits of `rows`) and its ONNX file, run by `forward`, on `rows` and in other batches.
-
-    Returns the record and the file's logits. Raises CheckError E610 (not the same function) and E611 (it does not run).
-    """
-    from compressor.tasks.features import torch_forward
-    from export.parity import compare, in_other_batches, require
+    hop: str, kind: str, model: nn.Module, reference: Answers, path: Path, candidate: Answers, rows: Rows, data: Data
+) -> ParityResult:
+    """A PyTorch model (`reference`: its answers) and its ONNX file at `path` (`candidate`). Raises CheckError E610."""
+    from export.parity import require
     from export.suspects import suspect_in_graph
-    from pipelines.loading import predict_rows
 
-    with runs(hop):
-        logits = predict_rows(forward, rows, data, workspace, hop)
-        batches = in_other_batches(torch_forward(model), forward, rows.tokens, data.pad_id)
-    result = compare(hop, kind, reference, logits, rows.labels, batches=batches)
+    result = compare_answers(hop, kind, reference, candidate, rows)
     require(result, lambda: suspect_in_graph(model, path, telling_rows(result, rows, data)))
-    return result, logits
+    return result
 
 
 def compare_served(
@@ -72,33 +79,31 @@ def compare_served(
 
     Raises CheckError E610, E611 and UserError E7xx.
     """
-    from export.parity import compare, in_other_batches, require
+    from functools import partial
+
+    from export.parity import require
     from export.sessions import run, session
-    from pipelines.loading import predict_rows
     from serving.client import Client
     from serving.repository import read_config
     from serving.server import EmbeddedServer
 
-    hop, live = "local session -> Triton", session(path, threads=threads)
+    hop = "local session -> Triton"
     # one batch size on both sides: dynamic int8 scales depend on what shares a batch
     most = min(32, read_config(repository / name).max_batch_size or 32)
+    with runs(hop):
+        local = ask(partial(run, session(path, threads=threads)), rows, data, workspace, "local session", most)
     with (
         EmbeddedServer(repository, log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
-        runs(hop),
     ):
         wanted = {field["name"] for field in client.config(name)["input"]}
 
-        def local(encoding: Encoding) -> np.ndarray:
-            return run(live, encoding)
-
-        def served(encoding: Encoding) -> np.ndarray:
-            features = {name: values for name, values in encoding.items() if name in wanted}
+        def forward(encoding: Encoding) -> np.ndarray:
+            features = {key: values for key, values in encoding.items() if key in wanted}
             return client.infer(name, features)["logits"]
 
-        logits = [predict_rows(side, rows, data, workspace, hop, most) for side in (local, served)]
-        batches = in_other_batches(local, served, rows.tokens, data.pad_id, most)
-    result = compare(hop, "served", *logits, rows.labels, batches=batches)
+        served = ask(forward, rows, data, workspace, "through the live server", most)
+    result = compare_answers(hop, "served", local, served, rows)
     require(result)
     return result
 

@@ -74,16 +74,20 @@ Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
 """(id of the stage, name of the hop, what runs it: gives a record, or nothing, or raises)."""
 
 
-def verify(folder: Path, *, serve: bool = True, model: str | None = None) -> list[Check]:
+def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage: str | None = None) -> list[Check]:
     """Run every hop of the run in `folder` again; a hop that fails is a Check that did not pass, and the others go on.
 
-    `model` is where the pretrained model is now, if it has moved. `serve=False` starts no server. Raises UserError E805.
+    `model` is where the pretrained model is now, if it has moved. `serve=False` starts no server. With the id of a `stage`, of
+    the hops only those of that stage. Raises UserError E805 (no run), E111 (no such stage).
     """
     run, checks = open_run(folder), []
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
+        if stage not in (None, *(row["id"] for row in run.lock["stages"])):
+            mend = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
+            raise UserError("E111", f"--stage: this run has no stage '{stage}'", mend)
         verification = Verification(run, _Quiet(Path(scratch)), model)
-        for stage, hop, what in verification.hops(serve):
-            checks.append(_carried_out(stage, hop, what))
+        for entry, hop, what in verification.hops(serve, stage):
+            checks.append(_carried_out(entry, hop, what))
     return checks
 
 
@@ -109,7 +113,7 @@ class Verification:
         self.base: BaseModelReference | None = None
         self.data: Data | None = None
 
-    def hops(self, serve: bool) -> Iterator[Hop]:
+    def hops(self, serve: bool, only: str | None) -> Iterator[Hop]:
         """Every hop in the order of the run; what the later ones need must have been carried out before."""
         for stage in self.stages:
             yield stage["id"], "files and sha256", lambda stage=stage: self._files(stage)
@@ -121,7 +125,7 @@ class Verification:
             return
         for number, stage in enumerate(self.stages):
             made = next((one for one in self.artifacts if one.entry == stage["id"]), None)
-            if made is None:
+            if made is None or only not in (None, stage["id"]):
                 continue
             hops = {"model": self._model_hops, "onnx": self._onnx_hops, "repository": self._repository_hops}
             for hop, what in hops.get(stage["kind"], lambda *_: ())(made, self._inputs(number), serve):
@@ -245,40 +249,39 @@ class Verification:
 
 
 class _Reference:
-    """The PyTorch model that the files of one exported model must equal, and its logits on all validation rows."""
+    """The PyTorch model that the files of one exported model must equal, and its answers on all validation rows."""
 
     def __init__(self, name: str, verification: Verification, inputs: Inputs):
         self.name, self.verification, self.inputs = name, verification, inputs
-        self.model = self.logits = None
+        self.model = self.answers = None
 
     def graph(self, kind: str, path: Path, *, plain: bool = False) -> ParityResult:
         """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization."""
         from functools import partial
 
         from export.sessions import plain_session, run, session
-        from pipelines.hops import compare_graph, runs
+        from pipelines.hops import ask, compare_graph, runs
 
         data, workspace = self.verification.data, self.verification.workspace
         live = session(path, threads=self.verification.threads)
         hop = f"{self.name} -> {path.name}"
-        if plain:
-            with runs(hop):
-                live = plain_session(path)
         self._load()
-        rows, forward = data.validation, partial(run, live)
-        return compare_graph(hop, kind, self.model, self.logits, path, forward, rows, data, workspace)[0]
+        rows = data.validation
+        with runs(hop):
+            answers = ask(partial(run, plain_session(path) if plain else live), rows, data, workspace, hop)
+        return compare_graph(hop, kind, self.model, self.answers, path, answers, rows, data)
 
     def _load(self) -> None:
         from compressor.deltas import merge_all
         from compressor.tasks.features import torch_forward
-        from pipelines.loading import load_model, predict_rows
+        from pipelines.hops import ask
+        from pipelines.loading import load_model
 
-        if self.logits is None:
+        if self.answers is None:
             inputs, of = self.inputs, self.verification
             artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
             self.model = merge_all(load_model(artifact, inputs.base))
-            rows = of.data.validation
-            self.logits = predict_rows(torch_forward(self.model), rows, of.data, of.workspace, self.name)
+            self.answers = ask(torch_forward(self.model), of.data.validation, of.data, of.workspace, self.name)
 
 
 def require_quality(logits: np.ndarray, accuracy: float, recorded: float, rows: int) -> None:

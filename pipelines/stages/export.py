@@ -47,8 +47,8 @@ def export_one(
     from export.onnx import export_onnx
     from export.sessions import run as run_onnx
     from export.sessions import session
-    from pipelines.hops import compare_graph
-    from pipelines.loading import predict_rows, quality
+    from pipelines.hops import ask, compare_graph, runs
+    from pipelines.loading import quality
 
     rows = data.validation
     sample = pad(data.validation.sample(2).tokens, data.pad_id)
@@ -56,17 +56,18 @@ def export_one(
     with workspace.progress(f"exporting {name} to ONNX", 1) as bar:
         paths = export_onnx(model, sample, folder, precisions=tuple(config.precision))
         bar.advance()
-    reference = predict_rows(torch_forward(model), rows, data, workspace, f"{name} in PyTorch")
+    reference = ask(torch_forward(model), rows, data, workspace, f"{name} in PyTorch")
     parity, files = [], {}
     for precision in config.precision:
         path = paths[precision]
         live = session(path, threads=threads)
         hop, kind = f"{name}: PyTorch -> ONNX {precision}", "onnx" if precision == "fp32" else precision
-        forward = partial(run_onnx, live)
-        result, logits = compare_graph(hop, kind, model, reference, path, forward, rows, data, workspace)
+        with runs(hop):
+            answers = ask(partial(run_onnx, live), rows, data, workspace, f"{name} in ONNX {precision}")
+        result = compare_graph(hop, kind, model, reference, path, answers, rows, data)
         parity.append(result.to_json())
         size = sum(file.stat().st_size for file in folder.glob(f"{path.name}*"))
-        files[precision] = {"path": f"{name}/{path.name}", "bytes": size, "quality": quality(logits, rows.labels)}
+        files[precision] = {"path": f"{name}/{path.name}", "bytes": size, "quality": quality(answers.logits, rows.labels)}
     return parity, files
 
 
