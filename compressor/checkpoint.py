@@ -75,8 +75,6 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     With `changes=False`: the pretrained base in the same pruned shapes and under the same masks, without deltas or tuned
     weights. `seed` is what torch's random state follows from afterwards.
     """
-    from safetensors.torch import load_file
-
     from compressor.pruning.surgery import restore_kept
     from compressor.storage.changes import restore_masks
 
@@ -86,13 +84,24 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     if not changes:
         restore_masks(model, description["changes"], load_file(folder / "changes.safetensors"))
         return model
-    _load_strictly(model, load_file(folder / "head.safetensors"), set(head_names(model)), folder)
+    _load_strictly(model, _read_tensors(folder / "head.safetensors"), set(head_names(model)), folder)
     if description["weights_moved"]:
         body = set(_plain_weights(model)) - head_names(model)
-        _load_strictly(model, load_file(folder / "weights.safetensors"), body, folder)
+        _load_strictly(model, _read_tensors(folder / "weights.safetensors"), body, folder)
         model.weights_moved = True
-    _restore_strictly(model, description["changes"], load_file(folder / "changes.safetensors"), folder)
+    _restore_strictly(model, description["changes"], _read_tensors(folder / "changes.safetensors"), folder)
     return model.eval()
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a file. Raises UserError E305 when it is missing or cut short."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError("E305", f"{path.name} cannot be read ({error})", "The folder is damaged", str(path.parent)) from None
 
 
 def _read_description(folder: Path) -> dict:
@@ -196,7 +205,6 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
 def _load_checkpoint(folder: Path) -> nn.Module:
     """Build dense on meta, resize to the recorded widths, fill strictly from the file."""
     import torch
-    from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     from compressor.pruning.sizes import BY_STACK, resize
@@ -208,7 +216,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     inserts = folder / INSERTS_FILE
     per_layer = {name: raw.pop(name) for name in BY_STACK if name in raw}
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
-    tensors = load_file(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
+    tensors = _read_tensors(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
     inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)

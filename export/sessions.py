@@ -60,3 +60,25 @@ def run(live: onnxruntime.InferenceSession, encoding: dict[str, np.ndarray]) -> 
     """Logits (batch, classes) of int64 arrays (batch, length); inputs that the graph does not have are left out."""
     wanted = {value.name for value in live.get_inputs()}
     return live.run(["logits"], {name: values for name, values in encoding.items() if name in wanted})[0]
+
+
+def plain_session(model: Path | bytes) -> onnxruntime.InferenceSession:
+    """A session on the CPU that runs a graph as it is written: to tell a fault of the file from one of the optimizer.
+
+    Raises what ONNX Runtime raises (`failures`): it is for files that `session` has opened before.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    given = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(given, options, providers=[PROVIDERS["cpu"]])
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What ONNX Runtime raises when a graph cannot be opened or does not run; they have no base of their own."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException

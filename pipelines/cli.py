@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from compressor.errors import CompressError, UserError
+from compressor.errors import CheckError, CompressError, UserError
 from pipelines.delta_commands import delta
 from pipelines.tables import table as _table
 
@@ -257,6 +257,31 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@main.command(epilog="Example: compress verify runs/quickstart")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--no-serve", is_flag=True, help="Do not start Triton on what was deployed.")
+@click.option("--model", metavar="FOLDER", help="Where the pretrained model is now, if it has moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
+def verify(run: Path, no_serve: bool, model: str | None, as_json: bool) -> None:
+    """Prove a finished RUN once more from its artifacts: files, every hop, the deployed model. Nothing is written.
+
+    The exit code is 3 where a check failed.
+    """
+    from pipelines.verify import COLUMNS, to_json
+    from pipelines.verify import verify as run_all
+
+    checks = run_all(run, serve=not no_serve, model=model)
+    if as_json:
+        click.echo(json.dumps(to_json(run, checks), indent=1, ensure_ascii=False))
+    else:
+        _table(COLUMNS, [check.cells() for check in checks])
+        for check in checks:
+            if not check.passed:
+                click.echo(f"{check.stage}: {check.fault}", err=True)
+    if not all(check.passed for check in checks):
+        click.get_current_context().exit(CheckError.exit_code)
 
 
 @main.command(epilog='Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"')

@@ -220,6 +220,7 @@ def _execute(run: _Run, console: Console) -> RunResult:
         raise
     finally:
         facts = {"status": status, "started": started, "seconds": time.monotonic() - clock, "stages": run.records}
+        facts["model_folder"] = str(run.ready.base.folder)  # the lock file has the reference, which may be a relative path
         content = json.dumps(
             {**facts, "machine": machine([load_stage(entry.name) for entry in run.entries], run.threads)},
             indent=1,
@@ -307,14 +308,14 @@ def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
         task=pipeline.task,
         seed=pipeline.seed,
         artifacts=tuple(artifact for artifact in earlier if everything or artifact.kind in kinds),
-        dense=_dense(earlier) if stage.uses_dense else None,
+        dense=dense_of(earlier) if stage.uses_dense else None,
         run={"name": pipeline.name, "stages": [one.id for one in pipeline.stages[:number]]} if everything else {},
         threads=run.threads,
         tasks=pipeline.tasks,
     )
 
 
-def _dense(earlier: Sequence[Artifact]) -> Artifact | None:
+def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
     """The last tuned model before the first prune."""
     stages = [artifact.stage for artifact in earlier]
     before = earlier[: stages.index("prune")] if "prune" in stages else earlier

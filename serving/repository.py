@@ -59,16 +59,15 @@ def write_repository(
     if model_folder.exists():
         raise UserError("E720", f"the repository already holds a model '{name}'", "Choose another name", str(folder))
 
-    config = describe(Path(onnx_path), name, max_batch_size, max_queue_delay_us)
-    values = {key: str(value) for key, value in (parameters or {}).items()}
-    if labels:
-        set_labels(config, labels)
-        values["labels"] = json.dumps(list(labels), ensure_ascii=False)
-    if tokenizer_folder is not None:
-        values["tokenizer_sha256"] = tokenizer_sha256(tokenizer_folder)
-    for key, value in values.items():
-        config.parameters[key].string_value = value
-
+    config = make_config(
+        name,
+        Path(onnx_path),
+        labels=labels,
+        tokenizer_folder=tokenizer_folder,
+        max_batch_size=max_batch_size,
+        max_queue_delay_us=max_queue_delay_us,
+        parameters=parameters,
+    )
     (model_folder / "1").mkdir(parents=True)
     shutil.copyfile(onnx_path, model_folder / "1" / "model.onnx")
     write_config(config, model_folder)
@@ -79,6 +78,29 @@ def write_repository(
         for path in tokenizer_files(tokenizer_folder):
             shutil.copyfile(path, model_folder / "tokenizer" / path.name)
     return model_folder
+
+
+def make_config(
+    name: str,
+    onnx_path: Path,
+    *,
+    labels: Sequence[str] = (),
+    tokenizer_folder: Path | None = None,
+    max_batch_size: int = 32,
+    max_queue_delay_us: int = 500,
+    parameters: Mapping[str, object] | None = None,
+) -> ModelConfig:
+    """The whole config that `write_repository` writes for these arguments. Raises UserError E721, E722, E723."""
+    config = describe(onnx_path, name, max_batch_size, max_queue_delay_us)
+    values = {key: str(value) for key, value in (parameters or {}).items()}
+    if labels:
+        set_labels(config, labels)
+        values["labels"] = json.dumps(list(labels), ensure_ascii=False)
+    if tokenizer_folder is not None:
+        values["tokenizer_sha256"] = tokenizer_sha256(tokenizer_folder)
+    for key, value in values.items():
+        config.parameters[key].string_value = value
+    return config
 
 
 def describe(onnx_path: Path, name: str, max_batch_size: int, max_queue_delay_us: int) -> ModelConfig:

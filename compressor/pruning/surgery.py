@@ -191,15 +191,18 @@ def complement(gone: list[int], total: int) -> Tensor:
 
 def restore_kept(model: nn.Module, kept: Kept) -> None:
     """Cut a dense model down to the structures recorded in `kept`."""
-    if not kept:
-        return
-    removals = {}
-    for number, layer in enumerate(layers_of(model)):
-        row = kept.get(str(number))
-        left = row or {}
-        gone = {structure: sorted(set(range(layer.units(structure))) - set(units)) for structure, units in left.items()}
-        removals[number] = Removal(**gone, whole=row is None)
-    remove(model, removals)
+    if kept:
+        remove(model, removals_to(model, kept))
+
+
+def removals_to(model: nn.Module, kept: Kept) -> dict[int, Removal]:
+    """What must leave each block of `model`, dense or pruned, so that `kept` is left (nothing where that is empty)."""
+    before, removals = kept_of(model) or _everything(layers_of(model)), {}
+    for place, (number, row) in enumerate(before.items() if kept else ()):
+        left = kept.get(number, {})
+        gone = {name: [unit for unit, index in enumerate(row[name]) if index not in units] for name, units in left.items()}
+        removals[place] = Removal(**gone, whole=number not in kept)
+    return removals
 
 
 @torch.no_grad()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
-
-if TYPE_CHECKING:
-    from pipelines.loading import Data
 
 
 class DeployConfig(StageConfig):
@@ -32,60 +30,41 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E725", f"{config.precision} is not exported", "Add it to export.precision", ("precision",))
 
 
-def prove(config: DeployConfig, inputs: Inputs, precision: str, data: Data, workspace: Workspace) -> dict[str, Any]:
-    """Start Triton on the repository and compare its answers with a local session. Raises CheckError, UserError E7xx."""
-    from export.parity import compare, require
-    from pipelines.loading import PARITY_ROWS, predict_rows
-    from pipelines.stages.export import onnx_logits
-    from serving.client import Client
-    from serving.server import EmbeddedServer
+def contents(config: DeployConfig, inputs: Inputs, labels: list[str]) -> tuple[str, Path, dict[str, Any]]:
+    """(precision, ONNX file, what else the repository is written from): the compressed model with the base's tokenizer."""
+    from compressor.models import end_id, padding_id
 
-    rows, onnx = data.validation.sample(PARITY_ROWS), inputs.nearest("onnx")
-    path = onnx.folder / onnx.metadata["files"]["compressed"][precision]["path"]
-    # one batch size on both sides: dynamic int8 scales depend on what shares a batch
-    batch = min(32, config.max_batch_size)
-    local = onnx_logits(path, rows, data, workspace, "local session", threads=inputs.threads, batch_size=batch)
-    with (
-        EmbeddedServer(workspace.folder / "repository", log_path=workspace.log_folder / "triton.log") as server,
-        Client(server.url) as client,
-    ):
-        wanted = {field["name"] for field in client.config(config.name)["input"]}
-
-        def forward(encoding):
-            features = {name: values for name, values in encoding.items() if name in wanted}
-            return client.infer(config.name, features)["logits"]
-
-        served = predict_rows(forward, rows, data, workspace, "through the live server", batch)
-    result = compare("local session -> Triton", "served", local, served, rows.labels)
-    require(result)
-    return result.to_json()
+    onnx, base = inputs.nearest("onnx"), inputs.base.folder
+    end = end_id(base)
+    files = onnx.metadata["files"]["compressed"]
+    precision = config.chosen(list(files))
+    options = {
+        "labels": labels,
+        "tokenizer_folder": base,
+        "max_batch_size": config.max_batch_size,
+        "max_queue_delay_us": config.max_queue_delay_us,
+        "parameters": {
+            "task": inputs.task.kind,
+            "max_length": inputs.task.max_length,
+            "pad_id": padding_id(base),
+            **({} if end is None else {"end_id": end}),
+        },
+    }
+    return precision, onnx.folder / files[precision]["path"], options
 
 
 def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write repository/NAME with the compressed model and its tokenizer, and prove it on the embedded server."""
-    from compressor.models import end_id
-    from pipelines.loading import load_data
+    from pipelines.hops import compare_served
+    from pipelines.loading import PARITY_ROWS, load_data
     from serving.repository import write_repository
 
-    data, onnx = load_data(inputs), inputs.nearest("onnx")
-    precision = config.chosen(list(onnx.metadata["files"]["compressed"]))
-    write_repository(
-        workspace.folder / "repository",
-        config.name,
-        onnx.folder / onnx.metadata["files"]["compressed"][precision]["path"],
-        labels=data.label_names,
-        tokenizer_folder=inputs.base.folder,
-        max_batch_size=config.max_batch_size,
-        max_queue_delay_us=config.max_queue_delay_us,
-        parameters={
-            "task": inputs.task.kind,
-            "max_length": inputs.task.max_length,
-            "pad_id": data.pad_id,
-            **({} if (end := end_id(inputs.base.folder)) is None else {"end_id": end}),
-        },
-    )
-    parity = prove(config, inputs, precision, data, workspace)
-    return {"model": config.name, "precision": precision, "parity": [parity]}
+    data, repository = load_data(inputs), workspace.folder / "repository"
+    precision, path, options = contents(config, inputs, data.label_names)
+    write_repository(repository, config.name, path, **options)
+    rows = data.validation.sample(PARITY_ROWS)
+    result = compare_served(repository, config.name, path, rows, data, workspace, inputs.threads)
+    return {"model": config.name, "precision": precision, "parity": [result.to_json()]}
 
 
 STAGE = Stage(

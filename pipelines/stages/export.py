@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
@@ -44,8 +45,10 @@ def export_one(
     """
     from compressor.tasks.features import pad, torch_forward
     from export.onnx import export_onnx
-    from export.parity import compare, require
-    from pipelines.loading import predict_rows, quality
+    from export.sessions import run as run_onnx
+    from export.sessions import session
+    from pipelines.hops import ask, compare_graph, runs
+    from pipelines.loading import quality
 
     rows = data.validation
     sample = pad(data.validation.sample(2).tokens, data.pad_id)
@@ -53,17 +56,18 @@ def export_one(
     with workspace.progress(f"exporting {name} to ONNX", 1) as bar:
         paths = export_onnx(model, sample, folder, precisions=tuple(config.precision))
         bar.advance()
-    reference = predict_rows(torch_forward(model), rows, data, workspace, f"{name} in PyTorch")
+    reference = ask(torch_forward(model), rows, data, workspace, f"{name} in PyTorch")
     parity, files = [], {}
     for precision in config.precision:
         path = paths[precision]
-        logits = onnx_logits(path, rows, data, workspace, f"{name} in ONNX {precision}", threads=threads)
-        kind = "onnx" if precision == "fp32" else precision
-        result = compare(f"{name}: PyTorch -> ONNX {precision}", kind, reference, logits, rows.labels)
-        require(result)
+        live = session(path, threads=threads)
+        hop, kind = f"{name}: PyTorch -> ONNX {precision}", "onnx" if precision == "fp32" else precision
+        with runs(hop):
+            answers = ask(partial(run_onnx, live), rows, data, workspace, f"{name} in ONNX {precision}")
+        result = compare_graph(hop, kind, model, reference, path, answers, rows, data)
         parity.append(result.to_json())
         size = sum(file.stat().st_size for file in folder.glob(f"{path.name}*"))
-        files[precision] = {"path": f"{name}/{path.name}", "bytes": size, "quality": quality(logits, rows.labels)}
+        files[precision] = {"path": f"{name}/{path.name}", "bytes": size, "quality": quality(answers.logits, rows.labels)}
     return parity, files
 
 

@@ -21,21 +21,17 @@ def check(config: MergeConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Merge, write the checkpoint, load it again and require equal logits, bit for bit; count what is not zero in it."""
     from compressor.checkpoint import load, save_checkpoint
-    from compressor.deltas import merge_all
+    from compressor.deltas import merged_copy
     from compressor.pruning.weights import densities, nonzeros
     from compressor.tasks.features import torch_forward
-    from export.parity import compare, require
+    from pipelines.hops import compare_modules
     from pipelines.loading import PARITY_ROWS, load_data, load_model, predict_rows, quality
 
     data, previous = load_data(inputs), inputs.nearest("model")
-    model, rows = load_model(previous, inputs.base), data.validation.sample(PARITY_ROWS)
-    reference = predict_rows(torch_forward(model), rows, data, workspace, "with deltas")
-    density = [asdict(one) for one in densities(model)]
-    save_checkpoint(merge_all(model), workspace.folder, inputs.base.folder)
-    reloaded = load(workspace.folder)
-    candidate = predict_rows(torch_forward(reloaded), rows, data, workspace, "merged and reloaded")
-    result = compare("deltas -> merged", "merged", reference, candidate, rows.labels)
-    require(result)
+    model = load_model(previous, inputs.base)
+    save_checkpoint(merged_copy(model), workspace.folder, inputs.base.folder)
+    reloaded, rows = load(workspace.folder), data.validation.sample(PARITY_ROWS)
+    result = compare_modules("deltas -> merged", "merged", model, reloaded, rows, data, workspace)
     logits = predict_rows(torch_forward(reloaded), data.validation, data, workspace, "validating")
     return {
         "merged": True,
@@ -44,7 +40,7 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
         "quality": quality(logits, data.validation.labels),
         "labels": data.label_names,
         "nonzeros": nonzeros(reloaded),
-        "density": density,
+        "density": [asdict(one) for one in densities(model)],
     }
 
 

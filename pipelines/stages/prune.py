@@ -205,9 +205,8 @@ def carry_out(
     """Score, remove and prove one item, in place. Raises CheckError E6xx when removed and masked differ."""
     from compressor.deltas import merged_copy
     from compressor.pruning.surgery import remove, silence
-    from compressor.tasks.features import torch_forward
-    from export.parity import compare, require
-    from pipelines.loading import PARITY_ROWS, predict_rows
+    from pipelines.hops import compare_modules
+    from pipelines.loading import PARITY_ROWS
 
     scores = score(item, model, base, seed, data, workspace)
     removals = removals_of(item, model, scores)
@@ -217,10 +216,7 @@ def carry_out(
         if cut is not None:
             remove(cut, removals)
     rows = data.validation.sample(PARITY_ROWS)
-    reference = predict_rows(torch_forward(masked), rows, data, workspace, f"{item.structure} masked")
-    candidate = predict_rows(torch_forward(model), rows, data, workspace, f"{item.structure} removed")
-    result = compare(f"{item.structure} masked -> removed", "removed", reference, candidate, rows.labels)
-    require(result)
+    result = compare_modules(f"{item.structure} masked -> removed", "removed", masked, model, rows, data, workspace)
     return {**item.model_dump(), "parity": result.to_json()}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import CheckError
-from export.parity import BOUNDS, compare, require
+from export.parity import BOUNDS, MORE_ROWS, compare, in_other_batches, require
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(200, 3)).astype(np.float32)
@@ -91,3 +91,62 @@ def test_large_logits_get_a_relative_bound():
     shifted = large * (1 + 5e-5)
     assert compare("export", "onnx", large, shifted, LABELS).passed
     assert not compare("export", "removed", large, shifted, LABELS).passed
+
+
+def test_the_interval_is_of_the_paired_difference():
+    """Of 200 rows 10 that were right turn wrong: 5 points, and an interval around them; equal models differ by nothing."""
+    broken = LOGITS.copy()
+    broken[:10] = np.roll(broken[:10], 1, axis=1)
+    low, high = compare("hop", "int8", LOGITS, broken, LABELS).metric_interval
+    assert -0.09 < low < -0.05 < high < -0.01
+    assert compare("hop", "int8", LOGITS, LOGITS.copy(), LABELS).metric_interval == (0.0, 0.0)
+
+
+ROWS = [{"input_ids": [row] * (1 + row % 9), "attention_mask": [1] * (1 + row % 9)} for row in range(1, 201)]
+
+
+def model(encoding):
+    """Sums the tokens of a row: right whatever shares its batch."""
+    total = (encoding["input_ids"] * encoding["attention_mask"]).sum(axis=1)
+    return np.stack([total, -total], axis=1).astype(np.float64)
+
+
+def alone(encoding):
+    """Wrong for one row at a time only."""
+    return model(encoding) + (len(encoding["input_ids"]) == 1)
+
+
+def mixing(encoding):
+    """Looks at the other rows of its batch."""
+    return model(encoding) + model(encoding).mean(axis=0)
+
+
+def left(encoding):
+    """Takes the padding to be on the left."""
+    return model(encoding | {"attention_mask": encoding["attention_mask"][:, ::-1]})
+
+
+@pytest.mark.parametrize("fault", [alone, mixing, left])
+def test_what_other_batches_show(fault):
+    """The same logits in one batch composition prove nothing about another."""
+    right, wrong = (in_other_batches(one, ROWS, 0) for one in (model, fault))
+    reference = compare("hop", "onnx", LOGITS, LOGITS, LABELS, batches=(right, right))
+    assert reference.passed and list(reference.batches) == ["batch 1", "batch 32, mixed lengths"]
+    result = compare("hop", "onnx", LOGITS, LOGITS, LABELS, batches=(right, wrong))
+    expected = {alone: ("batch 1",), mixing: tuple(reference.batches), left: ("batch 32, mixed lengths",)}
+    assert not result.passed and result.failed_batches == expected[fault]
+    with pytest.raises(CheckError, match=f"{result.failed_batches[0]}: |Δlogit|"):
+        require(result)
+
+
+def test_every_other_batch_has_short_and_long_rows():
+    seen = []
+
+    def watch(encoding):
+        seen.append(encoding["attention_mask"].sum(axis=1))
+        return model(encoding)
+
+    in_other_batches(watch, ROWS, 0)
+    singles, mixed = seen[:MORE_ROWS], seen[MORE_ROWS:]
+    assert {len(one) for one in singles} == {1} and len(mixed) == 4
+    assert all(lengths.min() < 3 and lengths.max() == 9 for lengths in mixed)
