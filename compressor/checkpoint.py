@@ -82,7 +82,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     model = build(base_folder, description["labels"], seed)
     restore_kept(model, description["kept"])
     if not changes:
-        restore_masks(model, description["changes"], load_file(folder / "changes.safetensors"))
+        restore_masks(model, description["changes"], _read_tensors(folder / "changes.safetensors"))
         return model
     _load_strictly(model, _read_tensors(folder / "head.safetensors"), set(head_names(model)), folder)
     if description["weights_moved"]:

@@ -237,7 +237,7 @@ class Verification:
 
         row = next(stage for stage in self.stages if stage["id"] == made.entry)
         config, rows = DeployConfig(**row["config"]), self.data.validation.sample(PARITY_ROWS)
-        _, path, options = contents(config, inputs, self.data.label_names)
+        _, path, options = contents(config, inputs, self.data)
         repository = made.folder / "repository"
         yield "model, config, tokenizer", lambda: same_repository(repository, config.name, path, options)
         if serve:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+
+if TYPE_CHECKING:
+    from pipelines.loading import Data
 
 
 class DeployConfig(StageConfig):
@@ -30,23 +33,23 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E725", f"{config.precision} is not exported", "Add it to export.precision", ("precision",))
 
 
-def contents(config: DeployConfig, inputs: Inputs, labels: list[str]) -> tuple[str, Path, dict[str, Any]]:
+def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, Path, dict[str, Any]]:
     """(precision, ONNX file, what else the repository is written from): the compressed model with the base's tokenizer."""
-    from compressor.models import end_id, padding_id
+    from compressor.models import end_id
 
     onnx, base = inputs.nearest("onnx"), inputs.base.folder
     end = end_id(base)
     files = onnx.metadata["files"]["compressed"]
     precision = config.chosen(list(files))
     options = {
-        "labels": labels,
+        "labels": data.label_names,
         "tokenizer_folder": base,
         "max_batch_size": config.max_batch_size,
         "max_queue_delay_us": config.max_queue_delay_us,
         "parameters": {
             "task": inputs.task.kind,
             "max_length": inputs.task.max_length,
-            "pad_id": padding_id(base),
+            "pad_id": data.pad_id,
             **({} if end is None else {"end_id": end}),
         },
     }
@@ -60,7 +63,7 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     from serving.repository import write_repository
 
     data, repository = load_data(inputs), workspace.folder / "repository"
-    precision, path, options = contents(config, inputs, data.label_names)
+    precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, **options)
     rows = data.validation.sample(PARITY_ROWS)
     result = compare_served(repository, config.name, path, rows, data, workspace, inputs.threads)
