@@ -46,7 +46,8 @@ def info(file: Path, as_json: bool) -> None:
     table(("change", "place", "blocks", "scalars", "indices", "mask entries"), rows)
     stored, kept = facts["stored"], facts["kept"]
     click.echo(f"trained  {facts['trained']:,} (head apart)")
-    width, scalars, indices, entries = (stored[key] for key in ("width", "scalars", "indices", "mask_entries"))
+    width, scalars, indices = (stored[key] for key in ("width", "scalars", "indices"))
+    entries = stored["mask_entries"] + stored["pruned_entries"]
     click.echo(f"bits     {width} x {scalars:,} + 32 x {indices:,} + {entries:,} = {stored['bits']:,}")
     parts = f"changes {stored['bytes']:,}, head {facts['head_bytes']:,}, header {facts['header_bytes']:,}"
     click.echo(f"bytes    {facts['bytes']:,}: {parts}, else {facts['other_bytes']:,}")

@@ -1,5 +1,9 @@
 """Single weights: which go, on every architecture and pattern, and that nothing brings one of them back."""
 
+import gc
+from itertools import cycle
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +29,7 @@ from pipelines.prune_weights import WeightsItem, pools_of
 from tests.compressor.conftest import CASES, GROWING, NEURONS, TRIED, encoding, prepared, tiny, tuned
 from tests.compressor.training_parts import rows_of
 
-harness = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+harness = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LABELS = torch.tensor([0, 2, 1])
 ADAPTED = ("query", "value")
 
@@ -94,16 +98,13 @@ def zeros(tensor: torch.Tensor) -> set[int]:
     return set((tensor == 0).flatten().nonzero().flatten().tolist())
 
 
-@harness
-@given(item=plans())
-def test_exactly_the_lowest_go_and_nothing_else_is_touched(architecture, item, tmp_path_factory):
+def assert_exact(architecture: str, item: WeightsItem, folder: Path) -> None:
     """Against a brute-force sort; in the merged model and in its file; embeddings, norms, biases and head bit for bit."""
     model = tuned(tiny(architecture, torch.float32), "dsee", ADAPTED)
     before = dict(merged_copy(model).named_parameters())
     adapted = set(changes_of(model))
     expected = brute_force(item, carry_out(model, item), adapted)
     masked, counted = logits(model), densities(model)
-    folder = tmp_path_factory.mktemp("merged")
     save_checkpoint(merge_all(model), folder, folder)
     again, file = load(folder), load_file(folder / "model.safetensors")
     assert torch.equal(logits(again), masked), "merged is masked, bit for bit"
@@ -126,6 +127,19 @@ def test_exactly_the_lowest_go_and_nothing_else_is_touched(architecture, item, t
     assert (told[0].entries, told[0].nonzeros) == (entries, entries - hidden)
     if item.nm:
         assert all(holds(matrix.weight, item.nm) for matrix in matrices_of(again, item.modules))
+
+
+@harness
+@given(item=plans())
+def test_exactly_the_lowest_go_and_nothing_else_is_touched(architecture, item, tmp_path):
+    assert_exact(architecture, item, tmp_path)
+
+
+@pytest.mark.slow
+@settings(harness, max_examples=100)
+@given(item=plans())
+def test_exactly_the_lowest_go_over_many_plans(architecture, item, tmp_path):
+    assert_exact(architecture, item, tmp_path)
 
 
 WEIGHTS = {"structure": "weights", "remove": 0.5}
@@ -208,8 +222,21 @@ def test_delta_where_nothing_was_tuned():
 # --- recovery ---
 
 
-@pytest.mark.parametrize("item", [HALF, TWO_OF_FOUR], ids=["unstructured", "2:4"])
-@pytest.mark.parametrize("case", [*CASES, *GROWING])
+@pytest.fixture(scope="module")
+def quick_collections():
+    """Trainer collects garbage whenever it starts: what was imported need not be looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("quick_collections")
+@pytest.mark.parametrize(
+    ("case", "item"),
+    list(zip([*CASES, *GROWING], cycle([HALF, TWO_OF_FOUR]))),
+    ids=lambda one: one if isinstance(one, str) else one.pattern,
+)
 def test_no_method_revives_a_weight(case, item, tmp_path):
     """Trained with AdamW and decay behind a tuned and masked model; merged, every hidden place is +0.0."""
     model = tuned(tiny("bert", torch.float32), "lora", ADAPTED)
@@ -223,8 +250,8 @@ def test_no_method_revives_a_weight(case, item, tmp_path):
         for _, owner, name in chains(model):
             chain(owner, name)[0].group = "before"
         prepared(model, case, ("query", "key", "ffn_out"), places=60)
-    schedule = Schedule(epochs=2, learning_rate=0.02, batch_size=8, weight_decay=0.1)
-    train(model, rows_of(16), 1, schedule, tmp_path / "work")
+    schedule = Schedule(epochs=1, learning_rate=0.02, batch_size=4, weight_decay=0.1)
+    train(model, rows_of(8), 1, schedule, tmp_path / "work")
     assert all(isinstance(chain(matrix.owner)[-1], Mask) for matrix in matrices_of(model, MODULES))
     masked = logits(model)
     save_checkpoint(merge_all(model), tmp_path / "merged", tmp_path)

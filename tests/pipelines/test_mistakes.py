@@ -66,6 +66,11 @@ def within(select: str, tune: str, then: str = "") -> Callable[[Path], object]:
     return rewrite(PIPELINE.split("  - select")[0] + stages + then)
 
 
+def weights(keys: str) -> tuple[str, str]:
+    """An item of single weights with these keys instead of the heads."""
+    return "{structure: heads, criterion: delta, remove: 1}", f"{{structure: weights, {keys}}}"
+
+
 STAGES_LINE = "  - tune: {rank: 4, learning_rate: 5e-4}\n"
 
 MISTAKES = [
@@ -104,6 +109,54 @@ MISTAKES = [
         "export of nothing", rewrite(PIPELINE.split("  - select")[0] + "  - export:\n"), "E107 {file}:5: stages[0].export: "
     ),
     Mistake("as many heads as there are", ("remove: 1", "remove: 4"), "E501 {file}:7: stages[2].prune: remove: 4 leaves none"),
+    Mistake(
+        "a pattern that the widths do not hold",
+        weights("pattern: 1:5"),
+        "E505 {file}:7: stages[2].prune: query has 32 inputs, no multiple of 5",
+        "Leave out this module",
+    ),
+    Mistake(
+        "a pattern behind neurons that went one by one",
+        (
+            "{structure: heads, criterion: delta, remove: 1}",
+            "[{structure: neurons, criterion: weight, remove: 1}, {structure: weights, pattern: 2:4, modules: ffn_out}]",
+        ),
+        "E505 {file}:7: stages[2].prune: ffn_out has 23 inputs, no multiple of 4",
+    ),
+    Mistake("no pattern", weights("pattern: 4:2"), "E104 {file}:7: stages[2].prune.pattern: a pattern is unstructured, or n:m"),
+    Mistake(
+        "a pattern and a share", weights("pattern: 2:4, remove: 0.5"), "E104 {file}:7: stages[2].prune: pattern 2:4 says what"
+    ),
+    Mistake("weights without a share", weights("criterion: weight"), "E104 {file}:7: stages[2].prune: an unstructured item"),
+    Mistake("all weights", weights("remove: 1"), "E104 {file}:7: stages[2].prune.remove: must be less than 1, not 1"),
+    Mistake(
+        "two shares of one pool",
+        weights("criterion: weight, remove: {adapted: 0.5, others: 0.5}"),
+        "E104 {file}:7: stages[2].prune: criterion weight has one pool",
+    ),
+    Mistake(
+        "one share of two",
+        weights("remove: {adapted: 0.5}"),
+        "E105 {file}:7: stages[2].prune.remove: key 'others' is missing",
+    ),
+    Mistake("a unit's key", weights("remove: 0.5, normalise: true"), "E102 {file}:7: stages[2].prune.normalise: unknown key"),
+    Mistake(
+        "less than one weight", weights("remove: 1e-5"), "E501 {file}:7: stages[2].prune: remove: 1e-05 is less than one of"
+    ),
+    Mistake(
+        "weights without a delta",
+        weights("remove: 0.5, criterion: delta"),
+        "E502 {file}:7: stages[2].prune.criterion: weights by criterion delta, but no stage tunes key, output, ffn_in, ffn_out",
+        "delta_or_weight",
+    ),
+    Mistake(
+        "fewer than are gone already",
+        (
+            "{structure: heads, criterion: delta, remove: 1}",
+            "[{structure: weights, remove: 0.5}, {structure: weights, remove: 0.3}]",
+        ),
+        "E501 {file}:7: stages[2].prune: 5,632 of these weights are gone already",
+    ),
     Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a share lies in"),
     Mistake(
         "a module of another architecture",
