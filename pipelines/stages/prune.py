@@ -14,12 +14,13 @@ from compressor.modules import MODULES, STRUCTURES
 from compressor.pruning.names import LOSS_POWER, Criterion, Structure
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
+from pipelines.targets import Judged, Search, closed_form, even_scores, surroundings, widths
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compressor.anatomy import Layer
-    from compressor.cost import LayerShape
+    from compressor.cost import LayerShape, ModelShape
     from compressor.pruning.surgery import Removal
     from pipelines.loading import Data
 
@@ -54,19 +55,41 @@ class PruneItem(BaseModel):
 
 
 class PruneConfig(StageConfig):
-    """One item or a list of them, carried out in order."""
+    """One item or a list of them, carried out in order; or a search for what meets a target."""
 
-    items: list[PruneItem] = Field(min_length=1)
+    items: list[PruneItem] = Field(default=[])
+    search: Search | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         if isinstance(value, list):
             return {"items": value}
-        if isinstance(value, dict) and "items" not in value:
+        if isinstance(value, dict) and "items" not in value and "search" not in value:
             own = {key: item for key, item in value.items() if key != "id"}
-            return {**({"id": value["id"]} if "id" in value else {}), "items": [own]}
+            name = {"id": value["id"]} if "id" in value else {}
+            if "target" not in own:
+                return {**name, "items": [own]}
+            if told := {"structure", "scope", "normalize", "remove"} & set(own):
+                raise ValueError(f"{min(told)} beside target: a target finds how much goes, of what `structures` lists")
+            return {**name, "search": own}
         return value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PruneConfig:
+        if bool(self.items) == (self.search is not None):
+            raise ValueError("give items to remove, or a target to meet")
+        return self
+
+    @property
+    def judged(self) -> list[tuple[tuple[str | int, ...], Judged]]:
+        """Every structure with its criterion, behind the key of the latter."""
+        if self.search is None:
+            return [
+                (("items", n, "criterion"), Judged(one.structure, one.criterion, one.rows)) for n, one in enumerate(self.items)
+            ]
+        rows = self.search.rows
+        return [(("search", "criterion"), Judged(*pair, rows)) for pair in self.search.criteria.items()]
 
 
 def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
@@ -111,14 +134,14 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
         return
     yield from merged_problems("prune", earlier)
     touched = _modules_tuned(earlier)
-    for number, item in enumerate(config.items):
+    for key, item in config.judged:
         modules = MODULES_OF.get(item.structure, MODULES)
         if item.criterion == "delta" and touched is not None and not touched & set(modules):
             yield Problem(
                 "E502",
                 f"{item.structure} by criterion delta, but no stage tunes {' or '.join(modules)}",
                 "Tune one of these modules, or use taylor or weight",
-                ("items", number, "criterion"),
+                key,
             )
 
 
@@ -137,7 +160,7 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
 
 
 def score(
-    item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+    item: PruneItem | Judged, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> list[Tensor]:
     """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
     from compressor.pruning.scores import changes_of, loss_scores, random_scores, weight_scores
@@ -168,7 +191,7 @@ def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Re
 
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Carry out every item, compare removed against masked on validation rows, write the state."""
+    """Carry out every item or the search, compare removed against masked on validation rows, write the state."""
     from compressor.checkpoint import load_state
     from pipelines.loading import load_data, load_model, publish_model
 
@@ -177,34 +200,88 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
     base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
     steps = [carry_out(item, model, base, inputs.seed, data, workspace) for item in config.items]
+    found = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
     published = publish_model(model, inputs, data, workspace)
-    parity = [step["parity"] for step in steps]
-    return {**published, "method": previous.metadata["method"], "items": steps, "parity": parity}
+    parity = [step["parity"] for step in [*steps, found] if "parity" in step]
+    target = {"target": found} if found else {}
+    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity}
 
 
 def carry_out(
     item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
     """Score, remove and prove one item, in place. Raises CheckError E6xx when removed and masked differ."""
+    scores = score(item, model, base, seed, data, workspace)
+    removals = removals_of(item, model, scores)
+    return {**item.model_dump(), "parity": cut(item.structure, removals, model, base, data, workspace)}
+
+
+def cut(
+    what: str, removals: dict[int, Removal], model: nn.Module, base: nn.Module | None, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Remove in place, and prove by validation rows that it is what silencing would be: the record of that comparison.
+
+    Raises CheckError E6xx when it is not.
+    """
     from compressor.deltas import merged_copy
     from compressor.pruning.surgery import remove, silence
     from compressor.tasks.features import torch_forward
     from export.parity import compare, require
     from pipelines.loading import PARITY_ROWS, predict_rows
 
-    scores = score(item, model, base, seed, data, workspace)
-    removals = removals_of(item, model, scores)
     masked = merged_copy(model)
     silence(masked, removals)
-    for cut in (model, base):
-        if cut is not None:
-            remove(cut, removals)
+    for one in (model, base):
+        if one is not None:
+            remove(one, removals)
     rows = data.validation.sample(PARITY_ROWS)
-    reference = predict_rows(torch_forward(masked), rows, data, workspace, f"{item.structure} masked")
-    candidate = predict_rows(torch_forward(model), rows, data, workspace, f"{item.structure} removed")
-    result = compare(f"{item.structure} masked -> removed", "removed", reference, candidate, rows.labels)
+    reference = predict_rows(torch_forward(masked), rows, data, workspace, f"{what} masked")
+    candidate = predict_rows(torch_forward(model), rows, data, workspace, f"{what} removed")
+    result = compare(f"{what} masked -> removed", "removed", reference, candidate, rows.labels)
     require(result)
-    return {**item.model_dump(), "parity": result.to_json()}
+    return result.to_json()
+
+
+def meet(
+    search: Search, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Find the widths that meet a target, cut them, and measure what came of it where the target is a time.
+
+    Returns the target's record. Raises UserError E520 (out of reach), E803, E901, and what `cut` raises.
+    """
+    from compressor.cost import shape_of
+    from compressor.deltas import merge_all, merged_copy
+    from pipelines.loading import load_model
+    from pipelines.targets import latency_table, lowest_of, measured, table_name
+
+    target = search.target
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    table = latency_table(target, dense, inputs, data, workspace) if target.timed else None
+    measure = table.ms if table else closed_form(target)
+    whole, before = measure(shape_of(dense)), shape_of(model)
+    record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
+    if table:
+        record |= {"table": table_name(table.facts), **target.model_dump(include={"batch", "length", "precision", "runtime"})}
+    if measure(before) <= target.budget(whole):
+        workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
+    else:
+        scores = {
+            item.structure: score(item, model, base, inputs.seed, data, workspace)
+            for _, item in PruneConfig(search=search).judged
+        }
+        found = widths(
+            search, before, shape_of(dense), measure, {name: [one.numpy() for one in own] for name, own in scores.items()}
+        )
+        record["parity"] = cut("target", lowest_of(found, scores), model, base, data, workspace)
+    told = [f"target {target.say(target.value)}"]
+    record["predicted"] = target.reached(measure(shape_of(model)), whole)
+    told.append(f"predicted {target.say(record['predicted'])}")
+    if table:
+        times = measured(target, dense, merged_copy(model), inputs, data, workspace)
+        record |= {"measured": target.reached(times[1], times[0]), "dense_ms": times[0], "ms": times[1]}
+        told.append(f"measured {target.say(record['measured'])}")
+    workspace.say(", ".join(told))
+    return {**record, "told": ", ".join(told)}
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
@@ -213,6 +290,8 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
 
     check_prunable(plan.model)
     shape = plan.shape
+    if config.search:
+        return replace(plan, shape=planned(config.search, shape, plan.dense))
     for item in config.items:
         whole = item.structure == "layers"
         units = [1 if whole else layer.units(item.structure) for layer in shape.layers]
@@ -220,6 +299,21 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
         left = [there - less for there, less in zip(units, gone, strict=True)]
         shape = shape.without({n for n, one in enumerate(left) if not one}) if whole else shape.left(item.structure, left)
     return replace(plan, shape=shape)
+
+
+def planned(search: Search, shape: ModelShape, dense: ModelShape) -> ModelShape:
+    """The shape that meets a closed target where all units of a structure matter alike; an upper bound, the shape as it is,
+    where only a measurement can tell. Raises UserError E520."""
+    if search.target.timed:
+        return shape
+    found = widths(search, shape, dense, closed_form(search.target), even_scores(search, shape))
+    for structure in STRUCTURES if found else ():
+        kept = [
+            layer.units(structure) if one is None else one.get(structure, layer.units(structure))
+            for one, layer in zip(found, shape.layers, strict=True)
+        ]
+        shape = shape.left(structure, kept)
+    return shape.without({place for place, one in enumerate(found or ()) if one is None})
 
 
 STAGE = Stage(
@@ -233,4 +327,7 @@ STAGE = Stage(
     version=3,
     check=check,
     plan=plan,
+    uses_dense=True,
+    lengths=lambda config: [(("search", "target", "length"), config.search.target.length)] if config.search else (),
+    surroundings=lambda config: surroundings(config.search.target) if config.search and config.search.target.timed else {},
 )
