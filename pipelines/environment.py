@@ -7,7 +7,7 @@ import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
 
 def package_versions(stage: Stage) -> dict[str, str | None]:
     """Version of every distribution that the stage declares; None where it is not installed."""
-    return {name: _version((name, *ALTERNATIVES.get(name, ()))) for name in stage.packages}
+    return {name: distribution(name) for name in stage.packages}
 
 
-def _version(names: Sequence[str]) -> str | None:
-    for name in names:
+def distribution(name: str) -> str | None:
+    """'numpy 1.26.4': the distribution that provides a package, and its version; None where none is installed."""
+    for one in (name, *ALTERNATIVES.get(name, ())):
         try:
-            return f"{name} {importlib.metadata.version(name)}"
+            return f"{one} {importlib.metadata.version(one)}"
         except importlib.metadata.PackageNotFoundError:
             continue
     return None

@@ -67,6 +67,8 @@ class _Workspace:
     folder: Path
     log_folder: Path
     unfinished: Path
+    cache: Path
+    again: bool
     log: logging.Logger
     display: Display
 
@@ -266,7 +268,8 @@ def _perform(run: _Run, number: int, stage: Stage, work: Path, unfinished: Path,
     """Call the stage's `run` with its output in its log. Raises its CompressErrors with a place, E804, or E899."""
     entry, logs = run.entries[number], run.folder / "logs"
     log_path = logs / f"{entry.id}.log"
-    workspace = _Workspace(work, logs, unfinished, logging.getLogger(f"compress.{entry.id}"), display)
+    log, cache, again = logging.getLogger(f"compress.{entry.id}"), run.store.cache, number in run.again
+    workspace = _Workspace(work, logs, unfinished, cache, again, log, display)
     with captured(log_path):
         try:
             _settle(stage, run.pipeline.seed, run.threads)
@@ -353,6 +356,7 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
             "python": list(sys.version_info[:2]),
             "threads": run.threads,
             **({"accelerator": card} if card else {}),
+            **stage.surroundings(entry.config),
         }
     )
 

@@ -123,12 +123,15 @@ class Workspace(Protocol):
 
     `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
     cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
-    `say` puts one line into the terminal that stays.
+    `cache` (it may not exist yet) keeps what is measured once on a machine, for every run; `again` says that the user asked
+    to make this stage anew. `say` puts one line into the terminal that stays.
     """
 
     folder: Path
     log_folder: Path
     unfinished: Path
+    cache: Path
+    again: bool
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
@@ -153,7 +156,7 @@ class Stage:
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
     it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
     key, to be compared with the model's positions. `with_tasks` looks at the config once more, knowing whether the pipeline has
-    many tasks.
+    many tasks. `surroundings` are facts of this machine that decide the result of such a config.
     """
 
     name: str
@@ -171,6 +174,7 @@ class Stage:
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
     with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
+    surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
 def load_stage(name: str) -> Stage:

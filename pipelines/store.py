@@ -164,6 +164,11 @@ class Store:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
+    @property
+    def cache(self) -> Path:
+        """Where stages keep what they measure once on a machine."""
+        return self.root / ".cache"
+
     def unfinished(self, stage: str, fingerprint: str) -> Path:
         """Where a stage that is cut off leaves what it goes on from. Inside `making` it is ours alone."""
         return self.root / f".unfinished-{self.folder(stage, fingerprint).name}"

@@ -16,12 +16,13 @@ from pipelines import prune_weights
 from pipelines.prune_weights import WeightsItem
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
+from pipelines.targets import Judged, Search, closed_form, even_scores, surroundings, widths
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compressor.anatomy import Layer
-    from compressor.cost import LayerShape
+    from compressor.cost import LayerShape, ModelShape
     from compressor.pruning.surgery import Removal
     from pipelines.loading import Data
 
@@ -65,19 +66,40 @@ Item = Annotated[Annotated[PruneItem, Tag("units")] | Annotated[WeightsItem, Tag
 
 
 class PruneConfig(StageConfig):
-    """One item or a list of them, carried out in order."""
+    """One item or a list of them, carried out in order; or a search for what meets a target."""
 
-    items: list[Item] = Field(min_length=1)
+    items: list[Item] = Field(default=[])
+    search: Search | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         if isinstance(value, list):
             return {"items": value}
-        if isinstance(value, dict) and "items" not in value:
+        if isinstance(value, dict) and "items" not in value and "search" not in value:
             own = {key: item for key, item in value.items() if key != "id"}
-            return {**({"id": value["id"]} if "id" in value else {}), "items": [own]}
+            name = {"id": value["id"]} if "id" in value else {}
+            if "target" not in own:
+                return {**name, "items": [own]}
+            if told := {"structure", "scope", "normalize", "remove"} & set(own):
+                raise ValueError(f"{min(told)} beside target: a target finds how much goes, of what `structures` lists")
+            return {**name, "search": own}
         return value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PruneConfig:
+        if bool(self.items) == (self.search is not None):
+            raise ValueError("give items to remove, or a target to meet")
+        return self
+
+    @property
+    def judged(self) -> list[tuple[tuple[str | int, ...], Judged]]:
+        """Every structure of units with its criterion, behind the key of the latter."""
+        if self.search is None:
+            units = [(number, one) for number, one in enumerate(self.items) if one.structure != "weights"]
+            return [(("items", number, "criterion"), Judged(one.structure, one.criterion, one.rows)) for number, one in units]
+        rows = self.search.rows
+        return [(("search", "criterion"), Judged(*pair, rows)) for pair in self.search.criteria.items()]
 
 
 def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
@@ -125,14 +147,14 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     for number, item in enumerate(config.items):
         if item.structure == "weights":
             yield from prune_weights.problems(item, number, touched)
-            continue
+    for key, item in config.judged:
         modules = MODULES_OF.get(item.structure, MODULES)
         if item.criterion == "delta" and touched is not None and not touched & set(modules):
             yield Problem(
                 "E502",
                 f"{item.structure} by criterion delta, but no stage tunes {' or '.join(modules)}",
                 "Tune one of these modules, or use taylor or weight",
-                ("items", number, "criterion"),
+                key,
             )
 
 
@@ -151,7 +173,7 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
 
 
 def score(
-    item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+    item: PruneItem | Judged, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> list[Tensor]:
     """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
     from compressor.pruning.scores import changes_of, loss_scores, random_scores, weight_scores
@@ -182,7 +204,7 @@ def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Re
 
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Carry out every item, compare removed against masked on validation rows, write the state."""
+    """Carry out every item or the search, compare removed against masked on validation rows, write the state."""
     from compressor.checkpoint import load_state
     from pipelines.loading import load_data, load_model, publish_model
 
@@ -194,36 +216,93 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     for item in config.items:
         carry = prune_weights.carry_out if item.structure == "weights" else carry_out
         steps.append(carry(item, model, base, inputs.seed, data, workspace))
+    found = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
     published = publish_model(model, inputs, data, workspace)
-    parity = [step["parity"] for step in steps]
-    return {**published, "method": previous.metadata["method"], "items": steps, "parity": parity}
+    parity = [step["parity"] for step in [*steps, found] if "parity" in step]
+    target = {"target": found} if found else {}
+    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity}
 
 
 def carry_out(
     item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
     """Score, remove and prove one item, in place. Raises CheckError E6xx when removed and masked differ."""
+    scores = score(item, model, base, seed, data, workspace)
+    removals = removals_of(item, model, scores)
+    return {**item.model_dump(), "parity": cut(item.structure, removals, model, base, data, workspace)}
+
+
+def cut(
+    what: str, removals: dict[int, Removal], model: nn.Module, base: nn.Module | None, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Remove in place, and prove by validation rows that it is what silencing would be: the record of that comparison.
+
+    Raises CheckError E6xx when it is not.
+    """
     from compressor.deltas import merged_copy
     from compressor.pruning.surgery import remove, silence
     from pipelines.hops import compare_modules
     from pipelines.loading import PARITY_ROWS
 
-    scores = score(item, model, base, seed, data, workspace)
-    removals = removals_of(item, model, scores)
     masked = merged_copy(model)
     silence(masked, removals)
-    for cut in (model, base):
-        if cut is not None:
-            remove(cut, removals)
+    for one in (model, base):
+        if one is not None:
+            remove(one, removals)
     rows = data.validation.sample(PARITY_ROWS)
-    result = compare_modules(f"{item.structure} masked -> removed", "removed", masked, model, rows, data, workspace)
-    return {**item.model_dump(), "parity": result.to_json()}
+    result = compare_modules(f"{what} masked -> removed", "removed", masked, model, rows, data, workspace)
+    return result.to_json()
+
+
+def meet(
+    search: Search, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Find the widths that meet a target, cut them, and measure what came of it where the target is a time.
+
+    Returns the target's record. Raises UserError E520 (out of reach), E803, E901, and what `cut` raises.
+    """
+    from compressor.cost import shape_of
+    from compressor.deltas import merge_all, merged_copy
+    from pipelines.loading import load_model
+    from pipelines.targets import latency_table, lowest_of, measured, table_name
+
+    target = search.target
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    table = latency_table(target, dense, inputs, data, workspace) if target.timed else None
+    measure = table.ms if table else closed_form(target)
+    whole, before = measure(shape_of(dense)), shape_of(model)
+    record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
+    if table:
+        record |= {"table": table_name(table.facts), **target.model_dump(include={"batch", "length", "precision", "runtime"})}
+    if measure(before) <= target.budget(whole):
+        workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
+    else:
+        scores = {
+            item.structure: score(item, model, base, inputs.seed, data, workspace)
+            for _, item in PruneConfig(search=search).judged
+        }
+        found = widths(
+            search, before, shape_of(dense), measure, {name: [one.numpy() for one in own] for name, own in scores.items()}
+        )
+        record["parity"] = cut("target", lowest_of(found, scores), model, base, data, workspace)
+    told = [f"target {target.say(target.value)}"]
+    record["predicted"] = target.reached(measure(shape_of(model)), whole)
+    told.append(f"predicted {target.say(record['predicted'])}")
+    if table:
+        times = measured(target, dense, merged_copy(model), inputs, data, workspace)
+        record |= {"measured": target.reached(times[1], times[0]), "dense_ms": times[0], "ms": times[1]}
+        told.append(f"measured {target.say(record['measured'])}")
+    workspace.say(", ".join(told))
+    return {**record, "told": ", ".join(told)}
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
     """Raises UserError E501 and E307 before anything runs."""
     from compressor.pruning.surgery import check_prunable
 
+    if config.search:
+        check_prunable(plan.model)
+        return replace(plan, shape=planned(config.search, plan.shape, plan.dense))
     for item in config.items:
         if item.structure == "weights":
             plan = prune_weights.plan(item, plan)
@@ -239,6 +318,21 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
     return plan
 
 
+def planned(search: Search, shape: ModelShape, dense: ModelShape) -> ModelShape:
+    """The shape that meets a closed target where all units of a structure matter alike; an upper bound, the shape as it is,
+    where only a measurement can tell. Raises UserError E520."""
+    if search.target.timed:
+        return shape
+    found = widths(search, shape, dense, closed_form(search.target), even_scores(search, shape))
+    for structure in STRUCTURES if found else ():
+        kept = [
+            layer.units(structure) if one is None else one.get(structure, layer.units(structure))
+            for one, layer in zip(found, shape.layers, strict=True)
+        ]
+        shape = shape.left(structure, kept)
+    return shape.without({place for place, one in enumerate(found or ()) if one is None})
+
+
 STAGE = Stage(
     name="prune",
     summary="physically remove attention heads, FFN neurons and layers, or hold single weights at zero",
@@ -250,4 +344,7 @@ STAGE = Stage(
     version=3,
     check=check,
     plan=plan,
+    uses_dense=True,
+    lengths=lambda config: [(("search", "target", "length"), config.search.target.length)] if config.search else (),
+    surroundings=lambda config: surroundings(config.search.target) if config.search and config.search.target.timed else {},
 )

@@ -1,0 +1,180 @@
+"""Which widths meet a target at the least loss: one choice for every sublayer, by dynamic programming.
+
+A sublayer that loses its k lowest units loses the sum of their scores; what that saves (time, FLOPs, parameters) is given by a
+measure of the whole model. Losses and savings add up over sublayers, so the best set of widths is a covering knapsack (ZipLM,
+Kurtic et al. 2023, section 3.3; the same program as SPDY's, Frantar & Alistarh 2022).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compressor.cost import LayerShape, ModelShape
+from compressor.pruning.names import LOSS_POWER
+
+Measure = Callable[[ModelShape], float]
+"""What a model costs, in any unit; a sublayer's part in it must not depend on other blocks."""
+
+BINS = 10_000
+"""Parts that the amount to save is counted in. Savings are rounded down, so that a choice never misses the target: of n
+sublayers at most n / BINS of the amount is saved beyond it."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One width: units left, what it saves against the model as it is, and the score it loses."""
+
+    left: int
+    saved: float
+    lost: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """What may happen to one block: `options` of each structure, the first of which keeps all there is, and what it means to
+    drop the whole (None: it must stay)."""
+
+    options: dict[str, tuple[Option, ...]]
+    whole: Option | None = None
+
+
+Widths = list[dict[str, int] | None]
+"""Block by block the units left of each structure; None where the block goes."""
+
+
+def step_of(units: int) -> int:
+    """Widths are multiples of this: matrix kernels work in tiles."""
+    return next((step for least, step in ((512, 32), (128, 8)) if units >= least), 1)
+
+
+def widths_of(structure: str, units: int, least: int) -> list[int]:
+    """Numbers of units that may be left of `units`, all of them first and `least` or more."""
+    step = step_of(units) if structure == "neurons" else 1
+    return [units, *(left for left in range((units - 1) // step * step, -1, -step) if least <= left < units)]
+
+
+def shares(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+    """Scores without a common unit made comparable: the units of every sublayer add up to 1, the blocks on average to as much
+    as the sublayers of one."""
+    sublayers = {name: [one / (one.sum() or 1.0) for one in own] for name, own in scores.items() if name != "layers"}
+    if "layers" not in scores:
+        return sublayers
+    mean = float(np.mean([one.sum() for one in scores["layers"]])) or 1.0
+    return {**sublayers, "layers": [one / mean * max(len(sublayers), 1) for one in scores["layers"]]}
+
+
+def comparable(scores: Mapping[str, Sequence[np.ndarray]], criteria: Mapping[str, str]) -> dict[str, list[np.ndarray]]:
+    """Scores that can be weighed against each other: of one loss criterion as they are, of any other as `shares`."""
+    one = set(criteria.values())
+    return dict(scores) if len(one) == 1 and one <= set(LOSS_POWER) else shares(scores)
+
+
+def blocks_of(
+    shape: ModelShape,
+    scores: Mapping[str, Sequence[np.ndarray]],
+    measure: Measure,
+    least: Mapping[str, int],
+    staying: Sequence[int] = (),
+) -> list[Block]:
+    """The choices of a model: `scores` holds structure -> (units,) a block, `least` how many units a block keeps of each
+    structure, `staying` the blocks that are not dropped. A block that others rely on stays and keeps a head."""
+    now = measure(shape)
+
+    def saved(place: int, layer: LayerShape) -> float:
+        return now - measure(replace(shape, layers=(*shape.layers[:place], layer, *shape.layers[place + 1 :])))
+
+    blocks = []
+    for place, layer in enumerate(shape.layers):
+        options = {}
+        for structure, own in scores.items():
+            units = 0 if structure == "layers" else layer.units(structure)
+            if units:
+                lost = np.concatenate([[0.0], np.cumsum(np.sort(own[place]))])
+                stay = max(least.get(structure, 0), int(layer.needed and structure == "heads"))
+                options[structure] = tuple(
+                    Option(left, saved(place, layer.left(structure, left)), float(lost[units - left]))
+                    for left in widths_of(structure, units, stay)
+                )
+        goes = "layers" in scores and place not in staying and not layer.needed
+        whole = Option(0, now - measure(shape.without({place})), float(scores["layers"][place].sum())) if goes else None
+        blocks.append(Block(options, whole))
+    return blocks
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """What one block does as a whole; `widths` is None where it goes."""
+
+    widths: dict[str, int] | None
+    saved: float
+    lost: float
+
+
+def _bundles(block: Block) -> list[_Bundle]:
+    """Every sensible combination of a block's options: none that another beats in loss and saving, the cheapest loss first."""
+    found = [
+        _Bundle(
+            {name: one.left for name, one in zip(block.options, chosen, strict=True)},
+            sum(one.saved for one in chosen),
+            sum(one.lost for one in chosen),
+        )
+        for chosen in itertools.product(*block.options.values())
+    ]
+    if block.whole:
+        found.append(_Bundle(None, block.whole.saved, block.whole.lost))
+    found.sort(key=lambda one: (one.lost, -one.saved))
+    front: list[_Bundle] = []
+    for one in found:
+        if not front or one.saved > front[-1].saved:
+            front.append(one)
+    return front
+
+
+def most_saved(blocks: Sequence[Block]) -> float:
+    """What the most thrifty choice saves."""
+    return sum(_bundles(block)[-1].saved for block in blocks)
+
+
+def choose(blocks: Sequence[Block], need: float, bins: int = BINS) -> Widths | None:
+    """The widths that save `need` (> 0) or more at the least loss; None where nothing saves that much.
+
+    Exact for savings rounded down to multiples of need / bins.
+    """
+    # lost[b]: the least loss that saves b bins, the last: all of them or more
+    lost, steps = np.full(bins + 1, np.inf), []
+    lost[0] = 0.0
+    for block in blocks:
+        bundles = _bundles(block)
+        lost, taken, origin = _added(lost, [(_rounded(one.saved, need, bins), one.lost) for one in bundles])
+        steps.append((bundles, taken, origin))
+    if not np.isfinite(lost[bins]):
+        return None
+    place, widths = bins, []
+    for bundles, taken, origin in reversed(steps):
+        widths.append(bundles[taken[place]].widths)
+        place = origin[place]
+    return widths[::-1]
+
+
+def _rounded(saved: float, need: float, bins: int) -> int:
+    """Whole bins in a saving; a hair is added, lest 3 x 0.1 be less than 0.3."""
+    return max(0, min(int(saved / need * bins + 1e-9), bins))
+
+
+def _added(before: np.ndarray, choices: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One block more, with `choices` of (bins saved, loss): least loss, choice taken, bin it came from, a value a bin."""
+    last = len(before) - 1
+    lost = np.full(last + 1, np.inf)
+    taken, origin = np.zeros(last + 1, dtype=np.int32), np.zeros(last + 1, dtype=np.int32)
+    for number, (saved, own) in enumerate(choices):
+        source = np.arange(last + 1) - saved
+        # what goes beyond the last bin counts as the last
+        source[last] = last - saved + int(np.argmin(before[last - saved :]))
+        there = np.where(source >= 0, before[np.maximum(source, 0)], np.inf) + own
+        better = there < lost
+        lost[better], taken[better], origin[better] = there[better], number, source[better]
+    return lost, taken, origin

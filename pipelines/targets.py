@@ -1,0 +1,299 @@
+"""`prune: {target: ...}`: what a target is, what a model costs in its terms, and the widths that meet it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from compressor.errors import UserError
+from compressor.pruning.names import Criterion, Structure
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from compressor.cost import ModelShape
+    from compressor.pruning.search import Measure, Widths
+    from compressor.pruning.surgery import Removal
+    from export.latency_table import LatencyTable
+    from pipelines.loading import Data
+    from pipelines.stage import Inputs, Workspace
+
+TIMED = ("speedup", "p50_ms")
+"""Targets that are measured; the others are closed forms."""
+GOALS = (*TIMED, "flops", "parameters")
+
+
+class Target(BaseModel):
+    """What the pruned model is to reach, always against the dense one: exactly one of speedup, p50_ms, flops and parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    speedup: float | None = Field(default=None, gt=1, description="times the dense model's speed")
+    p50_ms: float | None = Field(default=None, gt=0, description="median milliseconds of one forward pass")
+    flops: float | None = Field(default=None, gt=0, lt=1, description="share of the dense model's FLOPs that is left")
+    parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
+    batch: int = Field(default=1, ge=1)
+    length: int = Field(default=128, ge=2, description="tokens a row")
+    runtime: Literal["onnx"] = "onnx"
+    precision: Literal["fp32", "int8"] = "fp32"
+    rounds: int = Field(default=20, ge=3, description="of the measuring")
+
+    @field_validator(*GOALS, mode="before")
+    @classmethod
+    def _one_value(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            raise ValueError("one run has one target; for several: compress sweep FILE --over prune.target.KEY=1.5,2,3")
+        return value
+
+    @model_validator(mode="after")
+    def _one_goal(self) -> Target:
+        goals = [name for name in GOALS if getattr(self, name) is not None]
+        if len(goals) != 1:
+            raise ValueError(f"a target is exactly one of {', '.join(GOALS)}")
+        senseless = {"batch", "runtime", "precision", "rounds"} | ({"length"} if goals == ["parameters"] else set())
+        given = sorted(self.model_fields_set & senseless)
+        if given and not self.timed:
+            raise ValueError(f"{given[0]} means nothing to a target of {goals[0]}, which is not measured")
+        return self
+
+    @property
+    def goal(self) -> str:
+        """Which of GOALS was given."""
+        return next(name for name in GOALS if getattr(self, name) is not None)
+
+    @property
+    def value(self) -> float:
+        return getattr(self, self.goal)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is a time on this machine."""
+        return self.goal in TIMED
+
+    def budget(self, dense: float) -> float:
+        """The most that the pruned model may cost, where the dense one costs `dense`."""
+        return {"speedup": dense / self.value, "p50_ms": self.value}.get(self.goal, self.value * dense)
+
+    def reached(self, cost: float, dense: float) -> float:
+        """A cost in the target's own unit."""
+        return {"speedup": dense / cost, "p50_ms": cost}.get(self.goal, cost / dense)
+
+    def say(self, value: float) -> str:
+        """1.97 -> '1.97x', '12.3 ms', '0.500 of the FLOPs'."""
+        words = {"speedup": f"{value:.2f}x", "p50_ms": f"{value:.3g} ms"}
+        return words.get(self.goal, f"{value:.3f} of the {'FLOPs' if self.goal == 'flops' else 'parameters'}")
+
+
+class Least(BaseModel):
+    """How many units stay in every block that is not dropped; of layers, in every stack."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    heads: int = Field(default=0, ge=0)
+    cross_heads: int = Field(default=0, ge=0)
+    neurons: int = Field(default=0, ge=0)
+    layers: int = Field(default=1, ge=1)
+
+
+class Search(BaseModel):
+    """Remove what matters least until a target is met: how many units of which block is found, not given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: Target
+    structures: list[Structure] = Field(default=["heads", "neurons"], min_length=1, description="what may go")
+    criterion: Criterion | dict[Structure, Criterion] = Field(default="taylor", description="one, or one for each structure")
+    rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
+    keep: Least = Least()
+
+    @model_validator(mode="after")
+    def _each_has_a_criterion(self) -> Search:
+        if len(set(self.structures)) < len(self.structures):
+            raise ValueError("structures names one twice")
+        if isinstance(self.criterion, dict) and set(self.criterion) != set(self.structures):
+            raise ValueError(f"criterion names {', '.join(self.criterion)}; structures are {', '.join(self.structures)}")
+        return self
+
+    @property
+    def criteria(self) -> dict[str, Criterion]:
+        """Structure -> its criterion."""
+        return self.criterion if isinstance(self.criterion, dict) else dict.fromkeys(self.structures, self.criterion)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What scores are asked for: see `pipelines.stages.prune.score`."""
+
+    structure: Structure
+    criterion: Criterion
+    rows: int
+
+
+def closed_form(target: Target) -> Measure:
+    """FLOPs of a row, or parameters."""
+    return (lambda shape: shape.flops(target.length)) if target.goal == "flops" else (lambda shape: shape.parameters)
+
+
+def widths(
+    search: Search, shape: ModelShape, dense: ModelShape, measure: Measure, scores: Mapping[str, Sequence[np.ndarray]]
+) -> Widths | None:
+    """The widths that meet the target at the least loss; None where the model of `shape` meets it already.
+
+    Raises UserError E520 when it cannot be met.
+    """
+    from compressor.pruning.search import blocks_of, choose, comparable, most_saved
+
+    target, now, whole = search.target, measure(shape), measure(dense)
+    need = now - target.budget(whole)
+    if need <= 0:
+        return None
+    fair = comparable(scores, search.criteria)
+    staying = _staying(search, shape, fair)
+    blocks = blocks_of(shape, fair, measure, search.keep.model_dump(), staying)
+    found = choose(blocks, need)
+    if found is None:
+        best = target.say(target.reached(now - most_saved(blocks), whole))
+        more = "" if "layers" in search.structures else ", or let layers go too"
+        what = f"{target.say(target.value)} cannot be had: with all gone that may go it would be {best}"
+        raise UserError("E520", what, f"Ask for less{more}")
+    return found
+
+
+def _staying(search: Search, shape: ModelShape, scores: Mapping[str, Sequence[np.ndarray]]) -> list[int]:
+    """The blocks of each stack that matter most: as many as must be left of it."""
+    if "layers" not in search.structures:
+        return []
+    stacks: dict[bool, list[int]] = {}
+    for place, layer in enumerate(shape.layers):
+        stacks.setdefault(layer.cross_heads is not None, []).append(place)
+    least = search.keep.layers
+    ranked = (sorted(stack, key=lambda place: -float(scores["layers"][place].sum())) for stack in stacks.values())
+    return [place for stack in ranked for place in stack[:least]]
+
+
+def even_scores(search: Search, shape: ModelShape) -> dict[str, list[np.ndarray]]:
+    """Scores that hold every unit of a structure equal, where none are known yet."""
+    import numpy as np
+
+    def units(structure: str) -> list[int]:
+        return [1 if structure == "layers" else layer.units(structure) for layer in shape.layers]
+
+    return {structure: [np.full(count, 1 / max(count, 1)) for count in units(structure)] for structure in search.structures}
+
+
+def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:
+    """The units with the lowest scores (tensors) of every block, as many as the widths say."""
+    from compressor.pruning.scores import lowest
+    from compressor.pruning.surgery import Removal
+
+    removals = {}
+    for place, left in enumerate(found):
+        if left is None:
+            removals[place] = Removal(whole=True)
+            continue
+        own = {name: scores[name][place] for name in left}
+        gone = {name: lowest([one], [len(one) - left[name]])[0] for name, one in own.items()}
+        if any(gone.values()):
+            removals[place] = Removal(**gone)
+    return removals
+
+
+def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> LatencyTable:
+    """The table of the dense model's shape on this machine: read where it was measured before, measured otherwise.
+
+    Raises UserError E803 where the file is another's, E901 where ONNX Runtime is missing.
+    """
+    from export.latency_table import LatencyTable, measure_table, steps
+    from pipelines.store import lock, write_atomic
+
+    facts = facts_of(target, dense, inputs)
+    path = workspace.cache / f"{table_name(facts)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock(path.with_suffix(".lock"), lambda pid: workspace.say(f"waiting for process {pid}, which measures the same")):
+        if path.is_file() and not workspace.again:
+            workspace.say(f"latency table {path.stem} is there")
+            return LatencyTable.from_json(path.read_text(encoding="utf-8"), facts)
+        with workspace.progress(f"measuring {path.stem}", steps(dense, target.rounds)) as bar:
+            table = measure_table(
+                dense,
+                sample_of(data),
+                facts,
+                batch=target.batch,
+                length=target.length,
+                precision=target.precision,
+                threads=inputs.threads,
+                rounds=target.rounds,
+                on_step=bar.advance,
+            )
+        write_atomic(path, table.to_json().encode())
+    return table
+
+
+def table_name(facts: Mapping[str, Any]) -> str:
+    """What a table of these facts is called."""
+    from pipelines.store import fingerprint
+
+    return f"latency-{fingerprint(dict(facts))[:16]}"
+
+
+def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]:
+    """Everything that decides what a latency table says."""
+    from dataclasses import asdict
+
+    from compressor.cost import shape_of
+
+    shape = asdict(shape_of(dense))
+    return {
+        "architecture": dense.config.model_type,
+        "shape": shape,
+        "batch": target.batch,
+        "length": target.length,
+        "precision": target.precision,
+        "rounds": target.rounds,
+        "threads": inputs.threads,
+        **surroundings(target),
+    }
+
+
+def surroundings(target: Target) -> dict[str, Any]:
+    """The machine and the runtime that a timed target is about. Raises UserError E901."""
+    from pipelines.environment import distribution, machine
+
+    runtime = distribution("onnxruntime")
+    if runtime is None:
+        raise UserError(
+            "E901", f"a target of {target.goal} needs the package onnxruntime", "Install it: pip install onnxruntime"
+        )
+    facts = machine((), None)
+    return {"runtime": runtime, **{key: facts[key] for key in ("cpu", "cores")}}
+
+
+def sample_of(data: Data) -> dict[str, np.ndarray]:
+    """Two padded rows to trace with."""
+    from compressor.tasks.features import pad
+
+    return pad(data.validation.sample(2).tokens, data.pad_id)
+
+
+def measured(
+    target: Target, dense: nn.Module, pruned: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
+) -> list[float]:
+    """Milliseconds of the dense and the pruned model (no chains), exported and timed in one interleaved run."""
+    from export.latency import measure
+    from export.latency_table import exported, undisturbed
+
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        workspace.progress("measuring what the target asks for", target.rounds) as bar,
+    ):
+        pair = (("dense", dense), ("pruned", pruned))
+        variants = [exported(name, model, sample_of(data), Path(scratch), target.precision) for name, model in pair]
+        options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
+        times = undisturbed(measure(variants, [(target.batch, target.length)], target.rounds, **options))
+    return [times["dense"], times["pruned"]]

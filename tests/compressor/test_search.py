@@ -1,0 +1,116 @@
+"""Choosing widths: the dynamic program against brute force, and what becomes of scores on the way."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.cost import shape_of
+from compressor.pruning.search import Block, Option, blocks_of, choose, comparable, most_saved, widths_of
+from tests.compressor.conftest import tiny
+
+BINS = 50
+
+
+@st.composite
+def options(draw, keeps=True):
+    """Widths of one sublayer: the first keeps everything, each saves some whole bins."""
+    more = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=3))
+    rows = [(0, 0)] * keeps + more
+    return tuple(Option(len(rows) - n, float(saved), float(lost)) for n, (saved, lost) in enumerate(rows))
+
+
+@st.composite
+def blocks(draw):
+    names = draw(st.sampled_from([["heads"], ["heads", "neurons"]]))
+    whole = draw(st.none() | st.builds(Option, st.just(0), st.integers(0, 60).map(float), st.integers(0, 40).map(float)))
+    return Block({name: draw(options()) for name in names}, whole)
+
+
+def outcomes(block):
+    """(widths, saved, lost) of everything that may happen to a block."""
+    for chosen in itertools.product(*block.options.values()):
+        widths = {name: one.left for name, one in zip(block.options, chosen, strict=True)}
+        yield widths, sum(one.saved for one in chosen), sum(one.lost for one in chosen)
+    if block.whole:
+        yield None, block.whole.saved, block.whole.lost
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(blocks(), min_size=1, max_size=3))
+def test_no_other_choice_loses_less(model):
+    """Savings are whole bins here, so the discretised problem is the problem itself."""
+    every = [
+        (sum(saved for _, saved, _ in whole), sum(lost for _, _, lost in whole))
+        for whole in itertools.product(*map(outcomes, model))
+    ]
+    assert most_saved(model) == max(saved for saved, _ in every)
+    best = min((lost for saved, lost in every if saved >= BINS), default=None)
+    found = choose(model, float(BINS), BINS)
+    if best is None:
+        assert found is None
+        return
+    taken = [[one for one in outcomes(block) if one[0] == widths] for block, widths in zip(model, found, strict=True)]
+    # widths may stand for several outcomes: one of each block's must add up to the best
+    sums = [(sum(s for _, s, _ in way), sum(lost for _, _, lost in way)) for way in itertools.product(*taken)]
+    assert any(saved >= BINS and math.isclose(lost, best) for saved, lost in sums)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(blocks(), min_size=1, max_size=4), st.floats(0.1, 100))
+def test_the_target_is_met_whatever_the_bins(model, need):
+    found = choose(model, need, 7)
+    if found is None:
+        assert most_saved(model) < need * (1 + (len(model) + 1) / 7)
+        return
+    best = [max(s for widths, s, _ in outcomes(block) if widths == w) for block, w in zip(model, found, strict=True)]
+    assert sum(best) >= need * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("structure", "units", "least", "expected"),
+    [
+        ("heads", 3, 0, [3, 2, 1, 0]),
+        ("heads", 3, 2, [3, 2]),
+        ("heads", 3, 9, [3]),
+        ("neurons", 128, 100, [128, 120, 112, 104]),
+        ("neurons", 24, 22, [24, 23, 22]),
+        ("neurons", 1000, 900, [1000, 992, 960, 928]),
+        ("neurons", 1024, 960, [1024, 992, 960]),
+    ],
+)
+def test_widths_are_multiples_that_kernels_like(structure, units, least, expected):
+    assert widths_of(structure, units, least) == expected
+
+
+def test_scores_of_one_loss_criterion_stay_and_others_become_shares():
+    scores = {"heads": [np.array([1.0, 3.0]), np.array([4.0, 4.0])], "layers": [np.array([1.0]), np.array([3.0])]}
+    assert comparable(scores, dict.fromkeys(scores, "taylor"))["heads"] is scores["heads"]
+    for criteria in ({"heads": "weight", "layers": "weight"}, {"heads": "taylor", "layers": "fisher"}):
+        fair = comparable(scores, criteria)
+        assert [one.tolist() for one in fair["heads"]] == [[0.25, 0.75], [0.5, 0.5]]
+        assert [one.tolist() for one in fair["layers"]] == [[0.5], [1.5]]
+
+
+def test_the_lowest_units_are_the_first_to_go_and_savings_are_the_measures():
+    shape = shape_of(tiny("bert"))
+    scores = {"heads": [np.arange(4.0)[::-1] for _ in shape.layers]}
+    block = blocks_of(shape, scores, lambda one: one.parameters, {})[1]
+    assert [(one.left, one.lost) for one in block.options["heads"]] == [(4, 0), (3, 0), (2, 1), (1, 3), (0, 6)]
+    left = [shape.left("heads", [units if n == 1 else 4 for n in range(len(shape.layers))]) for units in (4, 3, 2, 1, 0)]
+    assert [one.saved for one in block.options["heads"]] == [shape.parameters - one.parameters for one in left]
+    assert block.whole is None
+
+
+def test_a_block_that_others_rely_on_stays_with_a_head():
+    shape = shape_of(tiny("t5"))
+    scores = {"heads": [np.ones(4)] * len(shape.layers), "layers": [np.ones(1)] * len(shape.layers)}
+    found = blocks_of(shape, scores, lambda one: one.flops(16), {}, staying=[1])
+    for block, layer in zip(found, shape.layers, strict=True):
+        assert block.options["heads"][-1].left == int(layer.needed)
+    assert [place for place, block in enumerate(found) if block.whole is None] == sorted(
+        {1} | {place for place, layer in enumerate(shape.layers) if layer.needed}
+    )
