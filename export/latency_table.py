@@ -161,7 +161,7 @@ def undisturbed(rows: Sequence[Measurement]) -> dict[str, float]:
     """Milliseconds of every variant of one run at one shape, as if nothing else ran on the machine meanwhile.
 
     Other work adds to a time and never takes from it, more to a long one than to a short one, so medians of a busy machine
-    have other ratios than those of a quiet one; the fastest rounds keep theirs. They are raised together to the level of medians.
+    have other ratios than those of a quiet one; the fastest rounds keep theirs and are raised together to the level of medians.
     """
     fastest = np.array([min(row.samples_ms) for row in rows])
     level = np.median([row.p50 for row in rows] / fastest)

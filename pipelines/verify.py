@@ -182,10 +182,12 @@ class Verification:
     def _removed(self, previous: Artifact, made: Artifact, inputs: Inputs) -> ParityResult:
         from compressor.deltas import merged_copy
         from compressor.pruning.surgery import removals_to, silence
+        from compressor.pruning.weights import unmasked
         from pipelines.hops import compare_modules
         from pipelines.loading import PARITY_ROWS, load_model
 
-        before, after = load_model(previous, inputs.base), load_model(made, inputs.base)
+        # masks over single weights that came with the units: without them both sides must agree still
+        before, after = (unmasked(load_model(artifact, inputs.base)) for artifact in (previous, made))
         removals = removals_to(before, made.metadata["kept"])
         masked = merged_copy(before)
         silence(masked, removals)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compressor.anatomy import Matrix, layers_of
-from compressor.deltas import Mask, merged_copy
+from compressor.deltas import Mask, attach, chains, detach, merged_copy
 from compressor.errors import UserError
 from compressor.pruning.names import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.pruning.scores import Changes
@@ -160,3 +160,12 @@ def holds(kept: Tensor, pattern: NofM) -> bool:
 def nonzeros(model: nn.Module) -> int:
     """Scalars of a merged model that are not zero, whatever they belong to; each shared one once."""
     return sum(int((parameter != 0).sum()) for parameter in model.parameters())
+
+
+def unmasked(model: nn.Module) -> nn.Module:
+    """Take every mask off its chain, in place, and return the model."""
+    for _, owner, name in list(chains(model)):
+        for link in detach(owner, name):
+            if not isinstance(link, Mask):
+                attach(owner, link, name, check=False)
+    return model
