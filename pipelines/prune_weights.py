@@ -98,7 +98,7 @@ def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterab
 
 @dataclass(frozen=True)
 class Pool:
-    """Entries that are ranked together: (matrix or its place in a list, entries), and the share of them that goes."""
+    """Matrices (`members`: their places in a list) whose `entries` are ranked together, and the share of these that goes."""
 
     name: str
     members: tuple[int, ...]
@@ -212,13 +212,15 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
 
     matrices_of(plan.model, item.modules)
     matrices = plan.shape.matrices(item.modules)
+    if not matrices:
+        raise UserError("E501", f"no weights are left in {', '.join(item.modules)}", "Leave out this item")
     names, sizes = [name for name, _, _ in matrices], [out * into for _, out, into in matrices]
     if item.nm:
         for name, _, into in matrices:
             check_width(name, into, item.nm)
         hidden = sum(sizes) * (item.nm.run - item.nm.keep) // item.nm.run
     else:
-        touched = tuned_modules(plan)
+        touched = set(tuned_modules(plan))
         # a number behind each name: with scope matrix every one is a pool of its own
         own = [f"{name} {number}" for number, name in enumerate(names)]
         hidden = sum(pool.count for pool in pools_of(item, own, sizes, [name in touched for name in names]))
@@ -236,12 +238,8 @@ def _more_than_before(plan: Plan, item: WeightsItem, hidden: int) -> None:
         raise UserError("E501", what, "remove counts those too: give a larger share")
 
 
-def tuned_modules(plan: Plan) -> set[str]:
+def tuned_modules(plan: Plan) -> Iterator[str]:
     """The modules with a ΔW at this point of the plan."""
-    return set(_tuned_modules(plan))
-
-
-def _tuned_modules(plan: Plan) -> Iterator[str]:
     for trained in plan.trained:
         row = method(trained.method)
         if row.trains_base:

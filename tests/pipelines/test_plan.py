@@ -1,5 +1,7 @@
 """What an architecture has no place for is told by the plan, before anything runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from compressor.anatomy import ARCHITECTURES, layers_of
@@ -11,6 +13,8 @@ from compressor.methods import method as method_row
 from compressor.models import hollow
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
+from compressor.pruning.weights import densities
+from pipelines.prune_weights import WeightsItem
 from pipelines.stages.prune import PruneConfig, PruneItem, removals_of
 from pipelines.stages.prune import plan as prune_plan
 from pipelines.stages.recover import RecoverConfig
@@ -18,6 +22,7 @@ from pipelines.stages.recover import plan as recover_plan
 from pipelines.stages.tune import TuneConfig
 from pipelines.stages.tune import plan as tune_plan
 from tests.compressor.conftest import CASES, EXTRA, GROWING, tiny, tuned
+from tests.compressor.test_weight_masks import carry_out
 
 
 def start(architecture: str) -> Plan:
@@ -74,6 +79,31 @@ def test_the_plan_of_a_global_ranking_has_the_parameters_of_any_outcome(structur
     remove(model, removals_of(item, model, random_scores(model, structure, 3)))
     emptied = any(not layer.units("heads") for layer in layers_of(model))
     assert emptied or shape_of(model).parameters == planned.parameters
+
+
+@pytest.mark.parametrize("item", [{"remove": {"adapted": 0.37, "others": 0.11}}, {"pattern": "1:4"}], ids=["pools", "1:4"])
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_the_plan_counts_the_weights_that_will_be_left(architecture, item):
+    """Exactly, also behind removed heads; after heads that go later, about."""
+    item = WeightsItem(structure="weights", **item)
+    heads = {"structure": "heads", "criterion": "taylor", "remove": 1}
+    tuned_plan = tune_plan(TuneConfig(method="lora", modules=["value", "output"]), start(architecture))
+    plan = prune_plan(PruneConfig(items=[heads, item]), tuned_plan)
+    model = tuned(tiny(architecture), "lora", ("value", "output"))
+    remove(model, removals_of(PruneItem(**heads), model, random_scores(model, "heads", 0)))
+    carry_out(model, item)
+    (only,) = densities(model)
+    assert plan.sparsity[0].left(plan.shape) == (only.nonzeros, True)
+    assert plan.sparsity[0].entries == only.entries
+    later = prune_plan(PruneConfig(items=[item, heads]), tuned_plan)
+    assert later.sparsity[0].row(later.dense, later.shape)[2].startswith("about ")
+
+
+def test_no_weights_to_hide():
+    plan = start("bert")
+    gone = replace(plan, shape=plan.shape.left("neurons", [0, 0, 0]))
+    with pytest.raises(UserError, match="E501 no weights are left in ffn_out"):
+        prune_plan(PruneConfig(items=[{"structure": "weights", "remove": 0.5, "modules": "ffn_out"}]), gone)
 
 
 @pytest.mark.parametrize("case", [*CASES, *GROWING])

@@ -147,6 +147,35 @@ def test_what_cannot_be_merged_is_said_with_its_cost(write):
     assert row(report, "trainable in tune")["dense"] == f"{DENSE.parameters:,}", "full tuning would not move the adapters"
 
 
+def test_zeros_are_counted_apart_from_parameters_bytes_and_flops(write):
+    """Single weights at zero: non-zeros by pattern, and in words that they make nothing smaller or faster."""
+    plain = json.loads((write() / "report.json").read_text())
+    rows = [
+        {"pattern": "", "matrices": 24, "entries": 9_000, "nonzeros": 8_999},
+        {"pattern": "2:4", "matrices": 12, "entries": 4_000, "nonzeros": 1_990},
+        {"pattern": "unstructured", "matrices": 2, "entries": 1_000, "nonzeros": 700},
+    ]
+
+    def edit(measured):
+        for one in measured["candidates"]:
+            if one["model"] == "compressed":
+                one |= {"density": rows, "nonzeros": one["parameters"] - 2_310}
+
+    out = write(edit=edit)
+    report = json.loads((out / "report.json").read_text())
+    (table,) = [table for table in tables(report) if table.id == "density"]
+    assert table.rows == [
+        ("not masked", "24", "9,000", "8,999", "100.0 %"),
+        ("2:4", "12", "4,000", "1,990", "49.8 %"),
+        ("unstructured", "2", "1,000", "700", "70.0 %"),
+    ]
+    assert "2,310 of the 5,000 weights in the masked matrices are zero" in (out / "report.md").read_text()
+    before, after = ({row["metric"]: row for row in one["summary"]} for one in (plain, report))
+    changed = {metric for metric in after if after[metric] != before[metric]}
+    assert changed == {"non-zeros of the merged weights"}
+    assert not any(table.id == "density" for table in tables(plain)) and "are zero" not in " ".join(plain["notes"])
+
+
 def test_a_mergeable_method_is_not_called_otherwise(write):
     assert "merge" not in " ".join(load(write())["notes"])
 
