@@ -45,12 +45,13 @@ def resolve(reference: str, relative_to: Path = Path()) -> Reference:
 
     Raises UserError E303 (not found), E304 (no safetensors, or pruned already), E301 (architecture).
     """
-    folder = _folder(reference, relative_to)
+    folder = find_folder(reference, relative_to)
     _check_folder(reference, folder)
     return Reference(reference, folder, _digest(folder))
 
 
-def _folder(reference: str, relative_to: Path) -> Path:
+def find_folder(reference: str, relative_to: Path = Path()) -> Path:
+    """The folder behind a reference; what is in it is not looked at. Raises UserError E303."""
     if reference.startswith("package:"):
         return _package_folder(reference)
     local = relative_to / Path(reference).expanduser()

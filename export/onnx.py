@@ -50,9 +50,19 @@ def export_onnx(
     are named batch and sequence; two exports of one model are equal byte for byte. int8 is quantized from the unfused
     graph (the fused one has lost the types it needs) with one scale a channel. Types that fusions would harm are not fused.
     """
+    return write_onnx(trace(model, encoding), folder, precisions=precisions, fuse=fuse and can_fuse(model))
+
+
+def can_fuse(model: nn.Module) -> bool:
+    """Whether the fusions leave what a model of this type computes."""
+    return model.config.model_type not in WRONG_WHEN_FUSED
+
+
+def write_onnx(
+    graph: onnx.ModelProto, folder: Path, *, precisions: Sequence[str] = ("fp32", "int8"), fuse: bool = True
+) -> dict[str, Path]:
+    """The files of `export_onnx` from its graph, as `trace` gave it."""
     folder.mkdir(parents=True, exist_ok=True)
-    graph = trace(model, encoding)
-    fuse = fuse and model.config.model_type not in WRONG_WHEN_FUSED
     writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
     paths = {}
     for precision in precisions:

@@ -43,6 +43,7 @@ BOUNDS = {
     "onnx": Bound(difference=1e-4, relative=True),
     "served": Bound(difference=1e-5),
     "int8": Bound(agreement=0.97, metric_loss=0.01),
+    "fp16": Bound(difference=2e-2, relative=True),
     # random rows lie where a classifier is unsure: this finds what is broken, and proves no quality
     "int8 on random rows": Bound(agreement=0.9, metric_loss=0.1),
 }

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from compressor.errors import CheckError, CompressError, UserError
+from pipelines.capture import captured
 from pipelines.delta_commands import delta
 from pipelines.tables import table as _table
 
@@ -262,9 +264,10 @@ def _terminable() -> Iterator[None]:
 @main.command(epilog="Example: compress verify runs/quickstart")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--no-serve", is_flag=True, help="Do not start Triton on what was deployed.")
+@click.option("--stage", metavar="STAGE", help="Run the hops of this stage only; files are looked at all the same.")
 @click.option("--model", metavar="FOLDER", help="Where the pretrained model is now, if it has moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
-def verify(run: Path, no_serve: bool, model: str | None, as_json: bool) -> None:
+def verify(run: Path, no_serve: bool, stage: str | None, model: str | None, as_json: bool) -> None:
     """Prove a finished RUN once more from its artifacts: files, every hop, the deployed model. Nothing is written.
 
     The exit code is 3 where a check failed.
@@ -272,7 +275,7 @@ def verify(run: Path, no_serve: bool, model: str | None, as_json: bool) -> None:
     from pipelines.verify import COLUMNS, to_json
     from pipelines.verify import verify as run_all
 
-    checks = run_all(run, serve=not no_serve, model=model)
+    checks = run_all(run, serve=not no_serve, model=model, stage=stage)
     if as_json:
         click.echo(json.dumps(to_json(run, checks), indent=1, ensure_ascii=False))
     else:
@@ -282,6 +285,65 @@ def verify(run: Path, no_serve: bool, model: str | None, as_json: bool) -> None:
                 click.echo(f"{check.stage}: {check.fault}", err=True)
     if not all(check.passed for check in checks):
         click.get_current_context().exit(CheckError.exit_code)
+
+
+@main.command(epilog="Example: compress export ./classifier --out ./onnx --precision fp32,int8")
+@click.argument("folder")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for what is written.")
+@click.option("--precision", default="fp32,int8", show_default=True, help="What to write, with commas between.")
+@click.option("--no-fuse", is_flag=True, help="Leave out ONNX Runtime's own operators: the graph then runs elsewhere, too.")
+@click.option("--tensorrt", is_flag=True, help="Write fp16 for TensorRT, too: the engine, or the script that builds it.")
+@click.option("--batch", default=[1, 8, 32], multiple=True, type=click.IntRange(1), help="Rows the engine is made for.")
+@click.option("--length", default=[128], multiple=True, type=click.IntRange(1), help="Tokens the engine is made for.")
+@click.option("--force", is_flag=True, help="Replace an earlier export in --out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def export(
+    folder: str,
+    out: Path,
+    precision: str,
+    no_fuse: bool,
+    tensorrt: bool,
+    batch: Sequence[int],
+    length: Sequence[int],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Export a sequence classifier to ONNX without a pipeline, and prove it on random rows.
+
+    FOLDER is a Hugging Face folder, a hub id, package:NAME/PATH, or a checkpoint that this project made.
+    """
+    from export.folder import PRECISIONS, export_folder
+    from export.tensorrt import profile_of
+
+    wanted = [word.strip() for word in precision.split(",")]
+    if odd := [word for word in wanted if word not in PRECISIONS]:
+        raise UserError("E109", f"--precision: unknown '{odd[0]}'", f"One or more of: {', '.join(PRECISIONS)}")
+    with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "export.log")):
+        options = {"fuse": not no_fuse, "force": force, "tensorrt": profile_of(batch, length) if tensorrt else None}
+        summary = export_folder(folder, out, precisions=wanted, **options)
+    if as_json:
+        click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
+        return
+    rows = [
+        (
+            one["path"],
+            f"{one['bytes']:,}",
+            f"{row['max_difference']:.1e}",
+            f"{row['mean_difference']:.1e}",
+            f"{row['agreement']:.1%}",
+        )
+        for one, row in zip(summary["files"].values(), summary["parity"], strict=True)
+    ]
+    _table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "labels agree"), rows)
+    inputs = next(iter(summary["files"].values()))["inputs"]
+    shapes = ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in inputs.items())
+    click.echo(f"inputs: {shapes} (int64); opset {summary['opset']}; {summary['parity'][0]['rows']} random rows")
+    if engine := summary["tensorrt"]:
+        built = f"{engine['engine']}, by {engine['library']} {engine['version']}" if engine["engine"] else "not installed here"
+        click.echo(f"TensorRT: {built}; {engine['script']} builds the engine in the target container")
+    for note in summary["notes"]:
+        click.echo(f"note: {note}")
+    click.echo(f"export: {_near(out.absolute())}")
 
 
 @main.command(epilog='Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"')

@@ -1,0 +1,107 @@
+"""`compress export`: any classifier's folder, proven without a task; nothing half done is left."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from compressor import load
+from compressor.checkpoint import save_checkpoint
+from compressor.errors import CheckError, UserError
+from compressor.pruning.surgery import Removal, remove
+from compressor.tasks.features import torch_forward
+from export.folder import export_folder
+from export.sessions import run, session
+from export.suspects import graph_values
+from pipelines.cli import main
+from tests.compressor.conftest import tiny
+from tests.tiny import write_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """name -> folder: a stock classifier, a pruned checkpoint of it, and an architecture without a row in the anatomy."""
+    root = tmp_path_factory.mktemp("folders")
+    tokenizer = write_model(root / "base")
+
+    def put(name, model):
+        save_checkpoint(model, root / name, tokenizer)
+
+    model = tiny("bert", torch.float32)
+    put("stock", model)
+    remove(model, {0: Removal([1], [0, 5]), 1: Removal(neurons=list(range(12)))})
+    put("pruned", model)
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 99}
+    other = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("ernie", **sizes)).eval()
+    other.save_pretrained(root / "other")
+    for path in tokenizer.glob("token*"):
+        (root / "other" / path.name).write_bytes(path.read_bytes())
+    return root
+
+
+def test_a_stock_folder_from_the_command_line(folders, tmp_path):
+    out = tmp_path / "deep" / "onnx"
+    done = CliRunner().invoke(main, ["export", str(folders / "stock"), "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary == json.loads((out / "export.json").read_text())
+    assert {path.name for path in out.iterdir()} >= {"model.onnx", "model_int8.onnx", "tokenizer.json", "config.json"}
+    assert summary["opset"] == 20 and summary["files"]["fp32"]["inputs"]["input_ids"] == ["batch", "sequence"]
+    assert summary["files"]["int8"]["bytes"] == (out / "model_int8.onnx").stat().st_size
+    assert [row["passed"] for row in summary["parity"]] == [True, True] and not summary["notes"]
+    again = CliRunner().invoke(main, ["export", str(folders / "stock"), "--out", str(out)])
+    assert again.exit_code == 2 and "E620" in again.stderr and "--force" in again.stderr
+
+
+def test_a_pruned_checkpoint_and_force(folders, tmp_path):
+    """Unequal layers; a second export takes the place of the first only when asked, and of nothing that is no export."""
+    out = tmp_path / "onnx"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(UserError, match="E620"):
+        export_folder(str(folders / "pruned"), out, precisions=["fp32"], force=True)
+    assert (out / "mine.txt").read_text() == "keep"
+    (out / "export.json").write_text("{}")
+    export_folder(str(folders / "pruned"), out, precisions=["fp32"], fuse=False, force=True)
+    assert not (out / "mine.txt").exists()
+    rows = {"input_ids": np.array([[2, 4, 3], [2, 5, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
+    rows["token_type_ids"] = np.zeros_like(rows["input_ids"])
+    expected = torch_forward(load(folders / "pruned"))(rows)
+    assert abs(run(session(out / "model.onnx"), rows) - expected).max() < 1e-5
+    assert graph_values(out / "model.onnx", rows)
+
+
+def test_an_architecture_without_a_row_is_tried(folders, tmp_path):
+    summary = export_folder(str(folders / "other"), tmp_path / "onnx", precisions=["fp32"])
+    assert summary["notes"] == ["'ernie' is not in the anatomy: it can be exported, not pruned"]
+
+
+def test_what_is_refused(folders, tmp_path):
+    """A base without a head would get a random one; a broken graph leaves nothing behind."""
+    refused = partial(export_folder, out=tmp_path / "onnx", precisions=["fp32"])
+    with pytest.raises(UserError, match=r"E621 .*classifier"):
+        refused(str(folders / "base"))
+    with pytest.raises(UserError, match="E303"):
+        refused(str(folders / "nothing"))
+    wrong = CliRunner().invoke(main, ["export", "x", "--out", str(tmp_path / "onnx"), "--precision", "int3"])
+    assert wrong.exit_code == 2 and "E109" in wrong.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
+    import export.onnx
+
+    def spoiled(proto):
+        tensor = next(one for one in proto.graph.initializer if one.name == "classifier.weight")
+        tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) * 2).tobytes()
+        return proto
+
+    monkeypatch.setattr(export.onnx, "fused", spoiled)
+    with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
+        export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"])
+    assert not list(tmp_path.iterdir())
