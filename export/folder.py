@@ -64,10 +64,11 @@ def export_folder(
     CheckError E610.
     """
     from compressor.tasks.features import pad
-    from export.onnx import OPSET, trace, write_onnx
+    from export.onnx import OPSET, can_fuse, trace, write_onnx
 
     with replacing(out, force) as folder:
         found = load_classifier(reference)
+        fuse = fuse and can_fuse(found.model)
         sample = pad([found.rows[0], found.rows[-1]], found.pad_id)
         try:
             graph = trace(found.model, sample)

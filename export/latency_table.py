@@ -75,7 +75,7 @@ class LatencyTable:
         return table
 
 
-def probes(model: nn.Module, knots: Sequence[float] = KNOTS) -> list[dict[int, Removal]]:
+def probes(model: nn.Module) -> list[dict[int, Removal]]:
     """What is cut to learn the price of every structure that `model` has; blocks that others rely on stay as they are."""
     from compressor.anatomy import layers_of
     from compressor.modules import STRUCTURES
@@ -87,7 +87,7 @@ def probes(model: nn.Module, knots: Sequence[float] = KNOTS) -> list[dict[int, R
     for structure in STRUCTURES:
         free = {n: layer for n, layer in layers.items() if layer.units(structure) and not layer.needed}
         total = max((layer.units(structure) for layer in free.values()), default=0)
-        for left in sorted({int(knot * total) for knot in knots} - {total}):
+        for left in sorted({int(knot * total) for knot in KNOTS} - {total}):
             found.append({number: Removal(**{structure: list(range(left, total))}) for number in free})
     gone, start = [], 0
     for stack in stacks_of(model):
@@ -161,7 +161,7 @@ def undisturbed(rows: Sequence[Measurement]) -> dict[str, float]:
     """Milliseconds of every variant of one run at one shape, as if nothing else ran on the machine meanwhile.
 
     Other work adds to a time and never takes from it, more to a long one than to a short one, so medians of a busy machine
-    have other ratios than those of a quiet one; the fastest rounds keep theirs and are raised together to the level of medians.
+    have other ratios than those of a quiet one; the fastest rounds keep theirs. All are raised to the level of medians.
     """
     fastest = np.array([min(row.samples_ms) for row in rows])
     level = np.median([row.p50 for row in rows] / fastest)

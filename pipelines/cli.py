@@ -100,7 +100,8 @@ def check(file: str, overrides: Sequence[str]) -> None:
 
 SWEEP_EXAMPLES = """\b
 Example: compress sweep pipeline.yaml --stability seeds --runs 10
-         compress sweep pipeline.yaml --stability subsets --runs 10 --share 0.9 --stage tune"""
+         compress sweep pipeline.yaml --stability subsets --runs 10 --share 0.9 --stage tune
+         compress sweep pipeline.yaml --over prune.target.speedup=1.25,1.5,2,3"""
 
 
 @main.command(epilog=SWEEP_EXAMPLES)
@@ -108,11 +109,11 @@ Example: compress sweep pipeline.yaml --stability seeds --runs 10
 @click.option(
     "--stability",
     "kind",
-    required=True,
     type=click.Choice(["seeds", "subsets"]),
     help="What differs between the runs: the seed, or the random part of the training rows.",
 )
-@click.option("--runs", required=True, type=int, help="How many runs, 2 or more.")
+@click.option("--over", metavar="KEY=V,V,..", help="One run for each value of a key instead, side by side.")
+@click.option("--runs", type=int, help="How many runs, 2 or more.")
 @click.option("--share", type=float, help="Share of the training rows in each subset.  [default: 0.9]")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 @click.option("--until", metavar="STAGE", help="Stop each run after this stage.  [default: the last that changes the model]")
@@ -120,19 +121,22 @@ Example: compress sweep pipeline.yaml --stability seeds --runs 10
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs and store."
 )
-def sweep(file: str, kind: str, runs: int, **options: Any) -> None:
-    """Run FILE several times and show the mean and the standard deviation of its quality.
+def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None:
+    """Run FILE several times and show the mean and the standard deviation of its quality, or what several values of a key do.
 
     With seeds, run i has the pipeline's seed + i. With subsets the seed stays, and run i trains on a random part of the
     rows. Finished stages are reused: after an interruption the same command goes on where it was. The values lie in
-    OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run.
+    OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run. With --over, each run has another value of
+    one key (OUT/NAME-sweep-values); what they share is made once.
     """
     from pipelines.config import find_pipeline
-    from pipelines.sweep import COLUMNS
     from pipelines.sweep import sweep as run_all
 
-    result = run_all(find_pipeline(file), kind, runs, **options, say=click.echo)
-    _table(COLUMNS, [spread.cells() for spread in result.spreads])
+    spread = (kind, runs, options["share"])
+    if any(one is not None for one in spread) if options["over"] else None in spread[:2]:
+        raise UserError("E115", "a sweep is either --stability with --runs, or --over", "Give one of the two")
+    result = run_all(find_pipeline(file), kind or "values", runs, **options, say=click.echo)
+    _table(result.columns, result.rows)
     click.echo(f"sweep: {_near(result.folder / 'sweep.md')}")
 
 

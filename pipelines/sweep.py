@@ -1,5 +1,7 @@
 """Several runs of one pipeline that differ in a few keys, and what they agree on: mean and standard deviation of quality.
 
+A sweep over values runs the same pipeline at several values of one key (a family of targets, say) and sets them side by side.
+
 Three parts that know nothing of each other: `variants_of` says what runs, `in_turn` runs it (the part that a distributed
 engine replaces), `summarize` says what came of it. The stability measure is the one of the SAM paper (Fu et al., 2023, tables 1
 and 2): the standard deviation over seeds, or over random 90 % subsets of the training data.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,16 +25,17 @@ from pipelines.preflight import check_folder, check_inputs
 from pipelines.runner import run_pipeline
 from pipelines.stage import load_stage
 from pipelines.store import write_atomic
+from pipelines.yaml_source import parse
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper."""
 
 COLUMNS = ("stage", "metric", "N", "mean", "std", "min", "max", "each run")
 
-Kind = Literal["seeds", "subsets"]
+Kind = Literal["seeds", "subsets", "values"]
 
 Quality = dict[str, dict[str, float]]
-"""Stage id -> metric -> value, of one run."""
+"""Stage id -> metric -> value, of one run; where a prune had a target, what was predicted and measured of it, too."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; and the summary."""
+    """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; the summary, and its table."""
 
     folder: Path
     spreads: list[Spread]
+    columns: tuple[str, ...] = COLUMNS
+    rows: tuple[tuple[str, ...], ...] = ()
 
 
 Execute = Callable[[Sequence[Variant], Callable[[Variant], Quality], Callable[[str], None]], list[Quality]]
@@ -94,17 +100,19 @@ def in_turn(variants: Sequence[Variant], run: Callable[[Variant], Quality], say:
 def sweep(
     path: Path,
     kind: Kind,
-    runs: int,
+    runs: int | None,
     out: Path,
     *,
     share: float | None = None,
+    over: str | None = None,
     overrides: Sequence[str] = (),
     until: str | None = None,
     stage: str | None = None,
     say: Callable[[str], None] = print,
     execute: Execute = in_turn,
 ) -> SweepResult:
-    """Run a pipeline file `runs` times and summarize the quality of `stage`, or of every stage up to `until`.
+    """Run a pipeline file `runs` times (with kind values, once for each value of `over`: 'KEY=VALUE,VALUE') and summarize the
+    quality of `stage`, or of every stage up to `until`.
 
     Every variant is an ordinary run in `out`/NAME-sweep-KIND/VARIANT on the store of `out`: what they share is made once, and a
     sweep that was stopped goes on where it was. `until` defaults to the last stage that changes the model.
@@ -113,7 +121,7 @@ def sweep(
     be), E111 (unknown stage id), E1xx, E2xx, E3xx, E801; and what `run_pipeline` raises, naming the variant.
     """
     pipeline = load_pipeline(path, overrides)
-    variants = variants_of(pipeline, kind, runs, share)
+    variants = values_of(pipeline, over) if kind == "values" else variants_of(pipeline, kind, runs, share)
     until = until or last_model(pipeline)
     stages = measured(pipeline, until, stage)
     folder = out / f"{pipeline.name}-sweep-{kind}"
@@ -130,8 +138,9 @@ def sweep(
         (folder / name).unlink(missing_ok=True)
     spreads = summarize(execute(variants, run, say))
     facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "stability": kind, "until": until}
-    write_summary(folder, facts, variants, spreads)
-    return SweepResult(folder, spreads)
+    result = SweepResult(folder, spreads, *table_of(kind, variants, spreads))
+    write_summary(result, facts, variants)
+    return result
 
 
 def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None = None) -> list[Variant]:
@@ -139,8 +148,7 @@ def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None =
 
     Raises UserError E115.
     """
-    if pipeline.tasks:
-        raise UserError("E115", "a sweep measures one task, the pipeline has `tasks`", "Give it one: `task` instead of `tasks`")
+    _one_task(pipeline)
     if runs < 2:
         raise UserError("E115", f"--runs {runs}: one run has no spread", "Give 2 or more; the SAM paper takes 10")
     if kind == "seeds":
@@ -154,6 +162,33 @@ def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None =
         where = pipeline.source.where(("task", "subset"))
         raise UserError("E115", "the pipeline trains on a subset already", "Remove the key: the sweep draws its own", where)
     return [Variant(f"subset-{seed}", {"task.subset": {"share": share, "seed": seed}}) for seed in range(runs)]
+
+
+def values_of(pipeline: Pipeline, over: str) -> list[Variant]:
+    """One variant for each value of 'KEY=VALUE,VALUE'. Raises UserError E115 (and E101, E104 for what is no value)."""
+    _one_task(pipeline)
+    key, equals, text = over.partition("=")
+    words = [word.strip() for word in text.split(",")]
+    if not equals or len(set(words)) < max(len(words), 2) or "" in words:
+        mend = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
+        raise UserError("E115", f"--over {over}: no key with several values", mend)
+    names = [f"{key.split('.')[-1]}-{re.sub(r'[^A-Za-z0-9_.-]', '_', word)}" for word in words]
+    return [Variant(name, {key: parse(word, f"--over {over}").data}) for name, word in zip(names, words, strict=True)]
+
+
+def _one_task(pipeline: Pipeline) -> None:
+    if pipeline.tasks:
+        raise UserError("E115", "a sweep measures one task, the pipeline has `tasks`", "Give it one: `task` instead of `tasks`")
+
+
+def table_of(
+    kind: Kind, variants: Sequence[Variant], spreads: Sequence[Spread]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """(columns, rows) of the summary: mean and spread over runs that should agree, one column for each of several values."""
+    if kind != "values":
+        return COLUMNS, tuple(one.cells() for one in spreads)
+    rows = ((one.stage, one.metric, *(f"{value:.4f}" for value in one.values)) for one in spreads)
+    return ("stage", "metric", *(one.name for one in variants)), tuple(rows)
 
 
 def summarize(qualities: Sequence[Quality]) -> list[Spread]:
@@ -196,22 +231,27 @@ def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ..
 
 def quality_of(artifacts: dict[str, Any], stages: Sequence[str]) -> Quality:
     """The metrics in the artifacts' metadata: every float of `quality`; its interval and row count are none."""
-    return {
-        stage: {name: value for name, value in artifacts[stage].metadata["quality"].items() if isinstance(value, float)}
-        for stage in stages
-    }
+    found = {}
+    for stage in stages:
+        facts, target = artifacts[stage].metadata["quality"], artifacts[stage].metadata.get("target", {})
+        found[stage] = {name: value for name, value in facts.items() if isinstance(value, float)}
+        found[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
+    return found
 
 
-def write_summary(folder: Path, facts: dict[str, Any], variants: Sequence[Variant], spreads: Sequence[Spread]) -> None:
+def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence[Variant]) -> None:
     """sweep.json and sweep.md: no time and no machine, so that equal work gives equal bytes."""
-    content = {**facts, "variants": [asdict(one) for one in variants], "summary": [asdict(one) for one in spreads]}
+    folder, columns, values = result.folder, result.columns, facts["stability"] == "values"
+    left_out = ("runs", "mean", "std", "min", "max") if values else ()
+    summary = [{key: value for key, value in asdict(one).items() if key not in left_out} for one in result.spreads]
+    content = {**facts, "variants": [asdict(one) for one in variants], "summary": summary}
     write_atomic(folder / "sweep.json", f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
-    rows = [COLUMNS, ("---", "---", *("---:",) * (len(COLUMNS) - 2)), *(one.cells() for one in spreads)]
+    rows = [columns, ("---", "---", *("---:",) * (len(columns) - 2)), *result.rows]
     keys = [("variant", "sets"), ("---", "---"), *((one.name, f"`{' '.join(one.settings)}`") for one in variants)]
     text = "\n\n".join(
         (
-            f"# {facts['pipeline']}: stability over {len(variants)} {facts['stability']}",
-            "Quality on all validation rows; std is the standard deviation of the sample (n − 1).",
+            f"# {facts['pipeline']}: {'' if values else 'stability over '}{len(variants)} {facts['stability']}",
+            f"Quality on all validation rows{'' if values else '; std is the standard deviation of the sample (n − 1)'}.",
             *("\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, keys)),
         )
     )

@@ -53,6 +53,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "trainable": trainable,
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
         "pruning": pruning(inputs, roles),
+        "targets": targets(inputs, candidates),
         "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
         "density": density(roles),
         "flops": flops(roles),
@@ -375,6 +376,22 @@ def density(roles: dict[str, Record]) -> list[Record]:
     """What is not zero in the matrices of the merged blocks, by pattern; empty where no weight was masked."""
     rows = roles["compressed"]["density"]
     return rows if any(row["pattern"] for row in rows) else []
+
+
+def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
+    """Every target that a prune was given: what it says of itself, and beside the last one what the benchmark measured of the
+    model as it is deployed, where it has that batch, length and precision."""
+    found = [{"stage": a.entry, **a.metadata["target"]} for a in inputs.artifacts if "target" in a.metadata]
+    if not found or "table" not in found[-1]:
+        return found
+    last = found[-1]
+    pair = [find(candidates, model, last["precision"]) for model in ("dense", "compressed")]
+    cell = (last["batch"], last["length"])
+    if all(pair) and cell in [(one["batch"], one["length"]) for one in pair[0]["latency"]]:
+        dense, compressed = (p50(row, cell) for row in pair)
+        value, words = (dense / compressed, "{:.2f}x") if last["goal"] == "speedup" else (compressed, "{:.3g} ms")
+        last |= {"benchmark": value, "told": f"{last['told']}, benchmark {words.format(value)}"}
+    return found
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

@@ -71,6 +71,11 @@ def weights(keys: str) -> tuple[str, str]:
     return "{structure: heads, criterion: delta, remove: 1}", f"{{structure: weights, {keys}}}"
 
 
+def pruning(keys: str) -> tuple[str, str]:
+    """Other keys of the prune."""
+    return "structure: heads, criterion: delta, remove: 1", keys
+
+
 STAGES_LINE = "  - tune: {rank: 4, learning_rate: 5e-4}\n"
 
 MISTAKES = [
@@ -156,6 +161,58 @@ MISTAKES = [
             "[{structure: weights, remove: 0.5}, {structure: weights, remove: 0.3}]",
         ),
         "E501 {file}:7: stages[2].prune: 5,632 of these weights are gone already",
+    ),
+    Mistake(
+        "a target that cannot be met",
+        pruning("target: {flops: 0.1, length: 64}, keep: {heads: 2}"),
+        "E520 {file}:7: stages[2].prune: 0.100 of the FLOPs cannot be had: with all gone that may go it would be 0.",
+        "let layers go too",
+    ),
+    Mistake("a target that is none", pruning("target: {}"), "E104 {file}:7: stages[2].prune.target: a target is exactly one"),
+    Mistake(
+        "two targets", pruning("target: {flops: 0.5, speedup: 2}"), "E104 {file}:7: stages[2].prune.target: a target is exactly"
+    ),
+    Mistake(
+        "several values of a target",
+        pruning("target: {speedup: [1.5, 2]}"),
+        "E104 {file}:7: stages[2].prune.target.speedup: one run has one target; for several: compress sweep FILE --over",
+    ),
+    Mistake(
+        "a target slower than dense", pruning("target: {speedup: 1}"), "E104 {file}:7: stages[2].prune.target.speedup: must"
+    ),
+    Mistake(
+        "an unknown runtime",
+        pruning("target: {speedup: 2, length: 64, runtime: onyx}"),
+        "E104 {file}:7: stages[2].prune.target.runtime: must be 'onnx', not 'onyx'",
+    ),
+    Mistake(
+        "a misspelt target", pruning("target: {speedupp: 2}"), "E102 {file}:7: stages[2].prune.target.speedupp", "'speedup'?"
+    ),
+    Mistake(
+        "a batch of a count of FLOPs",
+        pruning("target: {flops: 0.5, batch: 8}"),
+        "E104 {file}:7: stages[2].prune.target: batch means nothing to a target of flops",
+    ),
+    Mistake(
+        "a target and a count",
+        pruning("target: {speedup: 2}, remove: 3"),
+        "E104 {file}:7: stages[2].prune: remove beside target: a target finds how much goes",
+    ),
+    Mistake(
+        "a target for weights",
+        pruning("target: {speedup: 2}, structures: [weights]"),
+        "E104 {file}:7: stages[2].prune.structures[0]: must be 'heads'",
+    ),
+    Mistake(
+        "a target by what nobody tuned",
+        pruning("target: {speedup: 2, length: 64}, criterion: delta"),
+        "E502 {file}:7: stages[2].prune.criterion: neurons by criterion delta, but no stage tunes ffn_in",
+    ),
+    Mistake(
+        "a target at more tokens than there are positions",
+        pruning("target: {speedup: 2, length: 65}"),
+        "E113 {file}:7: stages[2].prune.target.length: 65 tokens",
+        "Use at most 64",
     ),
     Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a share lies in"),
     Mistake(

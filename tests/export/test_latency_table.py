@@ -1,0 +1,102 @@
+"""The latency table: found again from times that it made, kept sane by force, read only where it belongs. Nothing is timed."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.cost import shape_of
+from compressor.errors import UserError
+from compressor.pruning.surgery import Removal, remove
+from export import latency_table
+from export.latency import summarize
+from export.latency_table import LatencyTable, fit, measure_table, probes, undisturbed
+from tests.compressor.conftest import tiny
+
+FACTS = {"batch": 2, "shape": {"layers": (1, 2)}}
+
+
+def cut(name, removals):
+    model = tiny(name)
+    remove(model, removals)
+    return shape_of(model)
+
+
+def true_table(shape):
+    """Some times for every number of units: bent, as real ones are."""
+    draw = random.Random(0)
+    sublayers = {}
+    for name in ("heads", "cross_heads", "neurons"):
+        full = max(layer.units(name) for layer in shape.layers)
+        if full:
+            knots = sorted({0, full // 4, full // 2, full})
+            times = np.cumsum([0.0, *(draw.uniform(0.5, 2) for _ in knots[1:])])
+            sublayers[name] = tuple(zip(knots, times.tolist(), strict=True))
+    return LatencyTable(FACTS, sublayers, 0.3, 1.7)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5", "modernbert"])
+def test_a_table_is_found_again_from_the_times_of_its_probes(name):
+    """Whatever the layout: groups of heads, two stacks, blocks that must stay as they are."""
+    dense = shape_of(tiny(name))
+    table = true_table(dense)
+    shapes = [dense, *(cut(name, removals) for removals in probes(tiny(name)))]
+    found = fit(FACTS, [(shape, table.ms(shape)) for shape in shapes])
+    assert found.facts == FACTS and found.sublayers.keys() == table.sublayers.keys()
+    for shape in (*shapes, dense.left("neurons", [layer.neurons // 3 for layer in dense.layers])):
+        assert found.ms(shape) == pytest.approx(table.ms(shape), rel=1e-6)
+
+
+def test_noise_never_makes_fewer_units_slower():
+    dense = shape_of(tiny("bert"))
+    table, draw = true_table(dense), random.Random(1)
+    shapes = [dense, *(cut("bert", removals) for removals in probes(tiny("bert")))]
+    for _ in range(20):
+        found = fit(FACTS, [(shape, table.ms(shape) * draw.uniform(0.5, 2)) for shape in shapes])
+        assert min(found.rest_ms, found.block_ms) >= 0
+        for row in found.sublayers.values():
+            assert row[0] == (0, 0.0) and all(low[1] <= high[1] for low, high in itertools.pairwise(row))
+
+
+def test_between_the_knots_a_table_is_linear():
+    table = LatencyTable({}, {"heads": ((0, 0.0), (2, 4.0), (4, 6.0))}, 0.0, 0.0)
+    assert [table.sublayer_ms("heads", units) for units in range(5)] == [0, 2, 4, 5, 6]
+
+
+def test_a_table_is_read_for_its_own_facts_only():
+    table = LatencyTable(FACTS, {"heads": ((0, 0.0), (4, 1.5))}, 0.25, 1.0)
+    text = table.to_json()
+    again = LatencyTable.from_json(text, FACTS)
+    assert (again.sublayers, again.block_ms, again.rest_ms) == (table.sublayers, 0.25, 1.0)
+    with pytest.raises(UserError, match="E803 the latency table is another model's"):
+        LatencyTable.from_json(text, {**FACTS, "shape": {"layers": (1, 3)}})
+    for broken in (text[:-9], "[]", text.replace("sublayers", "layers")):
+        with pytest.raises(UserError, match="E803 the latency table is unreadable"):
+            LatencyTable.from_json(broken, FACTS)
+
+
+def test_what_disturbs_some_rounds_is_left_out_of_the_ratios():
+    quiet = summarize("quiet", 1, 1, [10.0, 11.0, 12.0])
+    disturbed = summarize("disturbed", 1, 1, [5.0, 40.0, 50.0])
+    found = undisturbed([quiet, disturbed])
+    assert found["quiet"] == pytest.approx(2 * found["disturbed"])
+    assert undisturbed([quiet]) == {"quiet": pytest.approx(11.0)}
+
+
+def test_real_models_are_exported_and_timed(monkeypatch):
+    """One block, and nothing between all and none: three graphs. The model comes out as it went in."""
+    monkeypatch.setattr(latency_table, "KNOTS", (0.0,))
+    model = tiny("bert", torch.float32)
+    remove(model, {1: Removal(whole=True), 2: Removal(whole=True)})
+    before, done = shape_of(model), []
+    sample = {name: np.ones((2, 4), dtype=np.int64) for name in ("input_ids", "attention_mask")}
+    table = measure_table(model, sample, FACTS, batch=2, length=6, rounds=3, threads=1, on_step=done.append)
+    assert sum(done) == latency_table.steps(model, 3) and shape_of(model) == before
+    layer = before.layers[0]
+    assert {name: [units for units, _ in row] for name, row in table.sublayers.items()} == {
+        "heads": [0, layer.heads],
+        "neurons": [0, layer.neurons],
+    }
+    assert table.ms(before) > 0

@@ -1,0 +1,189 @@
+"""`prune: {target: ...}` in whole pipelines: what is recorded, met, and measured once. Nothing timed is asserted."""
+
+import json
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from compressor.cost import shape_of
+from compressor.errors import UserError
+from export.latency_table import LatencyTable
+from pipelines import targets
+from pipelines.config import load_pipeline
+from pipelines.loading import load_model
+from pipelines.runner import run_pipeline
+from pipelines.stages.prune import PruneConfig, planned
+from pipelines.targets import GOALS, Search, Target
+from tests.compressor.conftest import tiny
+from tests.pipelines.toys import tree
+from tests.tiny import write_pipeline
+
+STAGES = [
+    {"tune": {"method": "lora", "rank": 2, "epochs": 1, "learning_rate": 0.02}},
+    {"prune": {"target": {"flops": 0.8, "length": 16}, "rows": 32}},
+    {"recover": {"epochs": 0.2, "distill": False}},
+    {"prune": {
+        "target": {"speedup": 1.6, "batch": 2, "length": 16, "rounds": 3},
+        "structures": ["heads", "neurons", "layers"], "criterion": {"heads": "delta", "neurons": "weight", "layers": "random"},
+    }},
+    {"merge": None},
+]  # fmt: skip
+AFTER = [{"export": {"precision": ["fp32"]}}, {"benchmark": {"batch": [2], "length": [16], "rounds": 3}}, {"report": None}]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    return write_pipeline(tmp_path_factory.mktemp("project"), stages=STAGES)
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """Tables that are made up instead of measured, one microsecond a parameter of a sublayer; the facts of each are kept."""
+    asked = []
+
+    def made_up(model, sample, facts, **settings):
+        asked.append(facts)
+        layer, hidden = shape_of(model).layers[0], model.config.hidden_size
+        rows = {name: ((0, 0.0), (layer.units(name), 1e-3 * hidden * layer.units(name))) for name in ("heads", "neurons")}
+        return LatencyTable(dict(facts), rows, 0.1, 0.2)
+
+    monkeypatch.setattr("export.latency_table.measure_table", made_up)
+    return asked
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    monkeypatch.setattr(targets, "measured", lambda *given: [3.0, 2.0])
+
+
+def flops_of(artifact, pipeline):
+    from compressor.models import resolve
+
+    base = resolve(pipeline.model, relative_to=pipeline.source_folder)
+    return shape_of(load_model(artifact, base)).flops(16)
+
+
+def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compress):
+    """Both are shares of the dense model; the timed one is exported and measured, in earnest."""
+    pipeline = load_pipeline(project)
+    code, shown, error = compress("run", project, "--out", tmp_path, "--until", "prune-2")
+    assert (code, error) == (0, "")
+    artifacts = run_pipeline(pipeline, tmp_path).artifacts
+    first, second = (artifacts[name].metadata["target"] for name in ("prune", "prune-2"))
+    share = flops_of(artifacts["prune"], pipeline) / flops_of(artifacts["tune"], pipeline)
+    assert 0.7 < share <= 0.8 and first["predicted"] == share and "measured" not in first
+    assert f"target 0.800 of the FLOPs, predicted {share:.3f} of the FLOPs" in shown
+    assert second["predicted"] >= 1.6 and second["measured"] == second["dense_ms"] / second["ms"] > 0
+    assert f"target 1.60x, predicted {second['predicted']:.2f}x, measured {second['measured']:.2f}x" in shown
+    assert second["criterion"] == {"heads": "delta", "neurons": "weight", "layers": "random"}
+    [facts] = tables
+    assert (facts["batch"], facts["length"], facts["architecture"], facts["rounds"]) == (2, 16, "bert", 3)
+    assert [path.stem for path in (tmp_path / ".store" / ".cache").iterdir()] == [second["table"]]
+    assert [row["hop"] for row in artifacts["prune-2"].metadata["parity"]] == ["target masked -> removed"]
+
+
+def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, unmeasured):
+    """For one machine, model shape and setting, whatever is pruned before and however much is asked for."""
+
+    def go(*settings, force=()):
+        found = run_pipeline(load_pipeline(project, settings), tmp_path, until="prune-2", force=force)
+        return found.artifacts["prune-2"].metadata["target"]["table"], len(tables)
+
+    name, _ = go()
+    assert go("prune-2.target.speedup=1.3", "prune.target.flops=0.9") == (name, 1)
+    other, count = go("prune-2.target.batch=3")
+    assert (other != name, count) == (True, 2)
+    assert go(force=["prune-2"]) == (name, 3)
+    path = tmp_path / ".store" / ".cache" / f"{name}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "facts": {}}))
+    with pytest.raises(UserError, match=r"E803 .*prune: the latency table is another model's"):
+        go("prune-2.target.speedup=1.4")
+
+
+def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasured, compress):
+    settings = ("--set", "prune-2.target={flops: 0.9, length: 16}", "--until", "prune-2", "--out", tmp_path)
+    code, shown, _ = compress("run", project, *settings)
+    assert code == 0 and "0.900 of the FLOPs is met already: nothing is removed" in shown
+    lock = yaml.safe_load((tmp_path / "tiny" / "pipeline.lock.yaml").read_text())
+    folders = [tmp_path / ".store" / stage["artifact"] for stage in lock["stages"][-2:]]
+    before, after = (json.loads((folder / "artifact.json").read_text())["metadata"] for folder in folders)
+    assert after["parity"] == [] and (after["kept"], after["quality"]) == (before["kept"], before["quality"])
+    assert after["target"]["predicted"] <= 0.8
+
+
+def test_a_time_that_cannot_be_had_says_which_could(project, tmp_path, tables, unmeasured):
+    with pytest.raises(UserError, match=r"E520 .*prune: 900\.00x cannot be had: .* would be \d+\.\d\dx\. Ask for less$"):
+        run_pipeline(load_pipeline(project, ["prune-2.target.speedup=900"]), tmp_path)
+
+
+def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasured, compress):
+    overs = ("--over", "prune.target.flops=0.9,0.6", "--until", "prune", "--out", tmp_path)
+    code, shown, error = compress("sweep", project, *overs)
+    assert (code, error) == (0, "") and shown.count("reused") == 1
+    folder = tmp_path / "tiny-sweep-values"
+    content = json.loads((folder / "sweep.json").read_text())
+    assert [one["overrides"] for one in content["variants"]] == [{"prune.target.flops": value} for value in (0.9, 0.6)]
+    assert all("mean" not in row for row in content["summary"])
+    reached = next(row["values"] for row in content["summary"] if row["metric"] == "predicted")
+    assert 0.8 < reached[0] <= 0.9 and 0.5 < reached[1] <= 0.6
+    assert f"| prune | predicted | {reached[0]:.4f} | {reached[1]:.4f} |" in (folder / "sweep.md").read_text()
+    assert "flops-0.9" in shown and f"{reached[1]:.4f}" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--over", "prune.target.flops=0.9"], "E115 --over prune.target.flops=0.9: no key with several values"),
+        (["--over", "prune.target.flops=0.9,0.9"], "E115 --over"),
+        (["--over", "prune.target.flops"], "E115 --over"),
+        (["--over", "prune.target.flop=0.9,0.8"], "E102 --set prune.target.flop=0.9: unknown key. Did you mean 'flops'?"),
+        (["--over", "prune.target.flops=0.9,1.8"], "E104 --set prune.target.flops=1.8: must be less than 1"),
+        (["--over", "prune.target.flops=0.9,0.8", "--runs", 2], "E115 a sweep is either --stability with --runs, or --over"),
+        (["--stability", "seeds"], "E115 a sweep is either"),
+    ],
+)
+def test_a_family_that_cannot_be(project, tmp_path, compress, options, says):
+    before = tree(tmp_path)
+    code, shown, error = compress("sweep", project, *options, "--out", tmp_path / "runs")
+    assert (code, shown) == (2, "") and error.startswith(says) and error.count("\n") == 1
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("structures", [["heads"], ["neurons"], ["heads", "neurons", "layers"]])
+@pytest.mark.parametrize("architecture", ["bert", "llama", "t5", "modernbert"])
+def test_the_plan_meets_a_closed_target(architecture, structures):
+    shape = shape_of(tiny(architecture))
+    search = Search(target=Target(flops=0.9, length=8), structures=structures)
+    left = planned(search, shape, shape)
+    assert 0.5 < left.flops(8) / shape.flops(8) <= 0.9
+    parameters = Search(target=Target(parameters=0.95), structures=structures, keep={"heads": 1})
+    assert planned(parameters, shape, shape).parameters <= 0.95 * shape.parameters
+    assert planned(Search(target=Target(p50_ms=1.0)), shape, shape) == shape, "only a measurement can tell"
+
+
+def test_least_units_are_kept():
+    shape = shape_of(tiny("bert"))
+    left = planned(Search(target=Target(flops=0.75), keep={"heads": 3, "neurons": 2}), shape, shape)
+    assert all(layer.units("heads") >= 3 and layer.neurons >= 2 for layer in left.layers)
+    dropped = planned(Search(target=Target(flops=0.75), structures=["layers"], keep={"layers": 2}), shape, shape)
+    assert 2 <= len(dropped.layers) < len(shape.layers)
+    with pytest.raises(
+        UserError, match=r"E520 0\.300 of the FLOPs cannot be had: with all gone that may go it would be 0\.\d+"
+    ):
+        planned(Search(target=Target(flops=0.3), structures=["layers"], keep={"layers": 2}), shape, shape)
+
+
+def test_goals_are_costs_and_costs_are_goals():
+    for goal, value in zip(GOALS, (2.0, 5.0, 0.5, 0.5), strict=True):
+        target = Target(**{goal: value})
+        assert target.reached(target.budget(10.0), 10.0) == pytest.approx(value)
+
+
+def test_a_target_that_is_none():
+    for given in ({}, {"flops": 0.5, "speedup": 2.0}, {"flops": 0.5, "batch": 8}, {"parameters": 0.5, "length": 8}):
+        with pytest.raises(ValidationError):
+            Target(**given)
+    for given in ({"items": []}, {"search": {"target": {"flops": 0.5}}, "items": [{"structure": "heads", "remove": 1}]}):
+        with pytest.raises(ValidationError, match="give items to remove, or a target to meet"):
+            PruneConfig(**given)
