@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from compressor.errors import UserError
-from compressor.pruning.names import Criterion, Structure
+from compressor.pruning.names import Criterion, Unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,8 +107,8 @@ class Search(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: Target
-    structures: list[Structure] = Field(default=["heads", "neurons"], min_length=1, description="what may go")
-    criterion: Criterion | dict[Structure, Criterion] = Field(default="taylor", description="one, or one for each structure")
+    structures: list[Unit] = Field(default=["heads", "neurons"], min_length=1, description="what may go")
+    criterion: Criterion | dict[Unit, Criterion] = Field(default="taylor", description="one, or one for each structure")
     rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
     keep: Least = Least()
 
@@ -130,7 +130,7 @@ class Search(BaseModel):
 class Judged:
     """What scores are asked for: see `pipelines.stages.prune.score`."""
 
-    structure: Structure
+    structure: Unit
     criterion: Criterion
     rows: int
 
