@@ -13,10 +13,6 @@ which favours every method a little; each has the same number of tries.
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import json
-import random
 import statistics
 import sys
 import time
@@ -27,12 +23,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-import yaml
-from rich.console import Console
 
+from benchmarks.grid import run_file, write_task
 from compressor.tasks.metrics import accuracy, matthews
 from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
 from pipelines.stage import Artifact
 
 SELECT_ALL = {"scope": "global", "ratio": 0.005, "modules": "all"}
@@ -104,29 +98,6 @@ ROWS = {"sst2": 2000, "cola": 4000}
 METRIC = {"sst2": ("accuracy", accuracy), "cola": ("matthews", matthews)}
 
 
-def rows_of(path: Path, task: str) -> Iterator[tuple[str, str]]:
-    """(sentence, label) of one of GLUE's files; quotes in them are literal."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as stream:
-        reader = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if task == "sst2":
-            next(reader)
-            yield from ((row[0].strip(), row[1]) for row in reader)
-        else:
-            yield from ((row[3], row[1]) for row in reader)
-
-
-def write_task(task: str, source: Path, folder: Path) -> dict:
-    """train.jsonl (drawn with a fixed seed) and dev.jsonl; returns the `task:` block."""
-    train = next(path for path in (source / "train.tsv", source / "train.tsv.gz") if path.is_file())
-    drawn = random.Random(0).sample(list(rows_of(train, task)), ROWS[task])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("train", drawn), ("dev", list(rows_of(source / "dev.tsv", task)))):
-        lines = (json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in rows)
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {"train": "train.jsonl", "validation": "dev.jsonl", "text": "text", "label": "label", "max_length": 64}
-
-
 @dataclass(frozen=True)
 class Run:
     """One training: who, where, how fast, with which seed."""
@@ -160,10 +131,9 @@ class Grid:
         select = [{"select": run.contender.select}] if run.contender.select else []
         file = {"name": run.name, "model": self.model, "task": self.tasks[run.task], "seed": run.seed}
         path = self.work / run.task / "pipeline.yaml"
-        path.write_text(yaml.safe_dump({**file, "stages": [*select, {"tune": tune}]}))
-        result = run_pipeline(load_pipeline(path), self.work, dry_run=not self.train, console=Console(quiet=True))
-        if "tune" in result.artifacts:
-            self.found[run.name] = result.artifacts["tune"]
+        artifacts = run_file({**file, "stages": [*select, {"tune": tune}]}, path, self.work, train=self.train)
+        if "tune" in artifacts:
+            self.found[run.name] = artifacts["tune"]
         return self.found.get(run.name)
 
     def metric(self, run: Run) -> float | None:
@@ -265,7 +235,9 @@ def main() -> None:
     unknown = set(names) - {contender.name for contender in CONTENDERS}
     if unknown:
         parser.error(f"unknown method {sorted(unknown)[0]}; there are {', '.join(c.name for c in CONTENDERS)}")
-    tasks = {task: write_task(task, getattr(options, task), options.work / task) for task in options.tasks.split(",")}
+    tasks = {
+        task: write_task(task, getattr(options, task), options.work / task, ROWS[task]) for task in options.tasks.split(",")
+    }
     grid = Grid(options.model, tasks, options.work, not options.summary)
     table = fill(grid, [contender for contender in CONTENDERS if contender.name in names])
     for task in tasks:

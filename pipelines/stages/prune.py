@@ -277,13 +277,10 @@ def meet(
     if measure(before) <= target.budget(whole):
         workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
     else:
-        scores = {
-            item.structure: score(item, model, base, inputs.seed, data, workspace)
-            for _, item in PruneConfig(search=search).judged
-        }
-        found = widths(
-            search, before, shape_of(dense), measure, {name: [one.numpy() for one in own] for name, own in scores.items()}
-        )
+        judged = [Judged(*pair, search.rows) for pair in search.criteria.items()]
+        scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
+        numbers = {name: [one.numpy() for one in own] for name, own in scores.items()}
+        record["widths"] = found = widths(search, before, shape_of(dense), measure, numbers)
         record["parity"] = cut("target", lowest_of(found, scores), model, base, data, workspace)
     told = [f"target {target.say(target.value)}"]
     record["predicted"] = target.reached(measure(shape_of(model)), whole)

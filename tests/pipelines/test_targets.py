@@ -77,6 +77,8 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert second["predicted"] >= 1.6 and second["measured"] == second["dense_ms"] / second["ms"] > 0
     assert f"target 1.60x, predicted {second['predicted']:.2f}x, measured {second['measured']:.2f}x" in shown
     assert second["criterion"] == {"heads": "delta", "neurons": "weight", "layers": "random"}
+    left = [{name: len(units) for name, units in row.items()} for row in artifacts["prune"].metadata["kept"].values()]
+    assert first["widths"] == left
     [facts] = tables
     assert (facts["batch"], facts["length"], facts["architecture"], facts["rounds"]) == (2, 16, "bert", 3)
     assert [path.stem for path in (tmp_path / ".store" / ".cache").iterdir()] == [second["table"]]

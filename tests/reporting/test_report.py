@@ -288,3 +288,21 @@ def test_numbers_for_readers():
     assert (faster(26, 10), faster(10, 12), faster(10, 10.2)) == ("2.60 × faster", "1.20 × slower", "no gain")
     assert (smaller(3, 1), gain(1.0, "a", "b", "same")) == ("3.00 × smaller", "same")
     assert share_by_bin([0, 1, 2, 40], 64) == [1.0, 0.5] + [0.0] * 18 + [0.5] + [0.0] * 11
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ({"goal": "speedup"}, "measured 2, benchmark 1.62x (ONNX fp32, batch 8 × 128; heads by taylor)"),
+        ({"goal": "p50_ms"}, "measured 2, benchmark 64.5 ms (ONNX fp32, batch 8 × 128; heads by taylor)"),
+        ({"goal": "speedup", "length": 64}, "measured 2 (ONNX fp32, batch 8 × 64; heads by taylor)"),
+    ],
+)
+def test_a_target_stands_beside_what_was_measured(write, monkeypatch, target, says):
+    told = {"told": "target 2, predicted 2, measured 2", "criterion": {"heads": "taylor"}, "table": "latency-0"}
+    cell = {"batch": 8, "length": 128, "precision": "fp32"}
+    kind, metadata = STAGES["prune"]
+    monkeypatch.setitem(STAGES, "prune", (kind, {**metadata, "target": {**told, **cell, **target}}))
+    folder = write()
+    assert says in page(folder).text and says in (folder / "report.md").read_text()
+    assert load(folder)["targets"][0]["stage"] == "prune"

