@@ -63,7 +63,7 @@ def test_it_compiles_to_an_fp16_engine(graph, tmp_path):
     with pytest.raises(UserError, match=rf"E633 .*built by {library_of(trt)} {trt.__version__}, to be read by tensorrt 10.3"):
         check_engine(plan, "tensorrt", "10.3")
     plan.write_bytes(plan.read_bytes()[:-1])
-    with pytest.raises(UserError, match="E632 .*not the one that was built"):
+    with pytest.raises(UserError, match=r"E632 .*not the one that was built"):
         check_engine(plan, library_of(trt), trt.__version__)
 
 
