@@ -16,12 +16,14 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from click.testing import CliRunner
 from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from pipelines.cli import main
 from pipelines.config import load_pipeline
 from pipelines.finished import open_run
 from pipelines.runner import LOCK_FILE, run_pipeline
@@ -452,6 +454,23 @@ def test_the_live_server_tells_too(run, fault):
     run.seal()
     served = next(check for check in verify(run.folder) if check.hop == "served")
     assert (served.passed, served.code) == (False, "E707" if fault is swapped_inputs else "E610")
+
+
+def test_the_command_line(run):
+    """A table, or JSON, and exit code 3 with the fault's own line."""
+    dropped_bias(run)
+    run.seal()
+    arguments = ["verify", str(run.folder), "--no-serve", "--stage", "export"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 3 and "FAILED E610" in done.stdout and "export: E610 compressed -> model.onnx" in done.stderr
+    told = CliRunner().invoke(main, [*arguments, "--json"])
+    checks = json.loads(told.stdout)["checks"]
+    assert told.exit_code == 3 and [check["hop"] for check in checks if not check["passed"]] == [GRAPH, "compressed -> fused"]
+    assert "worst_row" in checks[-1]["parity"] and len(checks[-1]["parity"]["metric_interval"]) == 2
+    for wrong, code in ((["--stage", "nothing"], "E111"), ([], "E805")):
+        folder = run.folder if wrong else run.out
+        refused = CliRunner().invoke(main, ["verify", str(folder), *wrong])
+        assert refused.exit_code == 2 and code in refused.stderr
 
 
 def test_an_older_artifact_in_its_place(run):
