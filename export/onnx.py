@@ -50,9 +50,11 @@ def export_onnx(
     are named batch and sequence; two exports of one model are equal byte for byte. int8 is quantized from the unfused
     graph (the fused one has lost the types it needs) with one scale a channel. Types that fusions would harm are not fused.
     """
+    from compressor.anatomy import row_of_model
+
     folder.mkdir(parents=True, exist_ok=True)
     graph = trace(model, encoding)
-    fuse = fuse and model.config.model_type not in WRONG_WHEN_FUSED
+    fuse = fuse and row_of_model(model).model_type not in WRONG_WHEN_FUSED
     writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
     paths = {}
     for precision in precisions:

@@ -50,6 +50,7 @@ STAGE = Stage(
     produces="model",
     needs=("model",),
     packages=("torch", "transformers", "torch-pruning", "tokenizers"),
+    version=2,
     run=run,
     check=check,
 )
