@@ -169,6 +169,7 @@ def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Re
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Carry out every item, compare removed against masked on validation rows, write the state."""
+    from compressor.anatomy import layers_of
     from compressor.checkpoint import load_state
     from pipelines.loading import load_data, load_model, publish_model
 
@@ -176,10 +177,11 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
     # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
     base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
+    found = [{name: layer.units(name) for name in STRUCTURES} for layer in layers_of(model)]
     steps = [carry_out(item, model, base, inputs.seed, data, workspace) for item in config.items]
     published = publish_model(model, inputs, data, workspace)
     parity = [step["parity"] for step in steps]
-    return {**published, "method": previous.metadata["method"], "items": steps, "parity": parity}
+    return {**published, "method": previous.metadata["method"], "items": steps, "parity": parity, "found": found}
 
 
 def carry_out(
@@ -230,7 +232,7 @@ STAGE = Stage(
     accepts=("model",),
     packages=("torch", "transformers", "tokenizers"),
     run=run,
-    version=3,
+    version=4,
     check=check,
     plan=plan,
 )

@@ -17,7 +17,7 @@ from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.models import head_names
 from compressor.pruning.surgery import Removal, remove
-from tests.compressor.conftest import PLAN, encoding, tiny
+from tests.compressor.conftest import encoding, plan_of, tiny
 from tests.tiny import write_tokenizer
 
 
@@ -29,7 +29,7 @@ def logits(model) -> torch.Tensor:
 def pruned(architecture: str, folder):
     """A model cut by PLAN, and its checkpoint."""
     model = tiny(architecture, torch.float32)
-    remove(model, PLAN)
+    remove(model, plan_of(architecture))
     save_checkpoint(model, folder, folder)
     return model
 
@@ -46,7 +46,7 @@ def test_it_loads_saves_and_loads_again_with_the_same_bits(architecture, tmp_pat
         assert all(torch.equal(tensor, one.state_dict()[name]) for name, tensor in model.state_dict().items())
     written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "second", "third")]
     assert all(one["model_type"] == COMPRESSED + model.config.model_type for one in written)
-    for key in ("per_layer_config", "decoder_per_layer_config", "architectures"):
+    for key in ("per_layer_config", "per_layer_config_of_decoder", "architectures"):
         assert written[0].get(key) == written[1].get(key) == written[2].get(key)
 
 
