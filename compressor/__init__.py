@@ -8,7 +8,8 @@ __version__ = "0.1.0"
 
 
 def load(folder=None, *, base=None, delta=None):
-    """The model stored in `folder`, pruned shapes and all, ready for inference. See `compressor.checkpoint.load`.
+    """The model stored in `folder`, pruned shapes and all, ready for inference. See `compressor.checkpoint.load`; for
+    transformers' Auto classes, `compressor.auto`.
 
     With `delta`, a delta file (also of one of many tasks): the model of that task on `base`, which is a folder, a hub id, or a
     live model. A live model is changed in place and returned; its base is not read again. See

@@ -270,8 +270,13 @@ def facts_of(row: Architecture) -> dict[str, Any]:
     }
 
 
+COMPRESSED = "compressed-"
+"""A pruned checkpoint's model type is this and that of the dense model (compressor.auto)."""
+
+
 def row_of(model_type: str) -> Architecture:
-    """The architecture's row. Raises UserError E301 when there is none."""
+    """The architecture's row, pruned or not. Raises UserError E301 when there is none."""
+    model_type = model_type.removeprefix(COMPRESSED)
     if model_type not in ARCHITECTURES:
         raise UserError(
             "E301",

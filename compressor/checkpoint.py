@@ -153,12 +153,14 @@ def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[s
 def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> None:
     """Write the merged `model` (no chains) as config.json, model.safetensors and the tokenizer's files.
 
-    config.json carries `per_layer_config` with the head count and FFN width of every block that was pruned, so a stock
-    `from_pretrained` fails loudly instead of loading something else. Adapters and prefixes, which cannot be merged, are
-    described in inserts.json; all tensors are then in a file that a stock `from_pretrained` does not find.
+    A pruned model's config.json has a model type of its own (compressor.auto) and carries `per_layer_config` with the head
+    count and FFN width of every block, so a stock `from_pretrained` fails loudly instead of loading something else. Adapters
+    and prefixes, which cannot be merged, are described in inserts.json; all tensors are then in a file that no
+    `from_pretrained` finds.
     """
     from safetensors.torch import save_file
 
+    from compressor.anatomy import COMPRESSED, row_of_model
     from compressor.deltas import chains
     from compressor.pruning.sizes import per_layer_configs
     from compressor.storage.changes import describe
@@ -173,7 +175,10 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
         (folder / INSERTS_FILE).write_text(json.dumps(changes, indent=1, sort_keys=True) + "\n")
     config = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
-    config |= per_layer_configs(model)
+    if sizes := per_layer_configs(model):
+        stock = type(model).__name__.removeprefix("Compressed")
+        own = {"model_type": COMPRESSED + row_of_model(model).model_type, "architectures": [f"Compressed{stock}"]}
+        config |= {**sizes, **own}
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     for name in TOKENIZER_FILES:
@@ -203,25 +208,22 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
 
 
 def _load_checkpoint(folder: Path) -> nn.Module:
-    """Build dense on meta, resize to the recorded widths, fill strictly from the file."""
+    """Build in the recorded sizes on meta, fill strictly from the file."""
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    from compressor.pruning.sizes import BY_STACK, resize
+    from compressor import auto  # noqa: F401  (registers the model types of pruned checkpoints)
 
     try:
         raw = json.loads((folder / "config.json").read_text())
     except ValueError:
         raise UserError("E305", "config.json cannot be read", "The folder is damaged", str(folder)) from None
     inserts = folder / INSERTS_FILE
-    per_layer = {name: raw.pop(name) for name in BY_STACK if name in raw}
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     tensors = _read_tensors(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
     inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-    if per_layer:
-        resize(model, per_layer)
     expected = set(_plain_weights(model))
     if set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[:3]
@@ -235,9 +237,6 @@ def _load_checkpoint(folder: Path) -> nn.Module:
             "E305", f"sizes disagree ({str(error).splitlines()[1].strip()})", "The folder is damaged", str(folder)
         ) from None
     _refill_buffers(model)
-    if per_layer:
-        # only now: reading config.num_attention_heads on such a config raises, and building a model reads it
-        model.config.per_layer_config = per_layer[BY_STACK[0]]
     if inserts.is_file():
         _restore_strictly(model, json.loads(inserts.read_text()), inserted, folder)
     model.head_parameter_names = frozenset(

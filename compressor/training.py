@@ -1,4 +1,4 @@
-"""Tune and recover on Hugging Face's Trainer, with optional distillation from logits computed beforehand.
+"""Tune and recover on Hugging Face's Trainer, with optional distillation: from logits computed beforehand, or a live teacher.
 
 A training that is cut off goes on from its last checkpoint and ends in the same bits.
 """
@@ -20,6 +20,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.deltas import settle_links
 from compressor.dense import Dense, dense_links, gates_of, project, reseed
+from compressor.distillation import HiddenTeacher, distillation_loss
 from compressor.errors import UserError
 from compressor.inserts import settle_inserts
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
@@ -27,9 +28,6 @@ from compressor.selection.within import thaw
 from compressor.sources import Scores
 from compressor.tasks.features import pad
 from compressor.unfinished import load_changing, newest, save_changing, seal
-
-TEMPERATURE = 2.0
-"""Of the distillation loss 0.5 CE + 0.5 T² KL (Hinton et al. 2015)."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,17 @@ class Schedule:
         each = math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
         return math.ceil(each * self.epochs)
 
+    def rising(self, steps: int) -> int:
+        """Steps of the warm-up among `steps`: the last is never one, or a training of a single step would be at rate 0."""
+        return min(math.ceil(steps * self.warmup), max(0, steps - 1))
+
     def halves(self, first: int, steps: int) -> Callable[[int], float]:
         """Step (from 0) -> share of `learning_rate`: two trainings, of `first` steps and of the rest of `steps`, which ends at
         `final_learning_rate`. Each has a warm-up and a linear decay of its own."""
         later = (self.final_learning_rate or self.learning_rate) / self.learning_rate
 
         def linear(step: int, of: int) -> float:
-            rising = math.ceil(of * self.warmup)
+            rising = self.rising(of)
             return step / rising if step < rising else (of - step) / max(1, of - rising)
 
         return lambda step: linear(step, first) if step < first else later * linear(step - first, steps - first)
@@ -98,17 +100,6 @@ class Collator:
         return tensors
 
 
-def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """0.5 CE + 0.5 T² KL(teacher ‖ student), both softened by T. Logits are (batch, classes)."""
-    soft = functional.kl_div(
-        functional.log_softmax(student / TEMPERATURE, dim=-1),
-        functional.log_softmax(teacher / TEMPERATURE, dim=-1),
-        reduction="batchmean",
-        log_target=True,
-    )
-    return 0.5 * functional.cross_entropy(student, labels) + 0.5 * TEMPERATURE**2 * soft
-
-
 class SeededGroups(LengthGroupedSampler):
     """Rows of similar length together, in an order that follows from the seed and the epoch alone: Trainer's own draws from the
     global random state, which a resumed training does not have as it was.
@@ -127,7 +118,8 @@ class TaskTrainer(Trainer):
     that hold what training moves instead of the whole model.
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
-    that may add to the loss, `share` says how much of its rate a step (from 0) has, where that is not one linear decay.
+    that may add to the loss, `share` says how much of its rate a step (from 0) has, where that is not one linear decay;
+    `teacher` is a live one.
     """
 
     def __init__(
@@ -137,20 +129,25 @@ class TaskTrainer(Trainer):
         grower: Grower | None = None,
         dense: Sequence[Dense] = (),
         share: Callable[[int], float] | None = None,
+        teacher: HiddenTeacher | None = None,
         **arguments,
     ):
         super().__init__(**arguments)
+        self.teacher = teacher
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
         # encoders take **kwargs, from which Trainer concludes that their loss is a token sum: accumulation then doubles it
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels, teacher = inputs.pop("labels"), inputs.pop("teacher", None)
-        outputs = model(**inputs)
-        if teacher is None:
-            loss = functional.cross_entropy(outputs.logits, labels)
+        labels, logits = inputs.pop("labels"), inputs.pop("teacher", None)
+        if self.teacher is not None:
+            outputs, loss = self.teacher.loss(model, inputs, labels)
         else:
-            loss = distillation_loss(outputs.logits, teacher, labels)
+            outputs = model(**inputs)
+            known = logits is None
+            loss = (
+                functional.cross_entropy(outputs.logits, labels) if known else distillation_loss(outputs.logits, logits, labels)
+            )
         loss = loss + sum(link.penalty() for link in self.dense)
         return (loss, outputs) if return_outputs else loss
 
@@ -278,6 +275,7 @@ def train(
     save_every: float | None = None,
     stops: Collection[int] = (),
     on_stop: Callable[[int], None] = lambda places: None,
+    teacher: HiddenTeacher | None = None,
 ) -> list[dict]:
     """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
 
@@ -286,7 +284,7 @@ def train(
     longer finite. Where Ω grows, `on_stop` is called with each of `stops` while exactly so many places are chosen.
     """
     callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
-    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop)
+    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)
     checkpoint = newest(work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
@@ -330,6 +328,7 @@ def trainer_of(
     callbacks: Sequence[TrainerCallback] = (),
     stops: Collection[int] = (),
     on_stop: Callable[[int], None] = lambda places: None,
+    teacher: HiddenTeacher | None = None,
     **overrides,
 ) -> TaskTrainer:
     """The Trainer of one training; `overrides` are TrainingArguments that a caller wants otherwise."""
@@ -341,7 +340,6 @@ def trainer_of(
         "per_device_train_batch_size": schedule.batch_size,
         "gradient_accumulation_steps": schedule.accumulate,
         "weight_decay": schedule.weight_decay,
-        "warmup_steps": schedule.warmup,
         "lr_scheduler_type": "linear",
         "max_grad_norm": 0.0 if growing else CLIP,
         "seed": schedule.seed,
@@ -358,6 +356,7 @@ def trainer_of(
     }
     settings = TrainingArguments(**{**arguments, **overrides})
     steps = schedule.steps(len(dataset), settings.world_size)
+    settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
     first = steps // 2
     own = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
@@ -371,6 +370,7 @@ def trainer_of(
         grower=grower,
         dense=dense,
         share=schedule.halves(first, steps) if gates_of(dense) else None,
+        teacher=teacher,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -55,7 +55,9 @@ def export_onnx(
 
 def can_fuse(model: nn.Module) -> bool:
     """Whether the fusions leave what a model of this type computes."""
-    return model.config.model_type not in WRONG_WHEN_FUSED
+    from compressor.anatomy import row_of_model
+
+    return row_of_model(model).model_type not in WRONG_WHEN_FUSED
 
 
 def write_onnx(

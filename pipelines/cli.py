@@ -221,6 +221,25 @@ def _keys(config: type[BaseModel]) -> Iterator[str]:
             yield name
 
 
+@main.command(epilog="Example: compress report runs/quickstart --plan")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--plan", is_flag=True, help="Show what is left of each layer instead.")
+def report(run: Path, plan: bool) -> None:
+    """Show what RUN (a folder such as runs/quickstart) came to, from what it left on disk.
+
+    With --plan: a row a layer; a character is a unit that is kept, or a bin of neighbours, filled as far as they are.
+    """
+    from pipelines.finished import plan_of
+    from pipelines.reporting.kept import plan_table
+
+    if not plan:
+        _show_report(run)
+    elif layers := plan_of(run):
+        _table(*plan_table(layers))
+    else:
+        click.echo("nothing was pruned")
+
+
 @main.command(epilog="Example: compress serve runs/quickstart")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
@@ -391,13 +410,25 @@ def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None
         _table(("", "before", "after"), result.plan.rows())
 
 
+def _show_report(run: Path) -> None:
+    """The summary of a run's report and where that is. Raises UserError E805 where it has none."""
+    if not (run / "report.json").is_file():
+        raise UserError("E805", "this run has no report", "Give a run's folder, and run its report stage", str(run))
+    _summary(run)
+    page = run / "report.html"
+    click.echo(f"report: {_near((page if page.is_file() else run / 'report.json').absolute())}")
+
+
+def _summary(run: Path) -> None:
+    keys = ("metric", "dense", "compressed", "change")
+    rows = json.loads((run / "report.json").read_text(encoding="utf-8"))["summary"]
+    _table(keys, [[str(row[key]) for key in keys] for row in rows])
+
+
 def _show_summary(result: RunResult) -> None:
     """The summary of the run's report and where it is, or the quality of every task that was trained with others."""
-    path = result.folder / "report.json"
-    if path.is_file():
-        keys = ("metric", "dense", "compressed", "change")
-        rows = json.loads(path.read_text(encoding="utf-8"))["summary"]
-        _table(keys, [[str(row[key]) for key in keys] for row in rows])
+    if (result.folder / "report.json").is_file():
+        _summary(result.folder)
     for artifact in result.artifacts.values():
         if tasks := artifact.metadata.get("tasks"):
             rows = [(one["task"], f"{one['quality'][one['metric']]:.4f}", f"{one['bytes']:,}", one["file"]) for one in tasks]

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from compressor.errors import UserError
+from pipelines.reporting.kept import layers_left
 from pipelines.runner import LOCK_FILE
 from pipelines.stage import Artifact
 from pipelines.store import Store, digest
@@ -58,3 +59,14 @@ def open_run(folder: Path) -> FinishedRun:
     if not path.is_file():
         raise UserError("E805", f"no {LOCK_FILE} here", "Give a run's folder, such as runs/quickstart", str(folder))
     return FinishedRun(folder, yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def plan_of(folder: Path) -> list[dict[str, Any]]:
+    """`layers_left` of the last model of the run in `folder`; [] where nothing was pruned. Raises UserError E805, E803."""
+    run = open_run(folder)
+    models = [run.artifact(stage) for stage in run.lock["stages"] if stage["kind"] == "model"]
+    first = next((artifact for artifact in models if artifact.stage == "prune"), None)
+    if first is None:
+        return []
+    kept = next(artifact.metadata["kept"] for artifact in reversed(models) if artifact.metadata.get("kept"))
+    return layers_left(kept, first.metadata["found"])

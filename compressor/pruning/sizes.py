@@ -10,8 +10,9 @@ from torch import nn
 from compressor.anatomy import Layer, layers_of
 from compressor.pruning.surgery import Removal, kept_of, remove
 
-BY_STACK = ("per_layer_config", "decoder_per_layer_config")
-"""Keys of config.json: the first stack of blocks, and the second (a T5 has two; transformers knows the first key alone)."""
+BY_STACK = ("per_layer_config", "per_layer_config_of_decoder")
+"""Keys of config.json: the first stack of blocks, and the second (a T5 has two; transformers knows the first key alone, and
+would take `decoder_` off the start of the second)."""
 
 Sizes = dict[str, dict]
 """Block of the dense stack -> the number of each structure in config.json's words; or {"skip": ["block"]} where it has gone."""

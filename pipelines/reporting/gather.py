@@ -19,6 +19,7 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
+from pipelines.reporting.kept import layers_left
 from pipelines.stage import Artifact, Inputs
 
 Record = dict[str, Any]
@@ -361,15 +362,10 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
     """What was asked, and per layer the original indices of the units that are left, out of how many."""
     models = [artifact for artifact in inputs.artifacts if artifact.kind == "model"]
     kept = next((a.metadata["kept"] for a in reversed(models) if a.metadata.get("kept")), {})
-    layers = []
-    for number, dense in enumerate(roles["dense"]["layers"] if kept else ()):
-        left = kept.get(str(number), {})
-        units = {name: {"left": left.get(name, []), "of": total} for name, total in dense.items() if total}
-        layers.append({"layer": number, "gone": str(number) not in kept, "units": units})
     asked = ("structure", "criterion", "scope", "remove", "pattern", "modules", "entries", "hidden")
     found = [(a.entry, item) for a in models for item in a.metadata.get("items", [])]
     items = [{"stage": entry, **{key: item[key] for key in asked if key in item}} for entry, item in found]
-    return {"items": items, "layers": layers}
+    return {"items": items, "layers": layers_left(kept, roles["dense"]["layers"])}
 
 
 def density(roles: dict[str, Record]) -> list[Record]:

@@ -51,7 +51,7 @@ STAGE = Stage(
     produces="model",
     needs=("model",),
     packages=("torch", "transformers", "tokenizers"),
-    version=2,
+    version=3,
     run=run,
     check=check,
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compressor.anatomy import Layer
-    from compressor.cost import LayerShape, ModelShape
+    from compressor.cost import LayerShape
     from compressor.pruning.surgery import Removal
     from pipelines.loading import Data
 
@@ -205,6 +205,7 @@ def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Re
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Carry out every item or the search, compare removed against masked on validation rows, write the state."""
+    from compressor.anatomy import layers_of
     from compressor.checkpoint import load_state
     from pipelines.loading import load_data, load_model, publish_model
 
@@ -212,6 +213,7 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
     # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
     base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
+    units = [{name: layer.units(name) for name in STRUCTURES} for layer in layers_of(model)]
     steps = []
     for item in config.items:
         carry = prune_weights.carry_out if item.structure == "weights" else carry_out
@@ -220,7 +222,7 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     published = publish_model(model, inputs, data, workspace)
     parity = [step["parity"] for step in [*steps, found] if "parity" in step]
     target = {"target": found} if found else {}
-    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity}
+    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity, "found": units}
 
 
 def carry_out(
@@ -299,35 +301,46 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
 
     if config.search:
         check_prunable(plan.model)
-        return replace(plan, shape=planned(config.search, plan.shape, plan.dense))
+        return planned(config.search, plan)
     for item in config.items:
         if item.structure == "weights":
             plan = prune_weights.plan(item, plan)
             continue
         check_prunable(plan.model)
-        shape = plan.shape
+        layers = plan.shape.layers
         whole = item.structure == "layers"
-        units = [1 if whole else layer.units(item.structure) for layer in shape.layers]
-        gone = counts_to_remove(item, units, least_units(item, shape.layers))
+        units = [1 if whole else layer.units(item.structure) for layer in layers]
+        gone = counts_to_remove(item, units, least_units(item, layers))
         left = [there - less for there, less in zip(units, gone, strict=True)]
-        shape = shape.without({n for n, one in enumerate(left) if not one}) if whole else shape.left(item.structure, left)
-        plan = replace(plan, shape=shape)
+        if whole:
+            plan = without_blocks(plan, {place for place, one in enumerate(left) if not one})
+        else:
+            plan = replace(plan, shape=plan.shape.left(item.structure, left))
     return plan
 
 
-def planned(search: Search, shape: ModelShape, dense: ModelShape) -> ModelShape:
-    """The shape that meets a closed target where all units of a structure matter alike; an upper bound, the shape as it is,
-    where only a measurement can tell. Raises UserError E520."""
+def without_blocks(plan: Plan, gone: set[int]) -> Plan:
+    """The account without some blocks (their places); a later stage must not put anything into them."""
+    from compressor.pruning.surgery import Removal, remove
+
+    remove(plan.model, {place: Removal(whole=True) for place in gone})
+    return replace(plan, shape=plan.shape.without(gone))
+
+
+def planned(search: Search, plan: Plan) -> Plan:
+    """The account with the shape that meets a closed target where all units of a structure matter alike; as it is, which bounds
+    it from above, where only a measurement can tell. Raises UserError E520."""
     if search.target.timed:
-        return shape
-    found = widths(search, shape, dense, closed_form(search.target), even_scores(search, shape))
+        return plan
+    shape = plan.shape
+    found = widths(search, shape, plan.dense, closed_form(search.target), even_scores(search, shape))
     for structure in STRUCTURES if found else ():
         kept = [
             layer.units(structure) if one is None else one.get(structure, layer.units(structure))
             for one, layer in zip(found, shape.layers, strict=True)
         ]
         shape = shape.left(structure, kept)
-    return shape.without({place for place, one in enumerate(found or ()) if one is None})
+    return without_blocks(replace(plan, shape=shape), {place for place, one in enumerate(found or ()) if one is None})
 
 
 STAGE = Stage(
@@ -338,7 +351,7 @@ STAGE = Stage(
     accepts=("model",),
     packages=("torch", "transformers", "tokenizers"),
     run=run,
-    version=3,
+    version=5,
     check=check,
     plan=plan,
     uses_dense=True,

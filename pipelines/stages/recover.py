@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from compressor.cost import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
@@ -27,7 +27,6 @@ from pipelines.stages.tune import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from pipelines.loading import Data
@@ -38,10 +37,23 @@ class RecoverConfig(TrainingConfig):
 
     method: Literal["same", *NAMES] = "same"
     epochs: float = Field(default=1, gt=0)
-    distill: bool = True
+    distill: Literal[False, "logits", "hidden", "both"] = Field(
+        default="logits", description="learn from the dense model: its logits (true), its hidden states, both, or nothing"
+    )
+    hidden_weight: float | None = Field(
+        default=None, gt=0, description="of the distance between hidden states in the loss, default 1"
+    )
+
+    @field_validator("distill", mode="before")
+    @classmethod
+    def _true_is_logits(cls, value: Any) -> Any:
+        return "logits" if value is True else value
 
 
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
+        mend = "Remove the key, or say distill: hidden (or both)"
+        yield Problem("E403", "hidden_weight means nothing where no hidden states are learnt", mend, ("hidden_weight",))
     names = [entry.name for entry in earlier]
     if "tune" not in names:
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
@@ -101,14 +113,20 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
     return {"method": row.name, **settings_of(row, options, model)}
 
 
-def teach(dense: Artifact, inputs: Inputs, data: Data, workspace: Workspace) -> np.ndarray:
-    """The dense model's logits (rows, classes) of every training row, dropout off."""
+def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
+    """What `train_and_save` is told of the dense model: the logits of every training row, dropout off, or itself, alive."""
     from compressor.deltas import merge_all
+    from compressor.distillation import HIDDEN_WEIGHT, HiddenTeacher
     from compressor.tasks.features import torch_forward
     from pipelines.loading import load_model, predict_rows
 
-    teacher = merge_all(load_model(dense, inputs.base))
-    return predict_rows(torch_forward(teacher), data.train, data, workspace, "asking the dense teacher")
+    if not config.distill:
+        return {}
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    if config.distill == "logits":
+        return {"logits": predict_rows(torch_forward(dense), data.train, data, workspace, "asking the dense teacher")}
+    weight = config.hidden_weight or HIDDEN_WEIGHT
+    return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill == "both")}
 
 
 def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
@@ -116,10 +134,10 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
     from pipelines.loading import load_data
 
     data, previous = load_data(inputs), inputs.nearest("model")
-    teacher = teach(inputs.dense, inputs, data, workspace) if config.distill else None
     model = found_model(inputs, data.label_names)
     settings = prepare(model, config, previous, inputs)
-    metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), teacher=teacher)
+    teaching = teach(config, model, inputs, data, workspace)
+    metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), **teaching)
     return {**metadata, **settings, "distill": config.distill}
 
 
@@ -143,7 +161,7 @@ STAGE = Stage(
     accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=3,
+    version=4,
     run=run,
     check=check,
     plan=plan,

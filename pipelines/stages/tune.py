@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from compressor.distillation import HiddenTeacher
     from compressor.training import Schedule
     from pipelines.loading import Data
 
@@ -226,16 +227,20 @@ def train_and_save(
     data: Data,
     *,
     row: Method,
-    teacher: np.ndarray | None = None,
+    logits: np.ndarray | None = None,
+    teacher: HiddenTeacher | None = None,
 ) -> dict[str, Any]:
-    """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata."""
+    """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata.
+
+    `logits` (rows, classes) are a teacher's, of every training row; `teacher` is a live one.
+    """
     from compressor.methods import trainable_counts
     from compressor.training import Rows, train
     from pipelines.loading import publish_model
 
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
-    dataset = Rows(data.train.tokens, data.train.labels.tolist(), teacher)
+    dataset = Rows(data.train.tokens, data.train.labels.tolist(), logits)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
         kept = workspace.unfinished / BUDGETS
 
@@ -243,9 +248,8 @@ def train_and_save(
             kept.mkdir(parents=True, exist_ok=True)
             write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
-        stops = stops_of(config, model)
-        work = workspace.unfinished
-        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep)
+        stops, work, teaching = stops_of(config, model), workspace.unfinished, {"teacher": teacher}
+        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep, **teaching)
     published = publish_model(model, inputs, data, workspace)
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)

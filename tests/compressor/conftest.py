@@ -66,8 +66,21 @@ def encoding(rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
+def logits(model) -> torch.Tensor:
+    """Of `encoding()`, (rows, classes), dropout and gates at rest."""
+    with torch.no_grad():
+        return model.eval()(**encoding()).logits
+
+
 PLAN = {0: Removal([1], [0, 5, 7]), 1: Removal(whole=True), 2: Removal([0], list(range(NEURONS)))}
 """Unequal, a sublayer emptied, a block gone."""
+DECODER_PLAN = {4: Removal(whole=True), 5: Removal([0], cross_heads=list(range(HEADS)))}
+"""The same of a T5's decoder."""
+
+
+def plan_of(architecture: str) -> dict[int, Removal]:
+    """PLAN, for both stacks where there are two."""
+    return {**PLAN, **DECODER_PLAN} if architecture.startswith("t5") else PLAN
 
 
 CASES: dict[str, tuple[str, dict]] = {

@@ -24,16 +24,11 @@ from compressor.storage.changes import describe, pack, unpack
 from compressor.storage.compare import compare
 from compressor.storage.layout import accounts, fold, unfold
 from compressor.storage.live import remember, strip
-from tests.compressor.conftest import OPTIONS, encoding, tiny, tuned
+from tests.compressor.conftest import OPTIONS, logits, tiny, tuned
 from tests.tiny import write_model
 
 THREE = ("query", "value", "ffn_out")
 LABELS = ["a", "b", "c"]
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**encoding()).logits
 
 
 def write(model, path, *, sha256="0", labels=LABELS, head=True):

@@ -12,14 +12,9 @@ from compressor.methods import Options, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage.changes import has_inserts
 from compressor.training import distillation_loss
-from tests.compressor.conftest import CASES, GATED, encoding, prepared, tiny, tuned
+from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**encoding()).logits
 
 
 def test_identity_at_the_start(pair):

@@ -8,7 +8,7 @@ from compressor.checkpoint import save_state
 from compressor.errors import UserError
 from compressor.models import build, resolve
 from compressor.storage import delta_file
-from tests.compressor.conftest import encoding, tiny, tuned
+from tests.compressor.conftest import logits, tiny, tuned
 
 LABELS = ["a", "b", "c"]
 
@@ -30,11 +30,6 @@ def _base(folder, architecture: str, seed: int):
     tiny(architecture, torch.float32, seed).base_model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")  # no text is read here
     return resolve(str(folder))
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**encoding()).logits
 
 
 @pytest.mark.parametrize("case", ["lora", "selective", "id3", "propetl"])

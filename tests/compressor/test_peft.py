@@ -16,17 +16,12 @@ from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage.peft import CONFIG, WEIGHTS, attach_lora, common_sparsity, read_lora, support_size, write_peft
-from tests.compressor.conftest import OPTIONS, TRIED, encoding, tiny, tuned
+from tests.compressor.conftest import OPTIONS, TRIED, encoding, logits, tiny, tuned
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 MODULES = ("query", "value", "ffn_out")
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model.eval()(**encoding()).logits
 
 
 def refused(code: str, call, *arguments, **named) -> str:

@@ -17,7 +17,7 @@ from compressor.modules import STRUCTURES
 from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
 from compressor.sources import Own
-from tests.compressor.conftest import LAYERS, NEURONS, PLAN, TRIED, encoding, tiny, tuned
+from tests.compressor.conftest import LAYERS, NEURONS, TRIED, encoding, logits, plan_of, tiny, tuned
 
 harness = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHAPES = {architecture: shape_of(tiny(architecture)) for architecture in TRIED}
@@ -37,11 +37,6 @@ def plans(draw, architecture: str) -> dict[int, Removal]:
         last = number % LAYERS == LAYERS - 1
         plan[number] = Removal(**gone, whole=not layer.needed and not last and draw(st.integers(0, 5)) == 0)
     return plan
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**encoding()).logits
 
 
 MATRICES = ("query", "value", "output", "ffn_in", "ffn_out")
@@ -100,7 +95,7 @@ LABELS = torch.tensor([0, 2, 1])
 def test_pruned_checkpoint_reloads_bit_equal_and_stock_loading_fails(architecture, tmp_path):
     """Strict, no pickle; a stock from_pretrained of the folder raises instead of loading something else."""
     model = tiny(architecture, torch.float32)
-    remove(model, PLAN)
+    remove(model, plan_of(architecture))
     save_checkpoint(model, tmp_path, tmp_path)
     again = load(tmp_path)
     expected = model.state_dict()

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,16 @@ from compressor.inserts import Prefix
 from compressor.storage import delta_file
 from compressor.training import Schedule, train, trainer_of
 from compressor.unfinished import changing, newest
-from tests.compressor.conftest import CASES, GROWING, prepared, tiny
-from tests.compressor.training_parts import MANY, MODULES, many_in_one_process, one_process, rows_of
+from tests.compressor.conftest import CASES, GROWING, encoding, prepared, tiny
+from tests.compressor.training_parts import (
+    MANY,
+    MODULES,
+    TAUGHT,
+    many_in_one_process,
+    one_process,
+    rows_of,
+    taught_in_one_process,
+)
 
 FAST = Schedule(epochs=6, learning_rate=5e-3, batch_size=8, seed=4)
 
@@ -112,6 +121,16 @@ def test_diverged_training_is_an_error_not_a_model(tmp_path):
         train(model, rows_of(64), 1, Schedule(epochs=2, learning_rate=1e38, batch_size=8), tmp_path)
 
 
+@pytest.mark.parametrize(("case", "trainings"), [("bitfit", 1), ("diff_pruning", 2)])
+def test_warm_up_leaves_a_training_of_one_step_a_rate(case, trainings, tmp_path):
+    model = tiny("bert", torch.float32)
+    prepared(model, case, MODULES)
+    body = model.base_model
+    before = body(**encoding()).last_hidden_state
+    train(model, rows_of(8), 1, replace(FAST, epochs=trainings), tmp_path)
+    assert not torch.equal(body.eval()(**encoding()).last_hidden_state, before)
+
+
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> Path:
     """Every case trained by two gloo processes with half the batch each; a folder with one file a case."""
@@ -141,6 +160,15 @@ def test_many_tasks_are_the_same_over_two_processes(tmp_path, two_processes):
     whole, spread = many_in_one_process(tmp_path, batch_size=16), load_file(two_processes / f"{MANY}.safetensors")
     assert whole.keys() == spread.keys()
     assert all(torch.allclose(tensor, spread[name], atol=1e-9) for name, tensor in whole.items())
+
+
+def test_a_live_teacher_is_the_same_over_two_processes(tmp_path, two_processes):
+    """Hidden states and logits learnt from the dense model: whole, as 8 + 8 accumulated, as two processes."""
+    whole, spread = taught_in_one_process(tmp_path / "1", batch_size=16), load_file(two_processes / f"{TAUGHT}.safetensors")
+    halves = taught_in_one_process(tmp_path / "2", batch_size=8, accumulate=2)
+    assert whole.keys() == halves.keys() == spread.keys()
+    for name, tensor in whole.items():
+        assert torch.allclose(tensor, halves[name], atol=1e-9) and torch.allclose(tensor, spread[name], atol=1e-9), name
 
 
 @pytest.mark.parametrize("case", ["sparse", *GROWING])

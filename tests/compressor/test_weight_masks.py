@@ -26,17 +26,12 @@ from compressor.storage import bits, delta_file
 from compressor.storage.peft import write_peft
 from compressor.training import Schedule, train
 from pipelines.prune_weights import WeightsItem, pools_of
-from tests.compressor.conftest import CASES, GROWING, NEURONS, TRIED, encoding, prepared, tiny, tuned
+from tests.compressor.conftest import CASES, GROWING, NEURONS, TRIED, encoding, logits, prepared, tiny, tuned
 from tests.compressor.training_parts import rows_of
 
 harness = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LABELS = torch.tensor([0, 2, 1])
 ADAPTED = ("query", "value")
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**encoding()).logits
 
 
 @st.composite

@@ -16,7 +16,7 @@ from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import gradient_scores
 from compressor.storage.changes import describe
 from compressor.training import Schedule, settle, trainer_of
-from tests.compressor.conftest import CASES, GROWING, OPTIONS, encoding, prepared, tiny
+from tests.compressor.conftest import CASES, GROWING, OPTIONS, encoding, logits, prepared, tiny
 from tests.compressor.training_parts import MODULES, rows_of
 
 KINDS = {"lora": LowRank, "adapter": Adapter}
@@ -30,11 +30,6 @@ def options_on(on: str) -> Options:
 @pytest.fixture(params=KINDS)
 def on(request) -> str:
     return request.param
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**encoding()).logits
 
 
 def test_the_start_is_the_one_that_the_method_itself_draws(on, architecture):

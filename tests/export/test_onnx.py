@@ -11,7 +11,7 @@ from compressor.tasks.features import torch_forward
 from export.onnx import export_onnx, fused, save, trace
 from export.parity import compare
 from export.sessions import run, session
-from tests.compressor.conftest import PLAN, TRIED, tiny
+from tests.compressor.conftest import TRIED, plan_of, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, encoding, model_of
 
@@ -55,7 +55,7 @@ PRUNED = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for
 def test_a_pruned_model_of_every_architecture_equals_pytorch(architecture, tmp_path):
     """Unequal heads and neurons, a sublayer emptied, a block gone; rows that end in padding, of lengths not seen in tracing."""
     model = tiny(architecture, torch.float32)
-    remove(model, PLAN)
+    remove(model, plan_of(architecture))
     paths = export_onnx(model, numpy_rows(2, 7), tmp_path)
     forward, sessions = torch_forward(model), {precision: session(path) for precision, path in paths.items()}
     for shape in ((1, 5), (3, 12), (4, 7)):

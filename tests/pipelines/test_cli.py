@@ -16,7 +16,9 @@ def test_help_imports_nothing_heavy():
     assert [name for name in heavy if f"'{name}'" in done.stdout] == []
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("check",), ("list",), ("list", "stages"), ("serve",), ("predict",)])
+@pytest.mark.parametrize(
+    "command", [(), ("run",), ("check",), ("list",), ("list", "stages"), ("report",), ("serve",), ("predict",)]
+)
 def test_every_help_has_an_example(compress, command):
     code, shown, _ = compress(*command, "--help")
     assert code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ def to_folder(path: Path) -> None:
 
 def nothing(_: Path) -> None:
     pass
+
+
+def configured(**keys: object) -> Callable[[Path], object]:
+    """A config.json with other keys."""
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
 def within(select: str, tune: str, then: str = "") -> Callable[[Path], object]:
@@ -213,6 +219,44 @@ MISTAKES = [
         pruning("target: {speedup: 2, length: 65}"),
         "E113 {file}:7: stages[2].prune.target.length: 65 tokens",
         "Use at most 64",
+    ),
+    Mistake("more heads than there are", ("remove: 1", "remove: 9"), "E501 {file}:7: stages[2].prune: remove: 9 leaves none"),
+    Mistake(
+        "a head more than all layers have",
+        ("remove: 1", "scope: global, remove: 9"),
+        "E501 {file}:7: stages[2].prune: remove: 9 leaves none of the 8 heads",
+        "Use at most 7",
+    ),
+    Mistake(
+        "a delta where nothing was tuned",
+        ("structure: heads", "structure: neurons"),
+        "E502 {file}:7: stages[2].prune.criterion: neurons by criterion delta, but no stage tunes ffn_in",
+        "taylor or weight",
+    ),
+    Mistake(
+        "a base that is pruned already",
+        configured(model_type="compressed-bert", per_layer_config={"0": {"num_attention_heads": 3}}),
+        "E304 {pipeline}:2: model: model './model' is pruned already",
+        "Start from the dense model",
+        file="model/config.json",
+    ),
+    Mistake(
+        "an architecture that nobody described",
+        configured(model_type="xlnet"),
+        "E301 {pipeline}:2: model: architecture 'xlnet' is not supported",
+        "docs/architectures.md says how to add a row",
+        file="model/config.json",
+    ),
+    Mistake(
+        "a weight of hidden states that nobody learns",
+        ("method: same", "distill: true, hidden_weight: 2.0"),
+        "E403 {file}:8: stages[3].recover.hidden_weight: hidden_weight means nothing",
+        "distill: hidden",
+    ),
+    Mistake(
+        "a teacher's part that there is not",
+        ("method: same", "distill: states"),
+        "E104 {file}:8: stages[3].recover.distill: ",
     ),
     Mistake("a fraction above one", ("remove: 1", "remove: 1.5"), "E104 {file}:7: stages[2].prune.remove: a share lies in"),
     Mistake(

@@ -1,0 +1,93 @@
+"""Pruned checkpoints in transformers' Auto classes: `import compressor.auto`, then AutoModelForSequenceClassification as usual.
+
+A pruned BERT's config.json says `compressed-bert`. Its classes are made here from the stock ones and registered with
+AutoConfig, AutoModel and AutoModelForSequenceClassification; no stock class is touched. Registering takes the stock classes,
+and so transformers and torch: that is why `import compressor` alone, which is light, does not do it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+    TOKENIZER_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+)
+
+from compressor.anatomy import ARCHITECTURES, COMPRESSED
+from compressor.errors import UserError
+from compressor.pruning.sizes import BY_STACK, Sizes, resize
+from compressor.pruning.surgery import kept_of
+
+
+class CompressedConfig:
+    """Joined to a stock config. `kept_sizes` is what config.json calls `per_layer_config` (pruning/sizes.py): under that name
+    transformers would forbid to read the dense model's keys, which building a model does.
+    """
+
+    def __post_init__(self, per_layer_config: Sizes | None = None, **keywords: Any) -> None:
+        super().__post_init__(**keywords)
+        self.kept_sizes = per_layer_config or {}
+
+    def to_dict(self) -> dict[str, Any]:
+        found = super().to_dict()
+        return {**found, BY_STACK[0]: found.pop("kept_sizes")}
+
+
+class Compressed:
+    """Joined to a stock model: built dense, then cut down to the sizes of its config, before any weight is read."""
+
+    def __init__(self, config: PretrainedConfig, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(config, *arguments, **keywords)
+        # Llama's classifier gets its base from AutoModel, which gives one of these
+        if kept := kept_of(self.base_model):
+            self.kept_structures = kept
+            return
+        # the model may be made on meta; the indices that say what goes are numbers
+        with torch.device("cpu"):
+            resize(self, {BY_STACK[0]: config.kept_sizes, BY_STACK[1]: getattr(config, BY_STACK[1], {})})
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **keywords: Any) -> Any:
+        """As in transformers, but strict. Raises UserError E305 when the file lacks tensors, or has some of another model's."""
+        model, found = super().from_pretrained(*arguments, output_loading_info=True, **keywords)
+        missing, strange = found["missing_keys"], found["unexpected_keys"]
+        if model.base_model is model:  # the head is left out, and a pooler may be fresh: transformers tells so
+            missing, strange = [name for name in missing if not name.startswith("pooler.")], ()
+        if odd := sorted({*missing, *strange})[:3]:
+            raise UserError(
+                "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", str(arguments[0])
+            )
+        return (model, found) if output_loading_info else model
+
+
+def _register(model_type: str) -> None:
+    stock = CONFIG_MAPPING[model_type]
+    config = _made(stock, CompressedConfig, model_type=COMPRESSED + model_type)
+    AutoConfig.register(config.model_type, config)
+    for auto, models in (
+        (AutoModel, MODEL_MAPPING),
+        (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
+    ):
+        auto.register(config, _made(models[stock], Compressed, config_class=config))
+    if tokenizer := TOKENIZER_MAPPING.get(stock, None):
+        AutoTokenizer.register(config, tokenizer_class=tokenizer)
+
+
+def _made(stock: type, joined: type, **attributes: Any) -> type:
+    """A class of this module: the stock one with `joined` in front; config.json's `architectures` names it."""
+    made = type(f"Compressed{stock.__name__}", (joined, stock), {"__module__": __name__, **attributes})
+    globals()[made.__name__] = made
+    return made
+
+
+for _model_type in ARCHITECTURES:
+    _register(_model_type)

@@ -1,0 +1,90 @@
+"""What a recovering model learns from the dense one: its logits (Hinton et al. 2015), and its hidden states, block by block
+(as FitNets, Romero et al. 2015, and TinyBERT, Jiao et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compressor.anatomy import layers_of
+from compressor.pruning.surgery import kept_of
+
+TEMPERATURE = 2.0
+"""Of the distillation loss 0.5 CE + 0.5 T² KL."""
+HIDDEN_WEIGHT = 1.0
+"""Of the distance between hidden states, beside the loss on logits or labels."""
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """0.5 CE + 0.5 T² KL(teacher ‖ student), both softened by T. Logits are (batch, classes)."""
+    soft = functional.kl_div(
+        functional.log_softmax(student / TEMPERATURE, dim=-1),
+        functional.log_softmax(teacher / TEMPERATURE, dim=-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return 0.5 * functional.cross_entropy(student, labels) + 0.5 * TEMPERATURE**2 * soft
+
+
+def hidden_distance(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Mean over blocks, rows and a row's real tokens of ‖s - t‖² / ‖t‖², the squared error in units of the teacher's length.
+
+    States are (batch, length, hidden), one a block; `mask` (batch, length) is 1 for real tokens. A row counts as one however
+    long it is, so that batches accumulate as they add up. Token by token, because a few have lengths far above all others'.
+    """
+    real = mask.to(student[0].dtype)
+    distances = []
+    for ours, theirs in zip(student, teacher, strict=True):
+        scale = theirs.square().sum(-1).clamp_min(torch.finfo(theirs.dtype).tiny)
+        each = (ours - theirs).square().sum(-1) / scale
+        distances.append(((each * real).sum(1) / real.sum(1)).mean())
+    return torch.stack(distances).mean()
+
+
+class HiddenTeacher:
+    """The dense model, alive beside a student that was cut out of it: every block that is left learns the states that the same
+    block of the dense model gives (T5: of the encoder and of the decoder).
+
+    It costs its own weights in memory and a forward pass at each step; it draws nothing and trains nothing. `logits`: learn
+    those, too.
+    """
+
+    def __init__(self, dense: nn.Module, student: nn.Module, *, weight: float = HIDDEN_WEIGHT, logits: bool = False):
+        self.dense, self.weight, self.logits = dense.eval().requires_grad_(False), weight, logits
+        theirs, ours = layers_of(dense), layers_of(student)
+        numbers = [int(number) for number in kept_of(student)] or range(len(theirs))
+        self.ours = [layer.module for layer in ours]
+        self.theirs = [theirs[number].module for number in numbers]
+
+    def loss(self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor) -> tuple[Any, Tensor]:
+        """The student's outputs on one batch, and CE (or `distillation_loss`) + weight · `hidden_distance`."""
+        with torch.no_grad(), _states(self.theirs) as theirs:
+            taught = self.dense.to(labels.device)(**inputs)
+        with _states(self.ours) as ours:
+            outputs = model(**inputs)
+        if self.logits:
+            loss = distillation_loss(outputs.logits, taught.logits, labels)
+        else:
+            loss = functional.cross_entropy(outputs.logits, labels)
+        return outputs, loss + self.weight * hidden_distance(ours, theirs, inputs["attention_mask"])
+
+
+@contextmanager
+def _states(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """What every block gives in one forward pass, in the order of `blocks`."""
+    found: list[Tensor] = []
+
+    def keep(block: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [block.register_forward_hook(keep) for block in blocks]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,60 @@
+"""`compress report RUN`: the summary again, and what is left of each layer, from what lies on disk."""
+
+import pytest
+
+from compressor.errors import UserError
+from pipelines.config import load_pipeline
+from pipelines.finished import plan_of
+from pipelines.reporting.kept import layers_left, plan_table
+from pipelines.runner import run_pipeline
+from tests.tiny import write_pipeline
+
+FAST = {"epochs": 0.1, "batch_size": 8}
+STAGES = [
+    {"tune": {"method": "lora", "rank": 2, **FAST}},
+    {"prune": [
+        {"structure": "heads", "criterion": "random", "remove": 1},
+        {"structure": "neurons", "criterion": "random", "remove": 0.5},
+    ]},
+    {"recover": FAST},
+    {"prune": {"structure": "layers", "criterion": "random", "remove": 1}},
+    {"merge": None},
+]  # fmt: skip
+
+
+def test_what_two_prunes_left_of_a_t5(tmp_path, compress):
+    """Counted from the dense model, one row a layer of it; nothing is computed again."""
+    run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=STAGES, model_type="t5", rows=16)), tmp_path / "out")
+    run = tmp_path / "out" / "tiny"
+    layers = plan_of(run)
+    assert [row["units"]["heads"]["of"] for row in layers] == [4] * 4
+    assert [sorted(row["units"]) for row in layers] == 2 * [["heads", "neurons"]] + 2 * [["cross_heads", "heads", "neurons"]]
+    assert sum(row["gone"] for row in layers) == 1
+    assert {len(row["units"]["neurons"]["left"]) for row in layers if not row["gone"]} == {12}
+    code, shown, _ = compress("report", run, "--plan")
+    assert code == 0
+    assert "9 of 16 heads" in shown and "36 of 96 FFN neurons" in shown and shown.count("gone") in (2, 3)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert compress("report", run, "--plan")[1] in shown
+
+
+def test_a_character_is_a_unit_or_a_bin():
+    kept = {"0": {"heads": [0, 2], "neurons": list(range(48))}}
+    _, rows = plan_table(layers_left(kept, [{"heads": 3, "neurons": 64}, {"heads": 3, "neurons": 64}]))
+    assert rows == [["0", "█·█ 2", f"{'█' * 24}{'·' * 8} 48"], ["1", "gone", "gone"]]
+    _, rows = plan_table(layers_left({"0": {"neurons": [0, *range(4, 64)]}}, [{"neurons": 128}]))
+    assert rows[0][1].startswith("▂█") and rows[0][1].endswith("· 61")
+
+
+def test_the_summary_again_and_runs_that_have_none(project, out, compress):
+    compress("run", project, "--out", out)
+    code, shown, _ = compress("report", out / "toy")
+    assert code == 0 and "accuracy" in shown and shown.splitlines()[-1] == f"report: {out / 'toy' / 'report.json'}"
+    assert compress("report", out)[0] == compress("report", out, "--plan")[0] == 2
+    with pytest.raises(UserError, match="E805"):
+        plan_of(out)
+
+
+def test_a_run_that_prunes_nothing(tmp_path):
+    run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=STAGES[:1], rows=16)), tmp_path / "out")
+    assert plan_of(tmp_path / "out" / "tiny") == []
