@@ -29,10 +29,10 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """What a worker loads: an ONNX file, or a checkpoint folder for PyTorch. Names are unique within a run."""
+    """What a worker loads: a file of the runtime, or a checkpoint folder for PyTorch. Names are unique within a run."""
 
     name: str
-    runtime: Literal["onnxruntime", "pytorch"]
+    runtime: Literal["onnxruntime", "openvino", "pytorch"]
     path: Path
     device: Literal["cpu", "cuda"] = "cpu"
     vocabulary: int = 1000

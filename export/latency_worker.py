@@ -5,6 +5,7 @@ First line in: the variant. First line out: {"loaded": true}. Then {"batch", "le
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -18,11 +19,11 @@ import numpy as np
 Timer = Callable[[dict[str, np.ndarray]], float]
 
 
-def onnx_timer(path: Path, device: str, threads: int | None) -> Timer:
-    """Times one run in ONNX Runtime, inputs handed over as numpy."""
+def session_timer(runtime: str, path: Path, device: str, threads: int | None) -> Timer:
+    """Times one run in ONNX Runtime or OpenVINO, inputs handed over as numpy."""
     from export.sessions import run, session
 
-    live = session(path, device=device, threads=threads)
+    live = session(path, runtime=runtime, device=device, threads=threads)
 
     def timer(encoding: dict[str, np.ndarray]) -> float:
         start = time.perf_counter()
@@ -72,8 +73,8 @@ def main() -> None:
     os.dup2(2, 1)
     variant = json.loads(sys.stdin.readline())
     path = Path(variant["path"])
-    timers = {"onnxruntime": onnx_timer, "pytorch": torch_timer}
-    timer = timers[variant["runtime"]](path, variant["device"], variant["threads"])
+    make = torch_timer if variant["runtime"] == "pytorch" else functools.partial(session_timer, variant["runtime"])
+    timer = make(path, variant["device"], variant["threads"])
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:
         shape = json.loads(line)

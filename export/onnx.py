@@ -47,8 +47,12 @@ def export_onnx(
     are named batch and sequence; two exports of one model are equal byte for byte. int8 is quantized from the unfused
     graph (the fused one has lost the types it needs) with one scale a channel.
     """
+    return write_onnx(trace(model, encoding), folder, precisions=precisions, fuse=fuse)
+
+
+def write_onnx(graph: onnx.ModelProto, folder: Path, *, precisions: Sequence[str], fuse: bool = True) -> dict[str, Path]:
+    """`export_onnx` of a graph that is traced already."""
     folder.mkdir(parents=True, exist_ok=True)
-    graph = trace(model, encoding)
     writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
     paths = {}
     for precision in precisions:

@@ -1,7 +1,9 @@
-"""The one place that makes ONNX Runtime sessions: provider asserted, idle threads asleep, errors with a code."""
+"""The one place that makes sessions, of ONNX Runtime and of OpenVINO: device asserted, idle threads asleep, errors with a code."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,22 +12,31 @@ from compressor.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     import onnxruntime
+    import openvino
 
 Device = Literal["cpu", "cuda"]
+Runtime = Literal["onnxruntime", "openvino"]
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
-def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -> onnxruntime.InferenceSession:
-    """A session with every graph optimization; `threads` defaults to one a core.
+def session(
+    path: Path, *, runtime: Runtime = "onnxruntime", device: Device = "cpu", threads: int | None = None
+) -> onnxruntime.InferenceSession | OpenVINOSession:
+    """A session with every graph optimization; `threads` defaults to one a core. `path` is an .onnx, or OpenVINO's .xml.
 
-    Raises UserError E602 (file missing or not ONNX) and E904 (CUDA asked for and not there: ONNX Runtime would go on
-    with the CPU without a word).
+    Raises UserError E602 (file missing or of another kind), E904 (CUDA asked for and not there: ONNX Runtime would go on
+    with the CPU without a word; OpenVINO has none) and E901 (OpenVINO is not installed).
     """
+    if not path.is_file():
+        raise UserError("E602", "no such model file", "Check the path, or export the model again", str(path))
+    return openvino_session(path, device, threads) if runtime == "openvino" else onnx_session(path, device, threads)
+
+
+def onnx_session(path: Path, device: Device, threads: int | None) -> onnxruntime.InferenceSession:
+    """ONNX Runtime's session of an existing file. Raises UserError as `session` does."""
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    if not path.is_file():
-        raise UserError("E602", "no such ONNX file", "Check the path, or export the model again", str(path))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     # idle pools that spin take the cores from whatever runs beside this session
@@ -56,7 +67,63 @@ def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -
     return live
 
 
-def run(live: onnxruntime.InferenceSession, encoding: dict[str, np.ndarray]) -> np.ndarray:
+@dataclass(frozen=True)
+class Tensor:
+    """Name and shape of an input or output, a free axis as None, under ONNX Runtime's words for them."""
+
+    name: str
+    shape: list[int | None]
+
+
+class OpenVINOSession:
+    """A compiled OpenVINO model with the face of ONNX Runtime's session. Not for several threads at a time."""
+
+    def __init__(self, compiled: openvino.CompiledModel):
+        self.compiled = compiled
+        self.request = compiled.create_infer_request()
+
+    def get_inputs(self) -> list[Tensor]:
+        return [_tensor(port) for port in self.compiled.inputs]
+
+    def get_outputs(self) -> list[Tensor]:
+        return [_tensor(port) for port in self.compiled.outputs]
+
+    def run(self, outputs: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs in order; they are copies, so the next run leaves them alone."""
+        # inputs are read where they lie
+        results = self.request.infer(feeds, share_inputs=True)
+        return [results[name] for name in outputs]
+
+
+def _tensor(port: openvino.ConstOutput) -> Tensor:
+    return Tensor(port.get_any_name(), [None if axis.is_dynamic else axis.get_length() for axis in port.partial_shape])
+
+
+def openvino_session(path: Path, device: Device, threads: int | None) -> OpenVINOSession:
+    """OpenVINO's session of an existing file, computing in fp32 around the int8. Raises UserError as `session` does."""
+    from export.openvino import require_openvino
+
+    require_openvino()
+    import openvino
+
+    if device != "cpu":
+        raise UserError("E904", f"{device} was asked for, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
+    # one request at a time has all threads. f32: where the CPU has bf16 kernels, OpenVINO would use them even for a model
+    # in fp32, and the same file would answer otherwise on another machine
+    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+    if threads:
+        options["INFERENCE_NUM_THREADS"] = str(threads)
+    try:
+        compiled = openvino.Core().compile_model(path, "CPU", options)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1][-160:].strip(" .")
+        raise UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
+    if compiled.get_property("INFERENCE_PRECISION_HINT") != openvino.Type.f32:
+        raise UserError("E904", "OpenVINO does not compute in fp32 here", "Use the runtime onnxruntime")
+    return OpenVINOSession(compiled)
+
+
+def run(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> np.ndarray:
     """Logits (batch, classes) of int64 arrays (batch, length); inputs that the graph does not have are left out."""
     wanted = {value.name for value in live.get_inputs()}
     return live.run(["logits"], {name: values for name, values in encoding.items() if name in wanted})[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -10,41 +10,46 @@ from pydantic import Field
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipelines.loading import Data
 
 
 class DeployConfig(StageConfig):
-    """`name` is the model's name on the server; `precision` defaults to int8 where it was exported."""
+    """`name` is the model's name on the server; `runtime` is its Triton backend, by default the first that export names;
+    `precision` defaults to int8 where it was exported."""
 
     name: str = Field(default="model", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    runtime: Literal["onnxruntime", "openvino"] | None = None
     precision: Literal["fp32", "int8"] | None = None
     max_batch_size: int = Field(default=32, ge=1)
     max_queue_delay_us: int = Field(default=500, ge=0, description="how long dynamic batching waits for company, µs")
 
-    def chosen(self, exported: list[str]) -> str:
-        """The precision that is deployed, out of those exported."""
-        return self.precision or ("int8" if "int8" in exported else "fp32")
+    def chosen(self, runtimes: Sequence[str], precisions: Sequence[str]) -> tuple[str, str]:
+        """The runtime and the precision that are deployed, out of those exported."""
+        return self.runtime or runtimes[0], self.precision or ("int8" if "int8" in precisions else "fp32")
 
 
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.name == "export"]
-    if exports and config.chosen(exports[-1].config.precision) not in exports[-1].config.precision:
-        yield Problem("E725", f"{config.precision} is not exported", "Add it to export.precision", ("precision",))
+    for key in ("runtime", "precision") if exports else ():
+        wanted = getattr(config, key)
+        if wanted and wanted not in getattr(exports[-1].config, key):
+            yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
 
 
-def prove(config: DeployConfig, inputs: Inputs, precision: str, data: Data, workspace: Workspace) -> dict[str, Any]:
+def prove(config: DeployConfig, inputs: Inputs, runtime: str, path: Path, data: Data, workspace: Workspace) -> dict[str, Any]:
     """Start Triton on the repository and compare its answers with a local session. Raises CheckError, UserError E7xx."""
     from export.parity import compare, require
     from pipelines.loading import PARITY_ROWS, predict_rows
-    from pipelines.stages.export import onnx_logits
+    from pipelines.stages.export import session_logits
     from serving.client import Client
     from serving.server import EmbeddedServer
 
-    rows, onnx = data.validation.sample(PARITY_ROWS), inputs.nearest("onnx")
-    path = onnx.folder / onnx.metadata["files"]["compressed"][precision]["path"]
+    rows = data.validation.sample(PARITY_ROWS)
     # one batch size on both sides: dynamic int8 scales depend on what shares a batch
     batch = min(32, config.max_batch_size)
-    local = onnx_logits(path, rows, data, workspace, "local session", threads=inputs.threads, batch_size=batch)
+    local = session_logits(path, runtime, rows, data, workspace, "local session", threads=inputs.threads, batch_size=batch)
     with (
         EmbeddedServer(workspace.folder / "repository", log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
@@ -66,20 +71,22 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     from pipelines.loading import load_data
     from serving.repository import write_repository
 
-    data, onnx = load_data(inputs), inputs.nearest("onnx")
-    precision = config.chosen(list(onnx.metadata["files"]["compressed"]))
+    data, exported = load_data(inputs), inputs.nearest("onnx")
+    files = exported.metadata["files"]["compressed"]
+    runtime, precision = config.chosen(list(files), list(next(iter(files.values()))))
+    path = exported.folder / files[runtime][precision]["path"]
     write_repository(
         workspace.folder / "repository",
         config.name,
-        onnx.folder / onnx.metadata["files"]["compressed"][precision]["path"],
+        path,
         labels=data.label_names,
         tokenizer_folder=inputs.base.folder,
         max_batch_size=config.max_batch_size,
         max_queue_delay_us=config.max_queue_delay_us,
         parameters={"task": inputs.task.kind, "max_length": inputs.task.max_length},
     )
-    parity = prove(config, inputs, precision, data, workspace)
-    return {"model": config.name, "precision": precision, "parity": [parity]}
+    parity = prove(config, inputs, runtime, path, data, workspace)
+    return {"model": config.name, "runtime": runtime, "precision": precision, "parity": [parity]}
 
 
 STAGE = Stage(
@@ -89,6 +96,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=("onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers"),
+    extras=lambda config: ("openvino",) if config.runtime == "openvino" else (),
     run=run,
     check=check,
 )
