@@ -1,4 +1,4 @@
-"""The one place that makes sessions, of ONNX Runtime and of OpenVINO: device asserted, idle threads asleep, errors with a code."""
+"""The one place that makes sessions, of ONNX Runtime and OpenVINO: device asserted, idle threads asleep, errors with a code."""
 
 from __future__ import annotations
 
@@ -76,11 +76,20 @@ class Tensor:
 
 
 class OpenVINOSession:
-    """A compiled OpenVINO model with the face of ONNX Runtime's session. Not for several threads at a time."""
+    """A compiled OpenVINO model with the face of ONNX Runtime's session. Not for several threads at a time.
 
-    def __init__(self, compiled: openvino.CompiledModel):
-        self.compiled = compiled
-        self.request = compiled.create_infer_request()
+    Ids outside the vocabulary are no error to OpenVINO: their embedding is 0.
+    """
+
+    def __init__(self, path: Path, options: dict[str, str]):
+        self.path, self.options = path, options
+        self._compile()
+
+    def _compile(self) -> None:
+        import openvino
+
+        self.compiled = openvino.Core().compile_model(self.path, "CPU", self.options)
+        self.request = self.compiled.create_infer_request()
 
     def get_inputs(self) -> list[Tensor]:
         return [_tensor(port) for port in self.compiled.inputs]
@@ -89,9 +98,13 @@ class OpenVINOSession:
         return [_tensor(port) for port in self.compiled.outputs]
 
     def run(self, outputs: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs in order; they are copies, so the next run leaves them alone."""
-        # inputs are read where they lie
-        results = self.request.infer(feeds, share_inputs=True)
+        """The outputs in order; they are copies, so the next run leaves them alone. Raises RuntimeError."""
+        try:
+            results = self.request.infer(feeds)
+        except RuntimeError:
+            # a run that fails leaves the compiled model broken: it would then refuse good rows too
+            self._compile()
+            raise
         return [results[name] for name in outputs]
 
 
@@ -114,13 +127,13 @@ def openvino_session(path: Path, device: Device, threads: int | None) -> OpenVIN
     if threads:
         options["INFERENCE_NUM_THREADS"] = str(threads)
     try:
-        compiled = openvino.Core().compile_model(path, "CPU", options)
+        live = OpenVINOSession(path, options)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1][-160:].strip(" .")
         raise UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
-    if compiled.get_property("INFERENCE_PRECISION_HINT") != openvino.Type.f32:
+    if live.compiled.get_property("INFERENCE_PRECISION_HINT") != openvino.Type.f32:
         raise UserError("E904", "OpenVINO does not compute in fp32 here", "Use the runtime onnxruntime")
-    return OpenVINOSession(compiled)
+    return live
 
 
 def run(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> np.ndarray:

@@ -58,10 +58,10 @@ def write_repository(
 ) -> Path:
     """Add the model `name` to the repository `folder` and return its folder. Call again for further models.
 
-    `path` is an ONNX file, or OpenVINO's .xml with its .bin beside it. Tensors, types and dims come from it; with `max_batch_size` > 0 its first axis must be dynamic and is left out
-    of the config. `parameters` are written as strings beside the two that are added here, `labels` (JSON list) and
-    `tokenizer_sha256`; the client reads `max_length` (tokens), the backend `intra_op_thread_count`
-    (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino).
+    `path` is an ONNX file, or OpenVINO's .xml with its .bin beside it. Tensors, types and dims come from it; with
+    `max_batch_size` > 0 its first axis must be dynamic and is left out of the config. `parameters` are written as strings
+    beside those that are added here, `labels` (JSON list) and `tokenizer_sha256` among them; the client reads `max_length`
+    (tokens), the backend `intra_op_thread_count` (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino).
     Raises UserError E720 (name), E721 (model file), E722 (labels), E723 (tokenizer).
     """
     model_folder = Path(folder) / name

@@ -46,6 +46,9 @@ def quality(accuracy):
     return {"accuracy": accuracy, "interval": [accuracy - 0.024, accuracy + 0.0235], "rows": 800}
 
 
+RUNTIMES = {"PyTorch": "pytorch", "ONNX": "onnxruntime", "OpenVINO": "openvino"}
+
+
 def candidate(name, size, accuracy, speed, difference):
     """One record of measurements.json; `speed` is the p50 in ms of a row."""
     model, runtime, precision = name.split()
@@ -60,7 +63,7 @@ def candidate(name, size, accuracy, speed, difference):
         for batch in (1, 8)
     ]  # fmt: skip
     return {
-        "name": name, "model": model, "runtime": {"PyTorch": "pytorch", "ONNX": "onnxruntime"}[runtime],
+        "name": name, "model": model, "runtime": RUNTIMES[runtime],
         "precision": precision, "bytes": size, "quality": quality(accuracy), "difference_interval": list(difference),
         **cost_of(shape, DENSE, [128], TUNED), "latency": latency,
     }  # fmt: skip
@@ -130,7 +133,7 @@ STAGES = {
         parity("compressed: PyTorch -> ONNX fp32", "onnx", 1.9e-6, CLOSE, rows=800),
         parity("compressed: PyTorch -> ONNX int8", "int8", 0.37, AGREE, 0.985, 800),
     ]}),
-    "deploy": ("repository", {"model": "reviews", "precision": "int8", "parity": [
+    "deploy": ("repository", {"model": "reviews", "runtime": "onnxruntime", "precision": "int8", "parity": [
         parity("local session -> Triton", "served", 0.0, "|Δlogit| <= 1e-05")]}),
     "benchmark": ("measurements", {}),
 }  # fmt: skip

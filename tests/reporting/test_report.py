@@ -72,16 +72,16 @@ def test_numbers_reach_all_three_files(write):
     assert row(report, "stored bytes") == {
         "metric": "stored bytes",
         "dense": "90.9 MB",
-        "onnx": "91.0 MB",
+        "runtime": "91.0 MB",
         "compressed": "18.3 MB",
         "change": "4.98 × smaller",
-        "change_onnx": "4.98 × smaller",
+        "change_runtime": "4.98 × smaller",
     }
     assert row(report, "trainable in tune")["change"] == "0.650 % of dense"
     # paper_flops_ratio of 6 of 12 heads and half the FFN: 0.5 for the layers and 0.0104 for tune's deltas
     assert row(report, "FLOPs, the papers")["change"] == "0.5104 ×"
     assert row(report, "p50 latency, batch 8 × 128")["change"].startswith("4.11 × faster (")
-    assert row(report, "p50 latency, batch 8 × 128")["change_onnx"].startswith("2.84 × faster (")
+    assert row(report, "p50 latency, batch 8 × 128")["change_runtime"].startswith("2.84 × faster (")
     for text in (
         "18.3 MB",
         "147,648",
@@ -189,7 +189,7 @@ def test_absent_stages_leave_no_hole(write, gone, candidates, deployed, absent):
     assert {"kept"} - {figure["id"] for figure in figures(report)} == absent
     assert not {record["stage"] for record in report["parity"]} & gone
     has_baseline = candidates is None or "dense ONNX fp32" in candidates
-    assert ("change_onnx" in row(report, "parameters")) == ("against dense ONNX" in report["headline"]) == has_baseline
+    assert ("change_runtime" in row(report, "parameters")) == ("against dense ONNX" in report["headline"]) == has_baseline
     assert ("Dense ONNX fp32 was not exported" in report["notes"][1]) != has_baseline
     assert page(folder).open == []
 

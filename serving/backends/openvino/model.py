@@ -38,10 +38,17 @@ class TritonPythonModel:
         if args["model_instance_kind"] == "GPU":
             raise pb_utils.TritonModelException("this instance is for a GPU, and this backend runs OpenVINO on the CPU")
         self.batched = config["max_batch_size"] > 0
-        compiled = openvino.Core().compile_model(path, "CPU", options(config))
+        self.path, self.options = path, options(config)
+        compiled = self.compile()
         self.inputs = check_tensors("input", config["input"], compiled.inputs)
         self.outputs = check_tensors("output", config["output"], compiled.outputs)
+        self.alike = len({tuple(tensor["dims"]) for tensor in config["input"]}) == 1
+
+    def compile(self):
+        """Compile the model and open the one request that all runs use."""
+        compiled = openvino.Core().compile_model(self.path, "CPU", self.options)
         self.request = compiled.create_infer_request()
+        return compiled
 
     def execute(self, requests):
         """One response a request, in order. Requests of equal shape run as one batch; a bad one fails alone."""
@@ -61,14 +68,19 @@ class TritonPythonModel:
 
     def respond(self, feeds):
         """The responses to requests that share a run."""
+        # token ids and a mask of other lengths: OpenVINO may fail on them, or answer nonsense
+        if self.alike and len({array.shape for array in feeds[0]}) > 1:
+            return [failure("the inputs differ in shape") for _ in feeds]
         try:
             arrays = dict(zip(self.inputs, map(fuse, zip(*feeds, strict=True)), strict=True))
-            found = self.request.infer(arrays, share_inputs=True)
+            found = self.request.infer(arrays)
             results = [found[name] for name in self.outputs]
         except Exception as error:  # OpenVINO raises several types, and each becomes an answer to the caller
+            # a run that fails leaves the compiled model broken: it would then refuse good requests too
+            self.compile()
             if len(feeds) > 1:
                 return [response for feed in feeds for response in self.respond([feed])]
-            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(f"openvino error: {error}"))]
+            return [failure(error)]
         if len(feeds) == 1:
             return [self.response(results)]
         ends = np.cumsum([feed[0].shape[0] for feed in feeds])[:-1]
@@ -100,6 +112,10 @@ def check_tensors(kind, declared, actual):
         if type_ != types[name]:
             raise pb_utils.TritonModelException(f"{kind} '{name}' is {type_} in the config and {types[name]} in the model")
     return [tensor["name"] for tensor in declared]
+
+
+def failure(reason):
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"openvino error: {reason}"))
 
 
 def fuse(arrays):
