@@ -76,6 +76,14 @@ CANDIDATES = (
     ("compressed ONNX fp32", 72_340_000, 0.86, 9.32, (-0.02125, 0.00625)),
     ("compressed ONNX int8", 18_260_000, 0.8575, 5.31, (-0.025, 0.00375)),
 )
+OPENVINO = (
+    ("dense OpenVINO fp32", 91_142_000, 0.8675, 14.2, (0, 0)),
+    ("dense OpenVINO int8", 23_520_000, 0.86625, 5.92, (-0.005, 0.0025)),
+    ("compressed OpenVINO fp32", 72_611_000, 0.86, 8.81, (-0.02125, 0.00625)),
+    ("compressed OpenVINO int8", 18_802_000, 0.8575, 3.61, (-0.025, 0.00375)),
+)
+EVERY = tuple(row[0] for row in (*CANDIDATES, *OPENVINO))
+"""Names of what a run with both runtimes measures."""
 
 
 MACHINE = {
@@ -86,7 +94,8 @@ MACHINE = {
 
 
 def measurements(names=None):
-    chosen = [candidate(*row) for row in CANDIDATES if names is None or row[0] in names]
+    rows = {row[0]: row for row in (*CANDIDATES, *OPENVINO)}
+    chosen = [candidate(*rows[name]) for name in names or [row[0] for row in CANDIDATES]]
     return {"device": "cpu", "rounds": 20, "machine": MACHINE, "baseline": "dense PyTorch fp32", "candidates": chosen}
 
 
