@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,14 +27,15 @@ from compressor.errors import UserError
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP = 3
 """Calls of every variant at every shape before the clock counts."""
+LEAST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What a worker loads: an ONNX file, or a checkpoint folder for PyTorch. Names are unique within a run."""
+    """What a worker loads: a file of the runtime, or a checkpoint folder for PyTorch. Names are unique within a run."""
 
     name: str
-    runtime: Literal["onnxruntime", "pytorch"]
+    runtime: Literal["onnxruntime", "openvino", "pytorch", "torch.compile"]
     path: Path
     device: Literal["cpu", "cuda"] = "cpu"
     vocabulary: int = 1000
@@ -152,13 +155,30 @@ def measure(
     shuffle, results = random.Random(seed), []
     with workers(variants, threads) as live:
         for batch, length in shapes:
-            times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
-            for worker in live:
-                for _ in range(WARM_UP):
-                    worker.time(batch, length)
-            for _ in range(rounds):
-                for worker in shuffle.sample(live, len(live)):
-                    times[worker.variant.name].append(worker.time(batch, length))
-                on_round()
-            results += [summarize(name, batch, length, samples) for name, samples in times.items()]
+            results += time_shape(live, batch, length, rounds, shuffle, on_round=on_round)
     return results
+
+
+def time_shape(
+    live: Sequence[Worker],
+    batch: int,
+    length: int,
+    rounds: int,
+    shuffle: random.Random,
+    *,
+    seconds: float = math.inf,
+    on_round: Callable[[], None] = lambda: None,
+) -> list[Measurement]:
+    """Interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603."""
+    times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
+    for worker in live:
+        for _ in range(WARM_UP):
+            worker.time(batch, length)
+    end = time.monotonic() + seconds
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() > end:
+            break
+        for worker in shuffle.sample(live, len(live)):
+            times[worker.variant.name].append(worker.time(batch, length))
+        on_round()
+    return [summarize(name, batch, length, samples) for name, samples in times.items()]

@@ -5,6 +5,7 @@ First line in: the variant. First line out: {"loaded": true}. Then {"batch", "le
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -18,8 +19,8 @@ import numpy as np
 Timer = Callable[[dict[str, np.ndarray]], float]
 
 
-def onnx_timer(path: Path, device: str, threads: int | None) -> Timer:
-    """Times one run in ONNX Runtime, inputs handed over as numpy."""
+def session_timer(path: Path, device: str, threads: int | None) -> Timer:
+    """Times one run in ONNX Runtime or OpenVINO, inputs handed over as numpy."""
     from export.sessions import run, session
 
     live = session(path, device=device, threads=threads)
@@ -32,8 +33,8 @@ def onnx_timer(path: Path, device: str, threads: int | None) -> Timer:
     return timer
 
 
-def torch_timer(path: Path, device: str, threads: int | None) -> Timer:
-    """Times one eager forward pass, by CUDA events on a GPU (inputs already there)."""
+def torch_timer(path: Path, device: str, threads: int | None, *, compiled: bool = False) -> Timer:
+    """Times one forward pass, eager or through torch.compile, by CUDA events on a GPU (inputs already there)."""
     import torch
 
     from compressor import load
@@ -42,6 +43,10 @@ def torch_timer(path: Path, device: str, threads: int | None) -> Timer:
         torch.set_num_threads(threads)
     model = load(path).to(device)
     accepted = set(inspect.signature(model.forward).parameters)
+    if compiled:
+        # a graph of its own for every shape, which is the fastest that it can be
+        torch._dynamo.config.recompile_limit = 64
+        model.compile(dynamic=False)
 
     @torch.inference_mode()
     def timer(encoding: dict[str, np.ndarray]) -> float:
@@ -75,7 +80,9 @@ def main() -> None:
     os.dup2(2, 1)
     variant = json.loads(sys.stdin.readline())
     path = Path(variant["path"])
-    timers = {"onnxruntime": onnx_timer, "pytorch": torch_timer}
+    compiled = functools.partial(torch_timer, compiled=True)
+    sessions = dict.fromkeys(("onnxruntime", "openvino"), session_timer)
+    timers = {"pytorch": torch_timer, "torch.compile": compiled, **sessions}
     timer = timers[variant["runtime"]](path, variant["device"], variant["threads"])
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:

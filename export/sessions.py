@@ -1,7 +1,9 @@
-"""The one place that makes ONNX Runtime sessions: provider asserted, idle threads asleep, errors with a code."""
+"""The one place that makes sessions, of ONNX Runtime and OpenVINO: device asserted, idle threads asleep, errors with a code."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,22 +12,37 @@ from compressor.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     import onnxruntime
+    import openvino
 
 Device = Literal["cpu", "cuda"]
+Runtime = Literal["onnxruntime", "openvino"]
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
-def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -> onnxruntime.InferenceSession:
-    """A session with every graph optimization; `threads` defaults to one a core.
+def runtime_of(path: Path) -> Runtime:
+    """Which runtime a model file is for."""
+    return "openvino" if path.suffix == ".xml" else "onnxruntime"
 
-    Raises UserError E602 (file missing or not ONNX) and E904 (CUDA asked for and not there: ONNX Runtime would go on
-    with the CPU without a word).
+
+def session(
+    path: Path, *, device: Device = "cpu", threads: int | None = None
+) -> onnxruntime.InferenceSession | OpenVINOSession:
+    """A session with every graph optimization; `threads` defaults to one a core. `path` is an .onnx, or OpenVINO's .xml.
+
+    Raises UserError E602 (file missing or of another kind), E904 (CUDA asked for and not there: ONNX Runtime would go on
+    with the CPU without a word; OpenVINO has none) and E901 (OpenVINO is not installed).
     """
+    if not path.is_file():
+        raise UserError("E602", "no such model file", "Check the path, or export the model again", str(path))
+    make = openvino_session if runtime_of(path) == "openvino" else onnx_session
+    return make(path, device, threads)
+
+
+def onnx_session(path: Path, device: Device, threads: int | None) -> onnxruntime.InferenceSession:
+    """ONNX Runtime's session of an existing file. Raises UserError as `session` does."""
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    if not path.is_file():
-        raise UserError("E602", "no such ONNX file", "Check the path, or export the model again", str(path))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     # idle pools that spin take the cores from whatever runs beside this session
@@ -56,7 +73,76 @@ def session(path: Path, *, device: Device = "cpu", threads: int | None = None) -
     return live
 
 
-def run(live: onnxruntime.InferenceSession, encoding: dict[str, np.ndarray]) -> np.ndarray:
+@dataclass(frozen=True)
+class Tensor:
+    """Name and shape of an input or output, a free axis as None, under ONNX Runtime's words for them."""
+
+    name: str
+    shape: list[int | None]
+
+
+class OpenVINOSession:
+    """A compiled OpenVINO model with the face of ONNX Runtime's session. Not for several threads at a time.
+
+    Ids outside the vocabulary are no error to OpenVINO: their embedding is 0.
+    """
+
+    def __init__(self, path: Path, options: dict[str, str]):
+        self.path, self.options = path, options
+        self._compile()
+
+    def _compile(self) -> None:
+        import openvino
+
+        self.compiled = openvino.Core().compile_model(self.path, "CPU", self.options)
+        self.request = self.compiled.create_infer_request()
+
+    def get_inputs(self) -> list[Tensor]:
+        return [_tensor(port) for port in self.compiled.inputs]
+
+    def get_outputs(self) -> list[Tensor]:
+        return [_tensor(port) for port in self.compiled.outputs]
+
+    def run(self, outputs: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs in order; they are copies, so the next run leaves them alone. Raises RuntimeError."""
+        try:
+            results = self.request.infer(feeds)
+        except RuntimeError:
+            # a run that fails leaves the compiled model broken: it would then refuse good rows too
+            self._compile()
+            raise
+        return [results[name] for name in outputs]
+
+
+def _tensor(port: openvino.ConstOutput) -> Tensor:
+    return Tensor(port.get_any_name(), [None if axis.is_dynamic else axis.get_length() for axis in port.partial_shape])
+
+
+def openvino_session(path: Path, device: Device, threads: int | None) -> OpenVINOSession:
+    """OpenVINO's session of an existing file, computing in fp32 around the int8. Raises UserError as `session` does."""
+    from export.openvino import require_openvino
+
+    require_openvino()
+    import openvino
+
+    if device != "cpu":
+        raise UserError("E904", f"{device} was asked for, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
+    # one request at a time has all threads. f32: where the CPU has bf16 kernels, OpenVINO would use them even for a model
+    # in fp32, and the same file would answer otherwise on another machine
+    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+    if threads:
+        options["INFERENCE_NUM_THREADS"] = str(threads)
+    try:
+        live = OpenVINOSession(path, options)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1][-160:].strip(" .")
+        raise UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
+    if live.compiled.get_property("INFERENCE_PRECISION_HINT") != openvino.Type.f32:
+        raise UserError("E904", "OpenVINO does not compute in fp32 here", "Use the runtime onnxruntime")
+    return live
+
+
+def run(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> np.ndarray:
     """Logits (batch, classes) of int64 arrays (batch, length); inputs that the graph does not have are left out."""
     wanted = {value.name for value in live.get_inputs()}
     return live.run(["logits"], {name: values for name, values in encoding.items() if name in wanted})[0]
@@ -78,7 +164,7 @@ def plain_session(model: Path | bytes) -> onnxruntime.InferenceSession:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises when a graph cannot be opened or does not run; they have no base of their own."""
+    """What a runtime raises when a graph cannot be opened or does not run; ONNX Runtime's have no base of their own."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    return state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException
+    return state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException, RuntimeError

@@ -42,8 +42,10 @@ def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding) -> str:
 
     Fusion and quantization rename values and equal initializers are stored once, so values are matched by content, not by name.
     """
-    from export.sessions import failures
+    from export.sessions import failures, runtime_of
 
+    if runtime_of(path) != "onnxruntime":
+        return f"{UNKNOWN} ({runtime_of(path)} shows no values between the blocks)"
     try:
         ours = {name: value for name, value in outputs_of(model, encoding).items() if "/" not in name}
         values = graph_values(path, encoding)

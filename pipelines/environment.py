@@ -17,9 +17,9 @@ ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
 """Distributions that provide the same module under another name."""
 
 
-def package_versions(stage: Stage) -> dict[str, str | None]:
-    """Version of every distribution that the stage declares; None where it is not installed."""
-    return {name: distribution(name) for name in stage.packages}
+def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str | None]:
+    """Version of every distribution that the stage declares, and of `extras`; None where it is not installed."""
+    return {name: distribution(name) for name in (*stage.packages, *extras)}
 
 
 def distribution(name: str) -> str | None:
@@ -56,15 +56,15 @@ def accelerator() -> str | None:
     return name.value.decode()
 
 
-def machine(stages: Iterable[Stage], threads: int | None) -> dict[str, Any]:
-    """What seconds were measured on, and the versions of the packages that the stages declare.
+def machine(stages: Iterable[Stage], threads: int | None, extras: Iterable[str] = ()) -> dict[str, Any]:
+    """What seconds were measured on, and the versions of the packages that the stages declare, and of `extras`.
 
     `accelerator` is there only where a graphics card is.
     """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions = {name: found for stage in stages for name, found in package_versions(stage).items()}
+    versions = {name: found for stage in stages for name, found in package_versions(stage, extras).items()}
     card = accelerator()
     return {
         "cpu": cpu,

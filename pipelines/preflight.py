@@ -14,9 +14,14 @@ from compressor.errors import UserError, UserErrors
 from pipelines.config import Pipeline, with_place
 from pipelines.environment import package_versions
 from pipelines.stage import BaseModelReference, Entry, Stage, load_stage
+from serving.bundle import install
 
 if TYPE_CHECKING:
     from compressor.cost import Plan
+
+
+EXTRAS = {"openvino": "openvino", "nncf": "openvino"}
+"""Which extra of this project installs a package that only some configs need."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,12 @@ def check_folder(out: Path, name: str) -> None:
 
 def check_packages(entries: Sequence[Entry]) -> None:
     """Raise UserErrors E901 for every package that the stages need and this environment lacks."""
-    wanted = {
-        name: entry.id for entry in entries for name, found in package_versions(load_stage(entry.name)).items() if not found
-    }
-    if wanted:
-        raise UserErrors(
-            [
-                UserError("E901", f"stage '{entry}' needs the package {name}", f"Install it: pip install {name}")
-                for name, entry in wanted.items()
-            ]
-        )
+    faults = {}
+    for entry in entries:
+        stage = load_stage(entry.name)
+        extras = stage.extras(entry.config)
+        for name in (name for name, found in package_versions(stage, extras).items() if not found):
+            mend = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
+            faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", mend)
+    if faults:
+        raise UserErrors(list(faults.values()))

@@ -224,7 +224,7 @@ def _execute(run: _Run, console: Console) -> RunResult:
         facts = {"status": status, "started": started, "seconds": time.monotonic() - clock, "stages": run.records}
         facts["model_folder"] = str(run.ready.base.folder)  # the lock file has the reference, which may be a relative path
         content = json.dumps(
-            {**facts, "machine": machine([load_stage(entry.name) for entry in run.entries], run.threads)},
+            {**facts, "machine": _machine(run)},
             indent=1,
             ensure_ascii=False,
         )
@@ -325,6 +325,13 @@ def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
     return next((artifact for artifact in reversed(before) if artifact.stage == "tune"), None)
 
 
+def _machine(run: _Run) -> dict[str, Any]:
+    """The machine, with every package of this run's stages."""
+    stages = [load_stage(entry.name) for entry in run.entries]
+    extras = [name for stage, entry in zip(stages, run.entries, strict=True) for name in stage.extras(entry.config)]
+    return machine(stages, run.threads, dict.fromkeys(extras))
+
+
 def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
     """sha256 over everything that decides the stage's result."""
     entry, inputs = run.entries[number], _inputs(run, number, earlier)
@@ -352,7 +359,7 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
             "base": inputs.base.sha256,
             **_nested(tasks),
             "seed": inputs.seed,
-            "packages": package_versions(stage),
+            "packages": package_versions(stage, stage.extras(entry.config)),
             "python": list(sys.version_info[:2]),
             "threads": run.threads,
             **({"accelerator": card} if card else {}),

@@ -151,7 +151,8 @@ class Stage:
     """A row of the stage table.
 
     `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
-    the distributions whose versions enter the fingerprint; `version` is raised when the stage's own results change.
+    the distributions whose versions enter the fingerprint, `extras` those that only some configs need; `version` is raised
+    when the stage's own results change.
     `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
     it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
@@ -169,6 +170,7 @@ class Stage:
     uses_dense: bool = False
     reads_data: bool | Callable[[Any], bool] = True
     packages: tuple[str, ...] = ("torch", "transformers")
+    extras: Callable[[Any], tuple[str, ...]] = lambda config: ()
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan

@@ -221,16 +221,21 @@ class Verification:
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
-        for name, files in made.metadata["files"].items():
+        for name, runtimes in made.metadata["files"].items():
             # the reference is loaded by its first hop and dropped after the last
             reference = _Reference(name, self, inputs)
-            for precision, file in files.items():
-                path = made.folder / file["path"]
-                if precision == "fp32":
-                    yield f"{name} -> onnx", lambda p=path, r=reference: r.graph("onnx", p, plain=True)
-                    yield f"{name} -> fused", lambda p=path, r=reference: r.graph("onnx", p)
-                else:
-                    yield f"{name} -> {precision}", lambda k=precision, p=path, r=reference: r.graph(k, p)
+            for runtime, files in runtimes.items():
+                for precision, file in files.items():
+                    yield from self._file_hops(reference, runtime, precision, made.folder / file["path"])
+
+    def _file_hops(self, of: _Reference, runtime: str, precision: str, path: Path) -> Iterator[tuple[str, Callable]]:
+        prefix = "" if runtime == "onnxruntime" else f"{runtime} "
+        kind = "onnx" if precision == "fp32" else precision
+        if (runtime, precision) == ("onnxruntime", "fp32"):
+            yield f"{of.name} -> onnx", lambda: of.graph(kind, path, plain=True)
+            yield f"{of.name} -> fused", lambda: of.graph(kind, path)
+        else:
+            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(kind, path)
 
     def _repository_hops(self, made: Artifact, inputs: Inputs, serve: bool) -> Iterator[tuple[str, Callable]]:
         from pipelines.hops import compare_served
@@ -239,7 +244,7 @@ class Verification:
 
         row = next(stage for stage in self.stages if stage["id"] == made.entry)
         config, rows = DeployConfig(**row["config"]), self.data.validation.sample(PARITY_ROWS)
-        _, path, options = contents(config, inputs, self.data)
+        *_, path, options = contents(config, inputs, self.data)
         repository = made.folder / "repository"
         yield "model, config, tokenizer", lambda: same_repository(repository, config.name, path, options)
         if serve:
@@ -315,16 +320,16 @@ def require_same_files(wanted: Sequence[Path], folder: Path, what: str) -> None:
             raise CheckError("E612", f"{what} file '{path.name}' {fault}", "Run its stage again with --force", str(folder))
 
 
-def same_repository(repository: Path, name: str, onnx: Path, options: dict[str, Any]) -> None:
+def same_repository(repository: Path, name: str, model: Path, options: dict[str, Any]) -> None:
     """A deployed model with its config, labels and tokenizer is what the run wrote. Raises CheckError E612, UserError E724."""
-    from serving.repository import make_config, read_config, tokenizer_files
+    from serving.repository import files_of, make_config, read_config, tokenizer_files
 
     folder = repository / name
-    if not filecmp.cmp(onnx, folder / "1" / "model.onnx", shallow=False):
+    if not all(filecmp.cmp(source, folder / "1" / target, shallow=False) for target, source in files_of(model).items()):
         raise CheckError("E612", "the deployed model is not the exported one", "Deploy it again", str(folder))
     labels = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
     require_same("labels.txt", labels, options["labels"])
-    if (found := read_config(folder)) != (wanted := make_config(name, onnx, **options)):
+    if (found := read_config(folder)) != (wanted := make_config(name, model, **options)):
         fields = {one.name for message in (found, wanted) for one, _ in message.ListFields()}
         odd = ", ".join(sorted(one for one in fields if getattr(found, one) != getattr(wanted, one)))
         raise CheckError("E612", f"config.pbtxt is not the model's: {odd}", "Deploy it again", str(folder))

@@ -1,24 +1,26 @@
-"""Triton model repositories: FOLDER/NAME/{config.pbtxt, labels.txt, tokenizer/, 1/model.onnx}.
+"""Triton model repositories: FOLDER/NAME/{config.pbtxt, labels.txt, tokenizer/, 1/model.onnx}, or 1/model.xml and model.bin.
 
 A repository holds nothing of the machine it was written on: the same folder runs on a production Triton (stock onnxruntime
-backend) and on the embedded server, and two writes of the same model are equal byte for byte.
+or openvino backend) and on the embedded server, and two writes of the same model are equal byte for byte.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
 from compressor.models import TOKENIZER_FILES
+from serving.bundle import install
 
 if TYPE_CHECKING:
-    from onnx import ValueInfoProto
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 LOGITS = "logits"
@@ -31,13 +33,22 @@ DATA_TYPES = {
     "INT64": "TYPE_INT64",
     "UINT8": "TYPE_UINT8",
     "BOOL": "TYPE_BOOL",
+    "f16": "TYPE_FP16",
+    "f32": "TYPE_FP32",
+    "f64": "TYPE_FP64",
+    "i8": "TYPE_INT8",
+    "i32": "TYPE_INT32",
+    "i64": "TYPE_INT64",
+    "u8": "TYPE_UINT8",
+    "boolean": "TYPE_BOOL",
 }
+"""Triton's word for an element type of ONNX or OpenVINO."""
 
 
 def write_repository(
     folder: Path,
     name: str,
-    onnx_path: Path,
+    path: Path,
     *,
     labels: Sequence[str] = (),
     tokenizer_folder: Path | None = None,
@@ -47,11 +58,12 @@ def write_repository(
 ) -> Path:
     """Add the model `name` to the repository `folder` and return its folder. Call again for further models.
 
-    Tensors, types and dims come from the ONNX file; with `max_batch_size` > 0 its first axis must be dynamic and is left out
-    of the config. `parameters` are written as strings beside the two that are added here, `labels` (JSON list) and
-    `tokenizer_sha256`; the client reads `max_length` (tokens), `pad_id` and `end_id` (a token that every text must make equally
-    often), the backend `intra_op_thread_count`.
-    Raises UserError E720 (name), E721 (ONNX file), E722 (labels), E723 (tokenizer).
+    `path` is an ONNX file, or OpenVINO's .xml with its .bin beside it. Tensors, types and dims come from it; with
+    `max_batch_size` > 0 its first axis must be dynamic and is left out of the config. `parameters` are written as strings
+    beside those that are added here, `labels` (JSON list) and `tokenizer_sha256` among them; the client reads `max_length`
+    (tokens), `pad_id` and `end_id` (a token that every text must make equally often), the backend `intra_op_thread_count`
+    (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino).
+    Raises UserError E720 (name), E721 (model file), E722 (labels), E723 (tokenizer).
     """
     model_folder = Path(folder) / name
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
@@ -61,7 +73,7 @@ def write_repository(
 
     config = make_config(
         name,
-        Path(onnx_path),
+        Path(path),
         labels=labels,
         tokenizer_folder=tokenizer_folder,
         max_batch_size=max_batch_size,
@@ -69,20 +81,21 @@ def write_repository(
         parameters=parameters,
     )
     (model_folder / "1").mkdir(parents=True)
-    shutil.copyfile(onnx_path, model_folder / "1" / "model.onnx")
+    for target, source in files_of(Path(path)).items():
+        shutil.copyfile(source, model_folder / "1" / target)
     write_config(config, model_folder)
     if labels:
         (model_folder / "labels.txt").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     if tokenizer_folder is not None:
         (model_folder / "tokenizer").mkdir()
-        for path in tokenizer_files(tokenizer_folder):
-            shutil.copyfile(path, model_folder / "tokenizer" / path.name)
+        for file in tokenizer_files(tokenizer_folder):
+            shutil.copyfile(file, model_folder / "tokenizer" / file.name)
     return model_folder
 
 
 def make_config(
     name: str,
-    onnx_path: Path,
+    path: Path,
     *,
     labels: Sequence[str] = (),
     tokenizer_folder: Path | None = None,
@@ -91,7 +104,7 @@ def make_config(
     parameters: Mapping[str, object] | None = None,
 ) -> ModelConfig:
     """The whole config that `write_repository` writes for these arguments. Raises UserError E721, E722, E723."""
-    config = describe(onnx_path, name, max_batch_size, max_queue_delay_us)
+    config = describe(path, name, max_batch_size, max_queue_delay_us)
     values = {key: str(value) for key, value in (parameters or {}).items()}
     if labels:
         set_labels(config, labels)
@@ -103,42 +116,87 @@ def make_config(
     return config
 
 
-def describe(onnx_path: Path, name: str, max_batch_size: int, max_queue_delay_us: int) -> ModelConfig:
-    """The config of an ONNX file without labels and parameters. Raises UserError E721."""
-    import onnx
-    from google.protobuf.message import DecodeError
+def files_of(path: Path) -> dict[str, Path]:
+    """Name in the version folder -> source, of a model file and of the weights beside it."""
+    if path.suffix == ".xml":
+        return {"model.xml": path, "model.bin": path.with_suffix(".bin")}
+    # the graph knows its data file by name
+    data = path.with_name(f"{path.name}.data")
+    return {"model.onnx": path, **({data.name: data} if data.is_file() else {})}
+
+
+def describe(path: Path, name: str, max_batch_size: int, max_queue_delay_us: int) -> ModelConfig:
+    """The config of a model file without labels and parameters. Raises UserError E721."""
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-    try:
-        graph = onnx.load(onnx_path, load_external_data=False).graph
-    except (OSError, DecodeError) as error:
-        raise UserError("E721", f"not a readable ONNX file ({error})", "Export the model again", str(onnx_path)) from error
-    config = ModelConfig(name=name, backend="onnxruntime", max_batch_size=max_batch_size)
-    initializers = {tensor.name for tensor in graph.initializer}
-    for value in graph.input:
-        if value.name not in initializers:
-            config.input.add(**tensor_fields(value, onnx_path, batched=max_batch_size > 0))
-    for value in graph.output:
-        config.output.add(**tensor_fields(value, onnx_path, batched=max_batch_size > 0))
+    backend, read = ("openvino", openvino_tensors) if path.suffix == ".xml" else ("onnxruntime", onnx_tensors)
+    config = ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
+    for fields, tensors in zip((config.input, config.output), read(path), strict=True):
+        for tensor in tensors:
+            fields.add(**tensor.fields(path, batched=max_batch_size > 0))
     config.instance_group.add(count=1)
+    if backend == "openvino" and max_batch_size > 0:
+        # the native backend compiles for max_batch_size rows, and without this refuses every smaller request
+        config.parameters["ENABLE_BATCH_PADDING"].string_value = "YES"
     if max_batch_size > 0:
         config.dynamic_batching.max_queue_delay_microseconds = max_queue_delay_us
     return config
 
 
-def tensor_fields(value: ValueInfoProto, onnx_path: Path, *, batched: bool) -> dict[str, object]:
-    """Name, type and dims (-1 where dynamic, without the batch axis) of one input or output. Raises UserError E721."""
-    from onnx import TensorProto
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a model file: name, the file's own word for the type, dims (-1 where dynamic)."""
 
-    tensor = value.type.tensor_type
-    type_name = TensorProto.DataType.Name(tensor.elem_type)
-    dims = [axis.dim_value if axis.HasField("dim_value") else -1 for axis in tensor.shape.dim]
-    if type_name not in DATA_TYPES:
-        raise UserError("E721", f"'{value.name}' is a tensor of {type_name}", "Export it with a number type", str(onnx_path))
-    if batched and (len(dims) < 2 or dims[0] != -1):
-        mend = "Export it with a dynamic first axis, or use max_batch_size 0"
-        raise UserError("E721", f"'{value.name}' has no batch axis: its shape is {dims}", mend, str(onnx_path))
-    return {"name": value.name, "data_type": DATA_TYPES[type_name], "dims": dims[1:] if batched else dims}
+    name: str
+    type: str
+    dims: list[int]
+
+    def fields(self, path: Path, *, batched: bool) -> dict[str, object]:
+        """As it stands in a config, without the batch axis when `batched`. Raises UserError E721."""
+        if self.type not in DATA_TYPES:
+            raise UserError("E721", f"'{self.name}' is a tensor of {self.type}", "Export it with a number type", str(path))
+        if batched and (len(self.dims) < 2 or self.dims[0] != -1):
+            mend = "Export it with a dynamic first axis, or use max_batch_size 0"
+            raise UserError("E721", f"'{self.name}' has no batch axis: its shape is {self.dims}", mend, str(path))
+        return {"name": self.name, "data_type": DATA_TYPES[self.type], "dims": self.dims[1:] if batched else self.dims}
+
+
+def onnx_tensors(path: Path) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and outputs of an ONNX file. Raises UserError E721."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError) as error:
+        raise UserError("E721", f"not a readable ONNX file ({error})", "Export the model again", str(path)) from error
+
+    def tensor(value: onnx.ValueInfoProto) -> Tensor:
+        kind = value.type.tensor_type
+        dims = [axis.dim_value if axis.HasField("dim_value") else -1 for axis in kind.shape.dim]
+        return Tensor(value.name, onnx.TensorProto.DataType.Name(kind.elem_type), dims)
+
+    initializers = {value.name for value in graph.initializer}
+    return [tensor(value) for value in graph.input if value.name not in initializers], [*map(tensor, graph.output)]
+
+
+def openvino_tensors(path: Path) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and outputs of an OpenVINO model. Raises UserError E721 and E901 (OpenVINO is not installed)."""
+    if importlib.util.find_spec("openvino") is None:
+        raise UserError("E901", "the runtime openvino needs the package openvino", install("openvino"))
+    import openvino
+
+    try:
+        model = openvino.Core().read_model(path)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError("E721", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
+
+    def tensor(port: openvino.Output) -> Tensor:
+        dims = [-1 if axis.is_dynamic else axis.get_length() for axis in port.partial_shape]
+        return Tensor(port.get_any_name(), port.get_element_type().get_type_name(), dims)
+
+    return [*map(tensor, model.inputs)], [*map(tensor, model.outputs)]
 
 
 def set_labels(config: ModelConfig, labels: Sequence[str]) -> None:

@@ -10,7 +10,13 @@ from pipelines.reporting.format import percent, significant
 Record = dict[str, Any]
 
 DENSE, COMPRESSED, PALE = "#8492a6", "#0f9d8a", "rgba(132,146,166,0.22)"
-SYMBOLS = {("pytorch", "fp32"): "square", ("onnxruntime", "fp32"): "circle", ("onnxruntime", "int8"): "diamond"}
+SYMBOLS = {
+    ("pytorch", "fp32"): "square",
+    ("onnxruntime", "fp32"): "circle",
+    ("onnxruntime", "int8"): "diamond",
+    ("openvino", "fp32"): "circle-open",
+    ("openvino", "int8"): "diamond-open",
+}
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 MARGIN = {"l": 8, "r": 16, "t": 8, "b": 44}
 BINS = 32

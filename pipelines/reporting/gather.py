@@ -24,6 +24,9 @@ from pipelines.stage import Artifact, Inputs
 
 Record = dict[str, Any]
 
+RUNTIMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+"""What a runtime is called in a sentence."""
+
 DONE = {"tune": "tuned", "prune": "pruned", "recover": "recovered", "merge": "merged"}
 """What a stage leaves behind, in words."""
 
@@ -72,18 +75,18 @@ def task_facts(inputs: Inputs) -> Record:
 
 
 def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
-    """Who is compared: `dense` (PyTorch fp32), `compressed` (at the deployed precision) and, where exported, `onnx`,
-    dense ONNX fp32: the baseline that tells what compression gives beyond a change of runtime."""
+    """Who is compared: `dense` (PyTorch fp32), `compressed` (as deployed) and, where exported, `runtime`, dense fp32 in the
+    runtime of `compressed`: the baseline that tells what compression gives beyond a change of runtime."""
     candidates, repository = measurements["candidates"], inputs.nearest("repository")
-    wanted = [repository.metadata["precision"]] if repository else []
-    compressed = {row["precision"]: row for row in candidates if row["model"] == "compressed"}
-    precision = next(name for name in (*wanted, "int8", "fp32") if name in compressed)
+    compressed = {(row["runtime"], row["precision"]): row for row in candidates if row["model"] == "compressed"}
+    first = next(iter(compressed))[0]
+    wanted = [(repository.metadata["runtime"], repository.metadata["precision"])] if repository else []
     roles = {
         "dense": next(row for row in candidates if row["name"] == measurements["baseline"]),
-        "compressed": compressed[precision],
+        "compressed": next(compressed[key] for key in (*wanted, (first, "int8"), (first, "fp32")) if key in compressed),
     }
-    onnx = find(candidates, "dense", "fp32")
-    return {**roles, "onnx": onnx} if onnx else roles
+    runtime = find(candidates, "dense", "fp32", roles["compressed"]["runtime"])
+    return {**roles, "runtime": runtime} if runtime else roles
 
 
 def without_samples(candidate: Record) -> Record:
@@ -92,9 +95,9 @@ def without_samples(candidate: Record) -> Record:
     return {**candidate, "latency": timings}
 
 
-def find(candidates: list[Record], model: str, precision: str) -> Record | None:
-    """The ONNX candidate of a model and precision, None where it was not exported."""
-    wanted = (model, "onnxruntime", precision)
+def find(candidates: list[Record], model: str, precision: str, runtime: str) -> Record | None:
+    """The candidate of a model, precision and runtime, None where it was not exported."""
+    wanted = (model, runtime, precision)
     return next((row for row in candidates if (row["model"], row["runtime"], row["precision"]) == wanted), None)
 
 
@@ -121,11 +124,14 @@ def headline(roles: dict[str, Record], cells: list[tuple[int, int]]) -> str:
     """The run in one sentence; what the runtime alone would give stands beside what compression gives."""
     dense, compressed, cell = roles["dense"], roles["compressed"], cells[-1]
     speed = gain(p50(dense, cell) / p50(compressed, cell), "faster", "slower", "No faster", 2)
-    onnx = f" ({faster(p50(roles['onnx'], cell), p50(compressed, cell), 2)} against dense ONNX)" if "onnx" in roles else ""
+    alone = ""
+    if "runtime" in roles:
+        name = roles["runtime"]["name"].removesuffix(" fp32")
+        alone = f" ({faster(p50(roles['runtime'], cell), p50(compressed, cell), 2)} against {name})"
     ours, theirs = compressed["quality"], dense["quality"]
     judged = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     return (
-        f"{speed} than dense PyTorch at batch {cell[0]}{onnx}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
+        f"{speed} than dense PyTorch at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
         f"accuracy {percent(ours['accuracy'])} against {percent(theirs['accuracy'])} dense: {judged} on {ours['rows']:,} rows"
     )
 
@@ -140,19 +146,23 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
         f"Accuracy changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
         f"{compressed['quality']['rows']:,} rows): {verdict(low, high)}."
     ]
-    if "onnx" in roles:
-        alone = faster(p50(dense, cells[-1]), p50(roles["onnx"], cells[-1]))
-        ours = faster(p50(roles["onnx"], cells[-1]), p50(compressed, cells[-1]))
-        lines.append(f"ONNX Runtime alone, dense and in fp32: {alone} at batch {batch}. Compression on top of it: {ours}.")
+    runtime = compressed["runtime"]
+    if "runtime" in roles:
+        alone = faster(p50(dense, cells[-1]), p50(roles["runtime"], cells[-1]))
+        ours = faster(p50(roles["runtime"], cells[-1]), p50(compressed, cells[-1]))
+        words = f"{RUNTIMES[runtime]} alone, dense and in fp32: {alone} at batch {batch}. Compression on top of it: {ours}."
+        lines.append(words)
     else:
-        lines.append("Dense ONNX fp32 was not exported: how much of the gain the runtime alone would give is not known.")
-    fp32, int8 = find(candidates, "compressed", "fp32"), find(candidates, "compressed", "int8")
+        name = roles["compressed"]["name"].split()[1]
+        lines.append(f"Dense {name} fp32 was not exported: how much of the gain the runtime alone would give is not known.")
+    fp32, int8 = (find(candidates, "compressed", precision, runtime) for precision in ("fp32", "int8"))
     if fp32 and int8:
         lines.append(int8_note(fp32, int8, cells))
-    quantized = find(candidates, "dense", "int8")
+    quantized = find(candidates, "dense", "int8", runtime)
     if quantized and int8:
         speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
         lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
+    lines += fastest_note(compressed, candidates, cells[-1])
     return lines + zeros_note(compressed) + inserts_note(compressed, str(cells[-1][1]))
 
 
@@ -166,6 +176,15 @@ def zeros_note(compressed: Record) -> list[str]:
         f"{entries - left:,} of the {entries:,} weights in the masked matrices are zero. They are stored and computed like any "
         "other: the file is no smaller and ONNX Runtime no faster. Only 2:4 can be faster, on GPUs with kernels for it."
     ]
+
+
+def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, int]) -> list[str]:
+    """Where several runtimes were measured: against the fastest that the dense model can be had, whatever runtime."""
+    if len({row["runtime"] for row in candidates if row["model"] == "dense"}) < 3:
+        return []
+    fastest = min((row for row in candidates if row["model"] == "dense"), key=lambda row: p50(row, cell))
+    speed = faster(p50(fastest, cell), p50(compressed, cell))
+    return [f"Against the fastest dense variant of any runtime, {fastest['name']}: {speed} at batch {cell[0]}."]
 
 
 def inserts_note(compressed: Record, length: str) -> list[str]:
@@ -190,7 +209,7 @@ def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
 
 
 def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record], tunable: int) -> list[Record]:
-    """Rows of strings: metric, dense PyTorch, dense ONNX fp32, compressed, and the change against either."""
+    """Rows of strings: metric, dense PyTorch, dense fp32 in the deployed runtime, compressed, and the change against either."""
     length = str(cells[-1][1])
     rows = [
         quality_row(roles),
@@ -233,11 +252,11 @@ def more(before: float, after: float) -> str:
 
 
 def compare(roles: dict[str, Record], metric: str, value, show, change) -> Record:
-    """One row: `value` of each role, shown by `show`; `change(before, after)` against dense PyTorch and dense ONNX."""
+    """One row: `value` of each role, shown by `show`; `change(before, after)` against dense PyTorch and the runtime alone."""
     row = {"metric": metric, **{role: show(value(record)) for role, record in roles.items()}}
     row["change"] = change(value(roles["dense"]), value(roles["compressed"]))
-    if "onnx" in roles:
-        row["change_onnx"] = change(value(roles["onnx"]), value(roles["compressed"]))
+    if "runtime" in roles:
+        row["change_runtime"] = change(value(roles["runtime"]), value(roles["compressed"]))
     return row
 
 
@@ -250,7 +269,7 @@ def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
     """p50 of one (batch, length), each factor with the 95 % interval that the rounds allow."""
     metric = f"p50 latency, batch {cell[0]} × {cell[1]}"
     row = compare(roles, metric, lambda record: p50(record, cell), milliseconds, faster)
-    for key, role in (("change", "dense"), ("change_onnx", "onnx")):
+    for key, role in (("change", "dense"), ("change_runtime", "runtime")):
         if role in roles:
             low, high = speedup_interval(timing(roles[role], cell), timing(roles["compressed"], cell))
             low, high = (1 / high, 1 / low) if "slower" in row[key] else (low, high)
@@ -300,10 +319,11 @@ def gain_steps(roles: dict[str, Record], cells: list[tuple[int, int]], candidate
     A change that was not measured on its own is named together with the next one.
     """
     pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
+    runtime = roles["compressed"]["runtime"]
     words = [
-        ("ONNX Runtime", roles.get("onnx")),
-        ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32")),
-        ("int8", find(candidates, "compressed", "int8")),
+        (RUNTIMES[runtime], roles.get("runtime")),
+        ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
+        ("int8", find(candidates, "compressed", "int8", runtime)),
     ]
     there, changes = [("dense PyTorch fp32", roles["dense"])], []
     for change, record in words:
@@ -408,7 +428,8 @@ def flops(roles: dict[str, Record]) -> list[Record]:
 def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     """Accuracy after every stage that changes the model, then of each exported compressed file."""
     rows = [(a.entry if a.entry != a.stage else DONE[a.stage], a.metadata["quality"]) for a in trained(inputs)]
-    rows += [(f"ONNX {row['precision']}", row["quality"]) for row in candidates if row["model"] == "compressed"]
+    exported = (row for row in candidates if row["model"] == "compressed")
+    rows += [(row["name"].removeprefix("compressed "), row["quality"]) for row in exported]
     return [{"stage": name, **quality} for name, quality in rows]
 
 

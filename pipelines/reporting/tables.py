@@ -30,9 +30,9 @@ def tables(report: Record) -> list[Table]:
 
 
 def summary(report: Record) -> Table:
-    precision = report["deployed"].removeprefix("compressed ")
-    columns = ("", "dense PyTorch", "dense ONNX fp32", f"compressed {precision}", "against PyTorch", "against ONNX fp32")
-    keys = ("metric", "dense", "onnx", "compressed", "change", "change_onnx")
+    _, runtime, _ = report["deployed"].split()
+    columns = ("", "dense PyTorch", f"dense {runtime} fp32", report["deployed"], "against PyTorch", f"against {runtime} fp32")
+    keys = ("metric", "dense", "runtime", "compressed", "change", "change_runtime")
     rows = [tuple(row.get(key, "") for key in keys) for row in report["summary"]]
     note = (
         "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "

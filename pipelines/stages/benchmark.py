@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt
 
 from compressor.modules import STRUCTURES
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stages.export import WORDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,9 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
     exports = [entry for entry in earlier if entry.name == "export"]
     # ONNX Runtime has no CUDA kernel for DynamicQuantizeLinear and places it on the CPU without a word. Forbidding every
     # node on the CPU (session.disable_cpu_ep_fallback) is no way out: the shape arithmetic of fp32 graphs belongs there
+    if config.device == "cuda" and exports and "openvino" in exports[-1].config.runtime:
+        mend = f"Use device: cpu, or runtime: [onnxruntime] in '{exports[-1].id}'"
+        yield Problem("E604", "OpenVINO runs on the CPU", mend, ("device",))
     if config.device == "cuda" and exports and "int8" in exports[-1].config.precision:
         mend = f"Use device: cpu, or precision: [fp32] in '{exports[-1].id}'"
         yield Problem("E604", "dynamic int8 would run partly on the CPU", mend, ("device",))
@@ -41,7 +45,7 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing that is measured. `path` is an ONNX file, or a checkpoint folder for PyTorch."""
+    """One thing that is measured. `path` is a file of the runtime, or a checkpoint folder for PyTorch."""
 
     name: str
     model: str
@@ -53,13 +57,14 @@ class Candidate:
 
 def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
     """Dense PyTorch, then every exported file, dense first."""
-    onnx = inputs.nearest("onnx")
+    exported = inputs.nearest("onnx")
     weights = sum(path.stat().st_size for path in dense_folder.glob("*.safetensors"))
     rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
     for model in ("dense", "compressed"):
-        for precision, file in onnx.metadata["files"][model].items():
-            name = f"{model} ONNX {precision}"
-            rows.append(Candidate(name, model, "onnxruntime", precision, onnx.folder / file["path"], file["bytes"]))
+        for runtime, files in exported.metadata["files"][model].items():
+            for precision, file in files.items():
+                name = f"{model} {WORDS[runtime]} {precision}"
+                rows.append(Candidate(name, model, runtime, precision, exported.folder / file["path"], file["bytes"]))
     return rows
 
 
@@ -68,11 +73,12 @@ def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: i
     from compressor.checkpoint import load
     from compressor.tasks.features import torch_forward
     from pipelines.loading import predict_rows
-    from pipelines.stages.export import onnx_logits
+    from pipelines.stages.export import session_logits
 
     if candidate.runtime == "pytorch":
         return predict_rows(torch_forward(load(candidate.path)), data.validation, data, workspace, candidate.name)
-    return onnx_logits(candidate.path, data.validation, data, workspace, candidate.name, threads=threads)
+    rows = data.validation
+    return session_logits(candidate.path, candidate.runtime, rows, data, workspace, candidate.name, threads=threads)
 
 
 def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     result = {
         "device": config.device,
         "rounds": config.rounds,
-        "machine": machine([STAGE], inputs.threads),
+        "machine": machine([STAGE], inputs.threads, {"openvino"} & {row.runtime for row in rows}),
         "baseline": rows[0].name,
         "candidates": records,
     }

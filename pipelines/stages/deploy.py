@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -11,36 +10,42 @@ from pydantic import Field
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipelines.loading import Data
 
 
 class DeployConfig(StageConfig):
-    """`name` is the model's name on the server; `precision` defaults to int8 where it was exported."""
+    """`name` is the model's name on the server; `runtime` is its Triton backend, by default the first that export names;
+    `precision` defaults to int8 where it was exported."""
 
     name: str = Field(default="model", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    runtime: Literal["onnxruntime", "openvino"] | None = None
     precision: Literal["fp32", "int8"] | None = None
     max_batch_size: int = Field(default=32, ge=1)
     max_queue_delay_us: int = Field(default=500, ge=0, description="how long dynamic batching waits for company, µs")
 
-    def chosen(self, exported: list[str]) -> str:
-        """The precision that is deployed, out of those exported."""
-        return self.precision or ("int8" if "int8" in exported else "fp32")
+    def chosen(self, runtimes: Sequence[str], precisions: Sequence[str]) -> tuple[str, str]:
+        """The runtime and the precision that are deployed, out of those exported."""
+        return self.runtime or runtimes[0], self.precision or ("int8" if "int8" in precisions else "fp32")
 
 
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.name == "export"]
-    if exports and config.chosen(exports[-1].config.precision) not in exports[-1].config.precision:
-        yield Problem("E725", f"{config.precision} is not exported", "Add it to export.precision", ("precision",))
+    for key in ("runtime", "precision") if exports else ():
+        wanted = getattr(config, key)
+        if wanted and wanted not in getattr(exports[-1].config, key):
+            yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
 
 
-def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, Path, dict[str, Any]]:
-    """(precision, ONNX file, what else the repository is written from): the compressed model with the base's tokenizer."""
+def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
+    """(runtime, precision, model file, what else a repository is written from): the compressed model, the base's tokenizer."""
     from compressor.models import end_id
 
-    onnx, base = inputs.nearest("onnx"), inputs.base.folder
+    exported, base = inputs.nearest("onnx"), inputs.base.folder
     end = end_id(base)
-    files = onnx.metadata["files"]["compressed"]
-    precision = config.chosen(list(files))
+    files = exported.metadata["files"]["compressed"]
+    runtime, precision = config.chosen(list(files), list(next(iter(files.values()))))
     options = {
         "labels": data.label_names,
         "tokenizer_folder": base,
@@ -53,7 +58,7 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, Pat
             **({} if end is None else {"end_id": end}),
         },
     }
-    return precision, onnx.folder / files[precision]["path"], options
+    return runtime, precision, exported.folder / files[runtime][precision]["path"], options
 
 
 def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
@@ -63,11 +68,11 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     from serving.repository import write_repository
 
     data, repository = load_data(inputs), workspace.folder / "repository"
-    precision, path, options = contents(config, inputs, data)
+    runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, **options)
     rows = data.validation.sample(PARITY_ROWS)
     result = compare_served(repository, config.name, path, rows, data, workspace, inputs.threads)
-    return {"model": config.name, "precision": precision, "parity": [result.to_json()]}
+    return {"model": config.name, "runtime": runtime, "precision": precision, "parity": [result.to_json()]}
 
 
 STAGE = Stage(
@@ -78,6 +83,7 @@ STAGE = Stage(
     needs=("onnx",),
     packages=("onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers"),
     version=2,
+    extras=lambda config: ("openvino",) if config.runtime == "openvino" else (),
     run=run,
     check=check,
 )

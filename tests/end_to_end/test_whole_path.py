@@ -73,7 +73,7 @@ def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):
     batch = pad(rows, 0)
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(values) for name, values in batch.items()}).logits.numpy()
-    exported = run_onnx(session(onnx / manifest["metadata"]["files"]["compressed"]["fp32"]["path"]), batch)
+    exported = run_onnx(session(onnx / manifest["metadata"]["files"]["compressed"]["onnxruntime"]["fp32"]["path"]), batch)
     assert abs(exported - expected).max() < 1e-4
 
 

@@ -125,7 +125,7 @@ def test_session_errors(tmp_path):
     with pytest.raises(UserError, match=r"E602 .*broken.onnx: .*\(Protobuf parsing failed\)"):
         session(broken)
     for path in (tmp_path, tmp_path / "missing.onnx"):
-        with pytest.raises(UserError, match=r"E602 .*no such ONNX file"):
+        with pytest.raises(UserError, match=r"E602 .*no such model file"):
             session(path)
 
 

@@ -43,7 +43,7 @@ def ready(tmp_path_factory):
     pipeline = load_pipeline(write_pipeline(folder, stages=STAGES, rows=24))
     made = run_pipeline(pipeline, folder / "runs").artifacts
     write_onnx(folder / "tiny.onnx")
-    files = {name: {"fp32": {"path": "tiny.onnx", "bytes": 1}} for name in ("dense", "compressed")}
+    files = {name: {"onnxruntime": {"fp32": {"path": "tiny.onnx", "bytes": 1}}} for name in ("dense", "compressed")}
     exported = Artifact(folder, "export-0", "onnx", "export", "export", {}, {"files": files})
     base = BaseModelReference("./model", folder / "model", "")
     return Inputs(base, pipeline.task, 0, (made["merge"], exported), dense=made["tune"], threads=3)

@@ -46,6 +46,9 @@ def quality(accuracy):
     return {"accuracy": accuracy, "interval": [accuracy - 0.024, accuracy + 0.0235], "rows": 800}
 
 
+RUNTIMES = {"PyTorch": "pytorch", "ONNX": "onnxruntime", "OpenVINO": "openvino"}
+
+
 def candidate(name, size, accuracy, speed, difference):
     """One record of measurements.json; `speed` is the p50 in ms of a row."""
     model, runtime, precision = name.split()
@@ -60,7 +63,7 @@ def candidate(name, size, accuracy, speed, difference):
         for batch in (1, 8)
     ]  # fmt: skip
     return {
-        "name": name, "model": model, "runtime": {"PyTorch": "pytorch", "ONNX": "onnxruntime"}[runtime],
+        "name": name, "model": model, "runtime": RUNTIMES[runtime],
         "precision": precision, "bytes": size, "quality": quality(accuracy), "difference_interval": list(difference),
         **cost_of(shape, DENSE, [128], TUNED), "latency": latency, "nonzeros": shape.parameters, "density": [],
     }  # fmt: skip
@@ -73,6 +76,14 @@ CANDIDATES = (
     ("compressed ONNX fp32", 72_340_000, 0.86, 9.32, (-0.02125, 0.00625)),
     ("compressed ONNX int8", 18_260_000, 0.8575, 5.31, (-0.025, 0.00375)),
 )
+OPENVINO = (
+    ("dense OpenVINO fp32", 91_142_000, 0.8675, 14.2, (0, 0)),
+    ("dense OpenVINO int8", 23_520_000, 0.86625, 5.92, (-0.005, 0.0025)),
+    ("compressed OpenVINO fp32", 72_611_000, 0.86, 8.81, (-0.02125, 0.00625)),
+    ("compressed OpenVINO int8", 18_802_000, 0.8575, 3.61, (-0.025, 0.00375)),
+)
+EVERY = tuple(row[0] for row in (*CANDIDATES, *OPENVINO))
+"""Names of what a run with both runtimes measures."""
 
 
 MACHINE = {
@@ -83,7 +94,8 @@ MACHINE = {
 
 
 def measurements(names=None):
-    chosen = [candidate(*row) for row in CANDIDATES if names is None or row[0] in names]
+    rows = {row[0]: row for row in (*CANDIDATES, *OPENVINO)}
+    chosen = [candidate(*rows[name]) for name in names or [row[0] for row in CANDIDATES]]
     return {"device": "cpu", "rounds": 20, "machine": MACHINE, "baseline": "dense PyTorch fp32", "candidates": chosen}
 
 
@@ -130,7 +142,7 @@ STAGES = {
         parity("compressed: PyTorch -> ONNX fp32", "onnx", 1.9e-6, CLOSE, rows=800),
         parity("compressed: PyTorch -> ONNX int8", "int8", 0.37, AGREE, 0.985, 800),
     ]}),
-    "deploy": ("repository", {"model": "reviews", "precision": "int8", "parity": [
+    "deploy": ("repository", {"model": "reviews", "runtime": "onnxruntime", "precision": "int8", "parity": [
         parity("local session -> Triton", "served", 0.0, "|Δlogit| <= 1e-05")]}),
     "benchmark": ("measurements", {}),
 }  # fmt: skip

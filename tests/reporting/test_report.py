@@ -11,7 +11,7 @@ from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark import cost_of
-from tests.reporting.conftest import DENSE, MACHINE, PRUNED, STAGES
+from tests.reporting.conftest import DENSE, EVERY, MACHINE, PRUNED, STAGES
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -72,16 +72,16 @@ def test_numbers_reach_all_three_files(write):
     assert row(report, "stored bytes") == {
         "metric": "stored bytes",
         "dense": "90.9 MB",
-        "onnx": "91.0 MB",
+        "runtime": "91.0 MB",
         "compressed": "18.3 MB",
         "change": "4.98 × smaller",
-        "change_onnx": "4.98 × smaller",
+        "change_runtime": "4.98 × smaller",
     }
     assert row(report, "trainable in tune")["change"] == "0.650 % of dense"
     # paper_flops_ratio of 6 of 12 heads and half the FFN: 0.5 for the layers and 0.0104 for tune's deltas
     assert row(report, "FLOPs, the papers")["change"] == "0.5104 ×"
     assert row(report, "p50 latency, batch 8 × 128")["change"].startswith("4.11 × faster (")
-    assert row(report, "p50 latency, batch 8 × 128")["change_onnx"].startswith("2.84 × faster (")
+    assert row(report, "p50 latency, batch 8 × 128")["change_runtime"].startswith("2.84 × faster (")
     for text in (
         "18.3 MB",
         "147,648",
@@ -218,7 +218,7 @@ def test_absent_stages_leave_no_hole(write, gone, candidates, deployed, absent):
     assert {"kept"} - {figure["id"] for figure in figures(report)} == absent
     assert not {record["stage"] for record in report["parity"]} & gone
     has_baseline = candidates is None or "dense ONNX fp32" in candidates
-    assert ("change_onnx" in row(report, "parameters")) == ("against dense ONNX" in report["headline"]) == has_baseline
+    assert ("change_runtime" in row(report, "parameters")) == ("against dense ONNX" in report["headline"]) == has_baseline
     assert ("Dense ONNX fp32 was not exported" in report["notes"][1]) != has_baseline
     assert page(folder).open == []
 
@@ -229,8 +229,27 @@ def test_steps_name_together_what_was_not_measured_apart(write):
     assert [step["step"] for step in few["steps"]] == ["dense PyTorch fp32", "+ ONNX Runtime + pruning + int8"]
 
 
-def test_no_table_has_a_ragged_row(write):
-    for table in tables(load(write())):
+def test_with_two_runtimes_the_deployed_one_is_compared_with_itself_and_with_the_fastest(write):
+    without_deploy = [entry for entry in STAGES if entry != "deploy"]
+    report = load(folder := write(stages=without_deploy, candidates=[EVERY[0], *reversed(EVERY[1:])]))
+    assert report["deployed"] == "compressed OpenVINO int8"
+    assert [step["variant"] for step in report["steps"]] == [
+        "dense PyTorch fp32",
+        "dense OpenVINO fp32",
+        "compressed OpenVINO fp32",
+        "compressed OpenVINO int8",
+    ]
+    assert "against dense OpenVINO)" in report["headline"] and "OpenVINO alone" in report["notes"][1]
+    assert "Against the fastest dense variant of any runtime, dense OpenVINO int8: 1.64 × faster at batch 8." in report["notes"]
+    assert row(report, "stored bytes")["runtime"] == "91.1 MB"
+    assert "against OpenVINO fp32" in (folder / "report.md").read_text()
+    # deployed is what the deploy stage says, whatever is faster
+    assert load(write(candidates=EVERY))["deployed"] == "compressed ONNX int8"
+
+
+@pytest.mark.parametrize("candidates", [None, EVERY])
+def test_no_table_has_a_ragged_row(write, candidates):
+    for table in tables(load(write(candidates=candidates))):
         assert len(table.columns) == len(table.align)
         assert {len(line) for line in table.rows} == {len(table.columns)}
 

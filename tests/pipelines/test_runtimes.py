@@ -1,0 +1,60 @@
+"""What `runtime` may ask for, found before anything runs."""
+
+import pytest
+
+from compressor.errors import UserError
+from pipelines.preflight import check_packages
+from pipelines.stage import Entry
+from pipelines.stages import benchmark, deploy, export
+
+
+def entry(module, **config):
+    return Entry(module.STAGE.name, module.STAGE.name, module.STAGE.config(**config))
+
+
+def problems(module, config, *earlier):
+    return [(problem.code, problem.key) for problem in module.check(module.STAGE.config(**config), earlier)]
+
+
+BOTH = entry(export, runtime=["onnxruntime", "openvino"])
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"runtime": "openvino", "calibration_rows": 8}, []),
+        ({"calibration_rows": 8}, [("E606", ("calibration_rows",))]),
+        ({"runtime": "openvino", "precision": "fp32", "calibration_rows": 8}, [("E606", ("calibration_rows",))]),
+    ],
+)
+def test_calibration_rows_need_something_to_calibrate(config, expected):
+    assert problems(export, config) == expected
+
+
+def test_deploy_takes_what_is_exported():
+    assert problems(deploy, {"runtime": "openvino", "precision": "int8"}, BOTH) == []
+    assert problems(deploy, {"runtime": "openvino"}, entry(export)) == [("E725", ("runtime",))]
+    only = entry(export, runtime="openvino", precision="fp32")
+    assert problems(deploy, {"precision": "int8"}, only) == [("E725", ("precision",))]
+    assert problems(deploy, {}, only) == []
+
+
+def test_the_default_is_the_first_runtime_and_int8():
+    chosen = deploy.DeployConfig().chosen
+    assert chosen(["openvino", "onnxruntime"], ["fp32", "int8"]) == ("openvino", "int8")
+    assert chosen(["onnxruntime"], ["fp32"]) == ("onnxruntime", "fp32")
+
+
+def test_openvino_is_not_measured_on_cuda():
+    only = entry(export, runtime="openvino", precision="fp32")
+    assert problems(benchmark, {"device": "cuda"}, only) == [("E604", ("device",))]
+
+
+def test_a_missing_extra_is_named_where_the_config_needs_it(monkeypatch):
+    import pipelines.environment
+
+    found = pipelines.environment.distribution
+    monkeypatch.setattr(pipelines.environment, "distribution", lambda name: None if name == "nncf" else found(name))
+    check_packages([entry(export)])
+    with pytest.raises(UserError, match=r"E901 stage 'export' needs the package nncf. Run: .*\[openvino\]'"):
+        check_packages([BOTH])
