@@ -6,7 +6,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from compressor.cost import shape_of
+from compressor.anatomy import layers_of
+from compressor.cost import Plan, shape_of
 from compressor.errors import UserError
 from export.latency_table import LatencyTable
 from pipelines import targets
@@ -152,28 +153,35 @@ def test_a_family_that_cannot_be(project, tmp_path, compress, options, says):
     assert tree(tmp_path) == before
 
 
+def start(architecture: str) -> Plan:
+    """The account of a tiny model before any stage."""
+    model = tiny(architecture)
+    return Plan(shape_of(model), shape_of(model), model)
+
+
 @pytest.mark.parametrize("structures", [["heads"], ["neurons"], ["heads", "neurons", "layers"]])
 @pytest.mark.parametrize("architecture", ["bert", "llama", "t5", "modernbert"])
 def test_the_plan_meets_a_closed_target(architecture, structures):
-    shape = shape_of(tiny(architecture))
     search = Search(target=Target(flops=0.9, length=8), structures=structures)
-    left = planned(search, shape, shape)
-    assert 0.5 < left.flops(8) / shape.flops(8) <= 0.9
+    left = planned(search, start(architecture))
+    assert 0.5 < left.shape.flops(8) / left.dense.flops(8) <= 0.9
+    assert len(layers_of(left.model)) == len(left.shape.layers)
     parameters = Search(target=Target(parameters=0.95), structures=structures, keep={"heads": 1})
-    assert planned(parameters, shape, shape).parameters <= 0.95 * shape.parameters
-    assert planned(Search(target=Target(p50_ms=1.0)), shape, shape) == shape, "only a measurement can tell"
+    left = planned(parameters, start(architecture))
+    assert left.shape.parameters <= 0.95 * left.dense.parameters
+    whole = start(architecture)
+    assert planned(Search(target=Target(p50_ms=1.0)), whole) == whole, "only a measurement can tell"
 
 
 def test_least_units_are_kept():
-    shape = shape_of(tiny("bert"))
-    left = planned(Search(target=Target(flops=0.75), keep={"heads": 3, "neurons": 2}), shape, shape)
-    assert all(layer.units("heads") >= 3 and layer.neurons >= 2 for layer in left.layers)
-    dropped = planned(Search(target=Target(flops=0.75), structures=["layers"], keep={"layers": 2}), shape, shape)
-    assert 2 <= len(dropped.layers) < len(shape.layers)
+    left = planned(Search(target=Target(flops=0.75), keep={"heads": 3, "neurons": 2}), start("bert"))
+    assert all(layer.units("heads") >= 3 and layer.neurons >= 2 for layer in left.shape.layers)
+    dropped = planned(Search(target=Target(flops=0.75), structures=["layers"], keep={"layers": 2}), start("bert"))
+    assert 2 <= len(dropped.shape.layers) < len(dropped.dense.layers)
     with pytest.raises(
         UserError, match=r"E520 0\.300 of the FLOPs cannot be had: with all gone that may go it would be 0\.\d+"
     ):
-        planned(Search(target=Target(flops=0.3), structures=["layers"], keep={"layers": 2}), shape, shape)
+        planned(Search(target=Target(flops=0.3), structures=["layers"], keep={"layers": 2}), start("bert"))
 
 
 def test_goals_are_costs_and_costs_are_goals():
