@@ -59,7 +59,7 @@ def check_inputs(pipeline: Pipeline) -> Ready:
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     """E113 for every length that the absolute positions of the model in this folder cannot number."""
-    from compressor.anatomy import row_of
+    from compressor.architectures import row_of
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config)

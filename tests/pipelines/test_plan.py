@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from compressor.anatomy import ARCHITECTURES, layers_of
+from compressor.anatomy import layers_of
+from compressor.architectures import ARCHITECTURES
 from compressor.cost import Plan, shape_of
 from compressor.deltas import merge_all
 from compressor.errors import UserError
