@@ -235,6 +235,13 @@ def end_id(folder: Path) -> int | None:
     return config["eos_token_id"] if row_of(config["model_type"]).head_on_end else None
 
 
+def end_id_of(model: nn.Module) -> int | None:
+    """`end_id` of a live model."""
+    from compressor.anatomy import row_of_model
+
+    return model.config.eos_token_id if row_of_model(model).head_on_end else None
+
+
 def tokenizer_of(folder: Path):
     """The fast tokenizer stored in `folder`, from local files only."""
     from transformers import AutoTokenizer
