@@ -42,7 +42,7 @@ def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
         if isinstance(change, Sparse):
             return change.omega, change.values.detach()
         if isinstance(change, Offset):
-            return change.values.double()
+            return change.values.detach().double().flatten()
         return torch.cat([change.source.read(name).flatten() for name in change.source.names]).double()
 
 

@@ -367,6 +367,16 @@ def test_comparison_against_the_dense_deltas(tmp_path):
         assert row.jaccard == 1
 
 
+def test_comparison_of_whole_matrices(tmp_path):
+    """A dense ΔW, as mixout leaves it, against a sparse one."""
+    models = [tuned(tiny("gpt2"), method, ("query", "ffn_out")) for method in ("mixout", "selective")]
+    rows = compare(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
+    pairs = list(zip(*(matrices_of(model, ("query", "ffn_out")) for model in models), strict=True))
+    assert [row.kinds for row in rows] == [("offset", "sparse")] * len(pairs)
+    expected = [float(torch.cosine_similarity(a.delta.flatten(), b.delta.flatten(), dim=0)) for a, b in pairs]
+    assert sorted(row.cosine for row in rows) == pytest.approx(sorted(expected))
+
+
 def test_comparison_of_masks_and_of_what_only_one_changes(tmp_path):
     first, second = (tuned(tiny("bert", torch.float32, seed), "propetl") for seed in (0, 1))
     rows = compare(*(delta_file.read(write(model, tmp_path / name)) for model, name in ((first, "a"), (second, "b"))))
