@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from compressor.errors import UserError
 from compressor.pruning.names import Criterion, Unit
+from pipelines.reporting.format import milliseconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +87,7 @@ class Target(BaseModel):
 
     def say(self, value: float) -> str:
         """1.97 -> '1.97x', '12.3 ms', '0.500 of the FLOPs'."""
-        words = {"speedup": f"{value:.2f}x", "p50_ms": f"{value:.3g} ms"}
+        words = {"speedup": f"{value:.2f}x", "p50_ms": milliseconds(value)}
         return words.get(self.goal, f"{value:.3f} of the {'FLOPs' if self.goal == 'flops' else 'parameters'}")
 
 

@@ -234,6 +234,11 @@ MISTAKES = [
         "taylor or weight",
     ),
     Mistake(
+        "a delta where biases alone were tuned",
+        rewrite(PIPELINE.replace("  - select: {count: 4}\n", "").replace("rank: 4", "method: bitfit")),
+        "E502 {file}:6: stages[1].prune.criterion: heads by criterion delta, but no stage tunes query",
+    ),
+    Mistake(
         "a base that is pruned already",
         configured(model_type="compressed-bert", per_layer_config={"0": {"num_attention_heads": 3}}),
         "E304 {pipeline}:2: model: model './model' is pruned already",
