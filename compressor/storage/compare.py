@@ -89,8 +89,11 @@ def _compare(place: str, mine: list[Change], other: list[Change]) -> Comparison:
     size = max(_size(piece) for one in pieces for piece in one)
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
-    cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
     kinds = tuple("+".join(change.kind for change in one) or "-" for one in (mine, other))
+    # inserted modules of two widths have no entries in common
+    if len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
+        return Comparison(place, kinds, norms, None, None)
+    cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
     return Comparison(place, kinds, norms, cosine, _jaccard(_supports(mine), _supports(other)))
 
 

@@ -377,6 +377,17 @@ def test_comparison_of_whole_matrices(tmp_path):
     assert sorted(row.cosine for row in rows) == pytest.approx(sorted(expected))
 
 
+@pytest.mark.parametrize("case", ["adapter", "propetl"])
+def test_modules_of_two_widths_have_norms_alone(case, tmp_path):
+    rows = []
+    for width in (3, 5):
+        model = tiny("bert", torch.float32)
+        apply(model, case, replace(OPTIONS, bottleneck=width))
+        rows.append(delta_file.read(write(model, tmp_path / str(width))))
+    for row in compare(*rows):
+        assert row.cosine is row.jaccard is None and all(row.norms)
+
+
 def test_comparison_of_masks_and_of_what_only_one_changes(tmp_path):
     first, second = (tuned(tiny("bert", torch.float32, seed), "propetl") for seed in (0, 1))
     rows = compare(*(delta_file.read(write(model, tmp_path / name)) for model, name in ((first, "a"), (second, "b"))))
