@@ -30,6 +30,10 @@ TIMED = ("speedup", "p50_ms")
 GOALS = (*TIMED, "flops", "parameters")
 
 
+UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
+"""Keys of config.json that say nothing about a graph that the shape does not say."""
+
+
 class Target(BaseModel):
     """What the pruned model is to reach, always against the dense one: exactly one of speedup, p50_ms, flops and parameters."""
 
@@ -248,11 +252,18 @@ def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]
     from dataclasses import asdict
 
     from compressor.cost import shape_of
+    from export.latency_table import KNOTS
+    from pipelines.environment import distribution
+    from pipelines.store import fingerprint
 
-    shape = asdict(shape_of(dense))
+    # the shape knows no activation and no attention window
+    config = {key: value for key, value in dense.config.to_dict().items() if key not in UNTIMED}
     return {
         "architecture": dense.config.model_type,
-        "shape": shape,
+        "config": fingerprint(config),
+        "shape": asdict(shape_of(dense)),
+        "knots": KNOTS,
+        "exporter": [distribution("torch"), distribution("transformers")],
         "batch": target.batch,
         "length": target.length,
         "precision": target.precision,

@@ -15,6 +15,7 @@ from pipelines import targets
 from pipelines.config import load_pipeline
 from pipelines.loading import load_model
 from pipelines.runner import run_pipeline
+from pipelines.stage import Inputs
 from pipelines.stages.prune import PruneConfig, lengths, planned
 from pipelines.stages.tune import TuneConfig
 from pipelines.stages.tune import plan as tune_plan
@@ -105,6 +106,19 @@ def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, 
     path.write_text(json.dumps({**json.loads(path.read_text()), "facts": {}}))
     with pytest.raises(UserError, match=r"E803 .*prune: the latency table is another model's"):
         go("prune-2.target.speedup=1.4")
+
+
+def test_a_table_is_of_one_graph():
+    """Other weights and labels: the same. Another activation in the same shape: not."""
+    inputs = Inputs(base=None, task=None, seed=0, threads=1)
+
+    def name(model):
+        return targets.table_name(targets.facts_of(Target(speedup=2.0), model, inputs))
+
+    model, other, relu = tiny("bert", seed=0), tiny("bert", seed=1), tiny("bert")
+    other.config.id2label = {0: "x", 1: "y", 2: "z"}
+    relu.config.hidden_act = "relu"
+    assert name(model) == name(other) != name(relu)
 
 
 def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasured, compress):
