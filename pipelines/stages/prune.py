@@ -307,16 +307,18 @@ def meet(
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
     """Raises UserError E501 and E307 before anything runs."""
-    from compressor.pruning.surgery import check_prunable
+    from compressor.pruning.surgery import check_heads
 
     if config.search:
-        check_prunable(plan.model)
+        if "heads" in config.search.structures:
+            check_heads(plan.model)
         return planned(config.search, plan)
     for item in config.items:
         if item.structure == "weights":
             plan = prune_weights.plan(item, plan)
             continue
-        check_prunable(plan.model)
+        if item.structure == "heads":
+            check_heads(plan.model)
         layers = plan.shape.layers
         whole = item.structure == "layers"
         units = [1 if whole else layer.units(item.structure) for layer in layers]

@@ -18,7 +18,7 @@ from compressor.modules import STRUCTURES
 from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
 from compressor.sources import Own
-from tests.compressor.conftest import LAYERS, NEURONS, TRIED, encoding, logits, plan_of, tiny, tuned
+from tests.compressor.conftest import EXTRA, LAYERS, NEURONS, TRIED, encoding, logits, plan_of, tiny, tuned
 
 harness = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHAPES = {architecture: shape_of(tiny(architecture)) for architecture in TRIED}
@@ -76,6 +76,19 @@ def test_removed_is_masked(architecture, data):
 @given(data=st.data())
 def test_removed_is_masked_over_many_plans(architecture, data):
     assert_removed_is_masked(architecture, data.draw(plans(architecture)))
+
+
+def test_neurons_and_blocks_go_where_heads_cannot(monkeypatch):
+    """A DeBERTa whose heads have position matrices of their own."""
+    monkeypatch.setitem(EXTRA["deberta-v2"], "share_att_key", False)
+    plan = {0: Removal(neurons=[0, 5]), 1: Removal(whole=True), 2: Removal(neurons=list(range(NEURONS)))}
+    model = tiny("deberta-v2")
+    masked = merged_copy(model)
+    silence(masked, plan)
+    remove(model, plan)
+    assert (logits(model) - logits(masked)).abs().max() < 1e-12
+    with pytest.raises(UserError, match="E307"):
+        remove(model, {0: Removal(heads=[0])})
 
 
 @settings(harness, max_examples=8)

@@ -49,8 +49,12 @@ def test_a_method_without_a_place(architecture, config):
 
 def test_heads_that_span_more_than_the_anatomy_knows(monkeypatch):
     monkeypatch.setitem(EXTRA["deberta-v2"], "share_att_key", False)
-    with pytest.raises(UserError, match=r"E307 .*share_att_key"):
-        prune_plan(PruneConfig(items=[{"structure": "heads", "criterion": "taylor", "remove": 1}]), start("deberta-v2"))
+    heads, neurons = ({"structure": name, "criterion": "taylor", "remove": 1} for name in ("heads", "neurons"))
+    for config in (PruneConfig(items=[heads]), PruneConfig(search={"target": {"flops": 0.9}})):
+        with pytest.raises(UserError, match=r"E307 .*share_att_key"):
+            prune_plan(config, start("deberta-v2"))
+    for config in (PruneConfig(items=[neurons]), PruneConfig(search={"target": {"flops": 0.95}, "structures": ["neurons"]})):
+        assert prune_plan(config, start("deberta-v2")).shape.parameters < start("deberta-v2").shape.parameters
 
 
 @pytest.mark.parametrize(
