@@ -81,17 +81,18 @@ def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
 def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
     """Every place that one of two files changes, in the order of the first, then of the second."""
     mine, others = _effects(first), _effects(second)
-    return [_compare(place, mine.get(place, []), others.get(place, [])) for place in {**mine, **others}]
+    alike = first.kept == second.kept
+    return [_compare(place, mine.get(place, []), others.get(place, []), alike) for place in {**mine, **others}]
 
 
-def _compare(place: str, mine: list[Change], other: list[Change]) -> Comparison:
+def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -> Comparison:
     pieces = [_flat_effect(change) for change in mine], [_flat_effect(change) for change in other]
     size = max(_size(piece) for one in pieces for piece in one)
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
     kinds = tuple("+".join(change.kind for change in one) or "-" for one in (mine, other))
-    # inserted modules of two widths have no entries in common
-    if len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
+    # models cut in two ways, and inserted modules of two widths, have no entries in common
+    if not alike or len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
         return Comparison(place, kinds, norms, None, None)
     cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
     return Comparison(place, kinds, norms, cosine, _jaccard(_supports(mine), _supports(other)))
