@@ -110,6 +110,8 @@ class Plan:
     length: int = 128
     sparsity: tuple[Sparsity, ...] = ()
     """Of every prune of single weights; it makes nothing smaller."""
+    tuned: ModelShape | None = None
+    """As the tune leaves the model, its adapters and prefixes included: what a target is against."""
 
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:

@@ -39,7 +39,8 @@ class CompressedConfig:
 
     def to_dict(self) -> dict[str, Any]:
         found = super().to_dict()
-        return {**found, BY_STACK[0]: found.pop("kept_sizes")}
+        sizes = found.pop("kept_sizes")
+        return {**found, BY_STACK[0]: sizes}
 
 
 class Compressed:
@@ -64,7 +65,7 @@ class Compressed:
             missing, strange = [name for name in missing if not name.startswith("pooler.")], ()
         if odd := sorted({*missing, *strange})[:3]:
             raise UserError(
-                "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", str(arguments[0])
+                "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", model.name_or_path
             )
         return (model, found) if output_loading_info else model
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
@@ -323,8 +324,11 @@ def human_bytes(count: float) -> str:
 
 
 def share(budget: int | float, size: int) -> int:
-    """A budget among `size` places: a count, or a share in (0, 1) of them, rounded down as the papers do."""
-    return int(budget * size) if isinstance(budget, float) else budget
+    """A budget among `size` places: a count, or a share in (0, 1) of them, rounded down as the papers do.
+
+    The share counts as it is written: 0.29 of 100 are 29, though 0.29 * 100 is below that in floating point.
+    """
+    return int(Fraction(str(budget)) * size) if isinstance(budget, float) else budget
 
 
 def spendable(budget: int | float, size: int) -> int:

@@ -237,7 +237,7 @@ def report(run: Path, plan: bool) -> None:
     elif layers := plan_of(run):
         _table(*plan_table(layers))
     else:
-        click.echo("nothing was pruned")
+        click.echo("no heads, neurons or layers were removed")
 
 
 @main.command(epilog="Example: compress serve runs/quickstart")

@@ -54,19 +54,22 @@ class FinishedRun:
 
 
 def open_run(folder: Path) -> FinishedRun:
-    """The run in a folder such as runs/quickstart. Raises UserError E805 where there is none."""
+    """The run in a folder such as runs/quickstart. Raises UserError E805 (there is none), E803 (its lock file is damaged)."""
     path = folder / LOCK_FILE
     if not path.is_file():
         raise UserError("E805", f"no {LOCK_FILE} here", "Give a run's folder, such as runs/quickstart", str(folder))
-    return FinishedRun(folder, yaml.safe_load(path.read_text(encoding="utf-8")))
+    try:
+        return FinishedRun(folder, yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UserError("E803", "unreadable", "Run the pipeline again: what is finished is kept", str(path)) from None
 
 
 def plan_of(folder: Path) -> list[dict[str, Any]]:
-    """`layers_left` of the last model of the run in `folder`; [] where nothing was pruned. Raises UserError E805, E803."""
+    """`layers_left` of the last model of the run in `folder`; [] where no unit was removed. Raises UserError E805, E803."""
     run = open_run(folder)
     models = [run.artifact(stage) for stage in run.lock["stages"] if stage["kind"] == "model"]
     first = next((artifact for artifact in models if artifact.stage == "prune"), None)
     if first is None:
         return []
-    kept = next(artifact.metadata["kept"] for artifact in reversed(models) if artifact.metadata.get("kept"))
+    kept = next((artifact.metadata["kept"] for artifact in reversed(models) if artifact.metadata.get("kept")), {})
     return layers_left(kept, first.metadata["found"])

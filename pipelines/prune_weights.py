@@ -245,5 +245,5 @@ def tuned_modules(plan: Plan) -> Iterator[str]:
         row = method(trained.method)
         if row.trains_base:
             yield from MODULES
-        elif "modules" in row.reads_on(trained.options.on):
+        elif row.moves_modules(trained.options, trained.options.on):
             yield from trained.options.modules

@@ -169,11 +169,16 @@ def values_of(pipeline: Pipeline, over: str) -> list[Variant]:
     _one_task(pipeline)
     key, equals, text = over.partition("=")
     words = [word.strip() for word in text.split(",")]
-    if not equals or len(set(words)) < max(len(words), 2) or "" in words:
-        mend = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
+    mend = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
+    if not equals or len(words) < 2 or "" in words:
         raise UserError("E115", f"--over {over}: no key with several values", mend)
+    values = [parse(word, f"--over {over}").data for word in words]
+    if any(values.count(value) > 1 for value in values):
+        raise UserError("E115", f"--over {over}: a value stands there twice", mend)
     names = [f"{key.split('.')[-1]}-{re.sub(r'[^A-Za-z0-9_.-]', '_', word)}" for word in words]
-    return [Variant(name, {key: parse(word, f"--over {over}").data}) for name, word in zip(names, words, strict=True)]
+    if len(set(names)) < len(names):  # a/b and a b are one as a folder's name
+        names = [f"{name}-{number}" for number, name in enumerate(names, start=1)]
+    return [Variant(name, {key: value}) for name, value in zip(names, values, strict=True)]
 
 
 def _one_task(pipeline: Pipeline) -> None:

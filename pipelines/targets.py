@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from compressor.errors import UserError
 from compressor.pruning.names import Criterion, Unit
+from pipelines.reporting.format import milliseconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 TIMED = ("speedup", "p50_ms")
 """Targets that are measured; the others are closed forms."""
 GOALS = (*TIMED, "flops", "parameters")
+
+
+UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
+"""Keys of config.json that say nothing about a graph that the shape does not say."""
 
 
 class Target(BaseModel):
@@ -86,7 +91,7 @@ class Target(BaseModel):
 
     def say(self, value: float) -> str:
         """1.97 -> '1.97x', '12.3 ms', '0.500 of the FLOPs'."""
-        words = {"speedup": f"{value:.2f}x", "p50_ms": f"{value:.3g} ms"}
+        words = {"speedup": f"{value:.2f}x", "p50_ms": milliseconds(value)}
         return words.get(self.goal, f"{value:.3f} of the {'FLOPs' if self.goal == 'flops' else 'parameters'}")
 
 
@@ -247,11 +252,18 @@ def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]
     from dataclasses import asdict
 
     from compressor.cost import shape_of
+    from export.latency_table import KNOTS
+    from pipelines.environment import distribution
+    from pipelines.store import fingerprint
 
-    shape = asdict(shape_of(dense))
+    # the shape knows no activation and no attention window
+    config = {key: value for key, value in dense.config.to_dict().items() if key not in UNTIMED}
     return {
         "architecture": dense.config.model_type,
-        "shape": shape,
+        "config": fingerprint(config),
+        "shape": asdict(shape_of(dense)),
+        "knots": KNOTS,
+        "exporter": [distribution("torch"), distribution("transformers")],
         "batch": target.batch,
         "length": target.length,
         "precision": target.precision,

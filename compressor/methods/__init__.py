@@ -178,6 +178,11 @@ class Method:
             return self.reads
         return tuple(key for key in self.reads if key not in GROUND or key in ground_of(on))
 
+    def moves_modules(self, options: object, on: On) -> bool:
+        """Whether the kind that is asked for puts a ΔW on the matrices that `modules` names, where Ω lies on `on`."""
+        kind = self.kind(options)
+        return "modules" in self.reads_on(on) and (kind is None or "modules" not in self.unread(kind))
+
 
 def method(name: str) -> Method:
     """The method called `name`. Raises UserError E402."""

@@ -68,7 +68,7 @@ def _judged_by(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]
         yield from ((name, True) for name in layer.names)
         return
     yield from ((name, True) for name in span.rows if name in layer.parts)
-    if structure == "neurons":
+    if structure == "neurons" and span.columns in layer.parts:
         yield span.columns, False
 
 
@@ -110,6 +110,8 @@ def loss_scores(
     what it adds to its input. The sum over tokens and features is signed, the one over rows is not. The model is in eval mode.
     """
     totals = [torch.zeros(units) for units in units_of(model, structure)]
+    if not any(len(one) for one in totals):  # no such units, or none left
+        return totals
     model.eval()
     with _probed(model, structure) as probe:
         for encoding, labels in encodings:

@@ -48,9 +48,10 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
     """Take `removals` (place of a block -> Removal) out of the model in place; chains of deltas shrink with their weights.
 
     The hidden size stays. A sublayer of which no unit is left gives the bias of its outgoing layer, as it would with silenced
-    units. Raises UserError E501 for what is not there or must stay, and E307 where nothing can be removed.
+    units. Raises UserError E501 for what is not there or must stay, and E307 where heads cannot be removed.
     """
-    check_prunable(model)
+    if any(removal.heads for removal in removals.values()):
+        check_heads(model)
     layers = layers_of(model)
     _check(layers, removals)
     before = kept_of(model) or _everything(layers)
@@ -62,11 +63,11 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
     model.kept_structures = _without(before, removals)
 
 
-def check_prunable(model: nn.Module) -> None:
-    """Raise UserError E307 where a unit spans more than the anatomy knows."""
+def check_heads(model: nn.Module) -> None:
+    """Raise UserError E307 where a head spans more than the anatomy knows."""
     if any(hasattr(layer.attention, "pos_key_proj") for layer in layers_of(model)):
         what = "heads of a DeBERTa with share_att_key: false span position matrices of their own"
-        raise UserError("E307", what, "Take a model with share_att_key: true (every DeBERTa-v3 has it), or leave out the prune")
+        raise UserError("E307", what, "Take a model with share_att_key: true (every DeBERTa-v3 has it), or prune no heads")
 
 
 def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:

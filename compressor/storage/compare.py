@@ -42,7 +42,7 @@ def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
         if isinstance(change, Sparse):
             return change.omega, change.values.detach()
         if isinstance(change, Offset):
-            return change.values.double()
+            return change.values.detach().double().flatten()
         return torch.cat([change.source.read(name).flatten() for name in change.source.names]).double()
 
 
@@ -81,16 +81,20 @@ def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
 def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
     """Every place that one of two files changes, in the order of the first, then of the second."""
     mine, others = _effects(first), _effects(second)
-    return [_compare(place, mine.get(place, []), others.get(place, [])) for place in {**mine, **others}]
+    alike = first.kept == second.kept
+    return [_compare(place, mine.get(place, []), others.get(place, []), alike) for place in {**mine, **others}]
 
 
-def _compare(place: str, mine: list[Change], other: list[Change]) -> Comparison:
+def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -> Comparison:
     pieces = [_flat_effect(change) for change in mine], [_flat_effect(change) for change in other]
     size = max(_size(piece) for one in pieces for piece in one)
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
-    cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
     kinds = tuple("+".join(change.kind for change in one) or "-" for one in (mine, other))
+    # models cut in two ways, and inserted modules of two widths, have no entries in common
+    if not alike or len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
+        return Comparison(place, kinds, norms, None, None)
+    cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
     return Comparison(place, kinds, norms, cosine, _jaccard(_supports(mine), _supports(other)))
 
 

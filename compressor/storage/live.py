@@ -65,13 +65,16 @@ def strip(model: nn.Module) -> None:
 
 
 def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Sequence[str]) -> None:
-    """Raises UserError E311 where `head` cannot become the model's: other names, or sizes beside the number of classes."""
+    """Raises UserError E311 where `head` cannot become the model's: other names, or sizes beside the number of classes; and
+    where there is none, and the model's is of other labels.
+    """
     from compressor.models import head_names
 
     mend = "Load it on its own base's folder"
     if head is None:
-        if len(label_names) != model.config.num_labels:
-            what = f"the delta has no task head and {len(label_names)} labels, the model {model.config.num_labels}"
+        there = [model.config.id2label[number] for number in range(model.config.num_labels)]
+        if list(label_names) != there:
+            what = f"the delta has no task head and labels {_told(label_names)}, the model's head is for {_told(there)}"
             raise UserError("E311", what, "Write the delta with its head")
         return
     if head.keys() != head_names(model):
@@ -82,6 +85,11 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
         expected = (len(label_names), *there[1:]) if there[0] == model.config.num_labels else tuple(there)
         if tuple(tensor.shape) != expected:
             raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", mend)
+
+
+def _told(names: Sequence[str]) -> str:
+    """The first few of many."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[str]) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from compressor.account import Plan
 from compressor.errors import UserError
+from compressor.methods import method
 from compressor.modules import MODULES, STRUCTURES
 from compressor.pruning.names import LOSS_POWER, Criterion, Structure
 from pipelines import prune_weights
 from pipelines.prune_weights import WeightsItem
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
-from pipelines.stages.tune import DEFAULT_MODULES, merged_problems
+from pipelines.stages.tune import DEFAULT_MODULES, merged_problems, on_of
 from pipelines.targets import Judged, Search, closed_form, even_scores, surroundings, widths
 
 if TYPE_CHECKING:
@@ -103,8 +106,12 @@ class PruneConfig(StageConfig):
 
 
 def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
-    """How many of `available` units go, where `stay` must be left. Raises UserError E501 when none would go, or too many."""
-    count = round(remove * available) if isinstance(remove, float) else remove
+    """How many of `available` units go, where `stay` must be left: of a share as many as come nearest, of two the fewer.
+
+    Raises UserError E501 when none would go, or too many.
+    """
+    # the share as it is written, as `compressor.cost.share` takes it
+    count = math.ceil(Fraction(str(remove)) * available - Fraction(1, 2)) if isinstance(remove, float) else remove
     if count == 0:
         raise UserError(
             "E501", f"remove: {remove} is less than one of the {available} {what}", f"Use at least {1 / available:.2g}"
@@ -161,14 +168,17 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
     """Modules that carry a delta so far; None when everything was tuned in full."""
     touched: set[str] = set()
-    selected: tuple[str, ...] = ()
+    omega: Entry | None = None
     for entry in earlier:
         if entry.name == "select":
-            selected = entry.config.modules
-        if entry.name in ("tune", "recover") and entry.config.method == "full":
+            omega = entry
+        if entry.name not in ("tune", "recover") or entry.config.method == "same":
+            continue
+        row = method(entry.config.method)
+        if row.trains_base:
             return None
-        if entry.name in ("tune", "recover") and entry.config.method != "same":
-            touched |= set(entry.config.modules or selected or DEFAULT_MODULES)
+        if row.moves_modules(entry.config, on_of(entry.config, row, omega)):
+            touched |= set(entry.config.modules or (omega.config.modules if omega else DEFAULT_MODULES))
     return touched
 
 
@@ -297,16 +307,18 @@ def meet(
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
     """Raises UserError E501 and E307 before anything runs."""
-    from compressor.pruning.surgery import check_prunable
+    from compressor.pruning.surgery import check_heads
 
     if config.search:
-        check_prunable(plan.model)
+        if "heads" in config.search.structures:
+            check_heads(plan.model)
         return planned(config.search, plan)
     for item in config.items:
         if item.structure == "weights":
             plan = prune_weights.plan(item, plan)
             continue
-        check_prunable(plan.model)
+        if item.structure == "heads":
+            check_heads(plan.model)
         layers = plan.shape.layers
         whole = item.structure == "layers"
         units = [1 if whole else layer.units(item.structure) for layer in layers]
@@ -333,7 +345,7 @@ def planned(search: Search, plan: Plan) -> Plan:
     if search.target.timed:
         return plan
     shape = plan.shape
-    found = widths(search, shape, plan.dense, closed_form(search.target), even_scores(search, shape))
+    found = widths(search, shape, plan.tuned or plan.dense, closed_form(search.target), even_scores(search, shape))
     for structure in STRUCTURES if found else ():
         kept = [
             layer.units(structure) if one is None else one.get(structure, layer.units(structure))
@@ -341,6 +353,12 @@ def planned(search: Search, plan: Plan) -> Plan:
         ]
         shape = shape.left(structure, kept)
     return without_blocks(replace(plan, shape=shape), {place for place, one in enumerate(found or ()) if one is None})
+
+
+def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
+    """The tokens of a row that a target speaks of; one of parameters speaks of none."""
+    if config.search and config.search.target.goal != "parameters":
+        yield ("search", "target", "length"), config.search.target.length
 
 
 STAGE = Stage(
@@ -355,6 +373,6 @@ STAGE = Stage(
     check=check,
     plan=plan,
     uses_dense=True,
-    lengths=lambda config: [(("search", "target", "length"), config.search.target.length)] if config.search else (),
+    lengths=lengths,
     surroundings=lambda config: surroundings(config.search.target) if config.search and config.search.target.timed else {},
 )

@@ -93,7 +93,8 @@ def ground_problems(config: SelectConfig) -> Iterable[Problem]:
 
 
 def plan(config: SelectConfig, plan: Plan) -> Plan:
-    """Raises UserError E302 where the architecture lacks a module, E401 where a scope has fewer places than asked for."""
+    """Raises UserError E302 where the architecture lacks a module, E401 where a scope has fewer places than asked for, or
+    where the share comes to none at all."""
     from compressor.anatomy import matrices_of
 
     matrices_of(plan.model, config.modules)
@@ -101,6 +102,9 @@ def plan(config: SelectConfig, plan: Plan) -> Plan:
     if config.places.of(smallest) > smallest:
         what = f"a {config.scope} has {smallest:,} places only, {config.places.count:,} were asked"
         raise UserError("E401", what, "Ask for a smaller select.count, or a select.ratio")
+    if not config.places.total(plan.shape):
+        what = f"ratio {config.ratio:g} is less than one of the {smallest:,} places of a {config.scope}"
+        raise UserError("E401", what, "Ask for a larger select.ratio, or a select.count")
     return replace(plan, places=config.places)
 
 

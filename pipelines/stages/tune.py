@@ -405,7 +405,8 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
     own, shape = planned(config, config.method, plan)
     if hasattr(plan.model, "tasks"):
         own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
-    return replace(plan, shape=shape, trained=(own,), trainable=(*plan.trainable, counted("tune", own, shape)))
+    trainable = (*plan.trainable, counted("tune", own, shape))
+    return replace(plan, shape=shape, tuned=shape, trained=(own,), trainable=trainable)
 
 
 def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:

@@ -42,6 +42,7 @@ def test_it_loads_saves_and_loads_again_with_the_same_bits(architecture, tmp_pat
         assert all(torch.equal(tensor, one.state_dict()[name]) for name, tensor in model.state_dict().items())
     written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "second", "third")]
     assert all(one["model_type"] == COMPRESSED + model.config.model_type for one in written)
+    assert all("kept_sizes" not in one for one in written), "the sizes stand there once"
     for key in ("per_layer_config", "per_layer_config_of_decoder", "architectures"):
         assert written[0].get(key) == written[1].get(key) == written[2].get(key)
 

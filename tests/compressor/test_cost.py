@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from compressor.checkpoint import load, save_checkpoint
-from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of
+from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of, share
 from compressor.deltas import merge_all
 from compressor.methods import method
 from compressor.pruning.surgery import Removal, remove
@@ -86,3 +86,10 @@ def test_the_papers_ratio_holds_adapters():
 
 def test_human_bytes():
     assert [human_bytes(n) for n in (12, 1536, 2_500_000, 3.2e9)] == ["12 B", "1.5 KB", "2.5 MB", "3.20 GB"]
+
+
+def test_a_share_is_what_is_written():
+    """0.29 of 100 are 29, though 0.29 * 100 is 28.999999999999996; the papers' round down stays: 0.5 % of BERT's matrices."""
+    assert all(share(percent / 100, size) == percent * size // 100 for percent in range(1, 100) for size in (7, 100, 768**2))
+    assert share(0.005, 12 * (4 * 768**2 + 2 * 768 * 3072)) == 424_673
+    assert [share(0.999, 1000), share(1e-7, 10_000_000), share(1e-7, 9_999_999), share(5, 3)] == [999, 1, 0, 5]

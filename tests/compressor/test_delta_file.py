@@ -228,6 +228,11 @@ def test_tasks_of_other_class_counts(tmp_path):
     assert list(model.config.id2label.values()) == LABELS
     headless = write(two, tmp_path / "headless", labels=["no", "yes"], head=False)
     assert "no task head" in refused("E311", compressor.load, base=model, delta=headless)
+    # as many classes as the head that is there, but others: their names would be given to its answers
+    headless = write(three, tmp_path / "headless", labels=["x", "y", "z"], head=False)
+    assert "labels x, y, z" in refused("E311", compressor.load, base=model, delta=headless)
+    write(three, headless, head=False)
+    assert list(compressor.load(base=model, delta=headless).config.id2label.values()) == LABELS
 
 
 def test_what_is_refused_leaves_the_live_model_as_it_was(tmp_path):
@@ -365,6 +370,35 @@ def test_comparison_against_the_dense_deltas(tmp_path):
         assert row.norms == pytest.approx((float(x.norm()), float(y.norm())))
         assert row.cosine == pytest.approx(float(torch.cosine_similarity(x, y, dim=0)))
         assert row.jaccard == 1
+
+
+def test_comparison_of_whole_matrices(tmp_path):
+    """A dense ΔW, as mixout leaves it, against a sparse one."""
+    models = [tuned(tiny("gpt2"), method, ("query", "ffn_out")) for method in ("mixout", "selective")]
+    rows = compare(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
+    pairs = list(zip(*(matrices_of(model, ("query", "ffn_out")) for model in models), strict=True))
+    assert [row.kinds for row in rows] == [("offset", "sparse")] * len(pairs)
+    expected = [float(torch.cosine_similarity(a.delta.flatten(), b.delta.flatten(), dim=0)) for a, b in pairs]
+    assert sorted(row.cosine for row in rows) == pytest.approx(sorted(expected))
+
+
+@pytest.mark.parametrize("case", ["adapter", "propetl"])
+def test_modules_of_two_widths_have_norms_alone(case, tmp_path):
+    rows = []
+    for width in (3, 5):
+        model = tiny("bert", torch.float32)
+        apply(model, case, replace(OPTIONS, bottleneck=width))
+        rows.append(delta_file.read(write(model, tmp_path / str(width))))
+    for row in compare(*rows):
+        assert row.cosine is row.jaccard is None and all(row.norms)
+
+
+def test_models_cut_in_two_ways_have_norms_alone(tmp_path):
+    models = [tuned(tiny("bert", torch.float32), "selective", places=200) for _ in range(2)]
+    for head, model in enumerate(models):
+        remove(model, {0: Removal(heads=[head])})
+    rows = compare(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
+    assert all(row.cosine is row.jaccard is None and all(row.norms) for row in rows)
 
 
 def test_comparison_of_masks_and_of_what_only_one_changes(tmp_path):

@@ -15,10 +15,10 @@ from compressor.cost import ModelShape, shape_of
 from compressor.deltas import LowRank, Sparse, merge_all, merged_copy
 from compressor.errors import UserError
 from compressor.modules import STRUCTURES
-from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, weight_scores
+from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
 from compressor.sources import Own
-from tests.compressor.conftest import LAYERS, NEURONS, TRIED, encoding, logits, plan_of, tiny, tuned
+from tests.compressor.conftest import EXTRA, LAYERS, NEURONS, TRIED, encoding, logits, plan_of, tiny, tuned
 
 harness = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHAPES = {architecture: shape_of(tiny(architecture)) for architecture in TRIED}
@@ -76,6 +76,19 @@ def test_removed_is_masked(architecture, data):
 @given(data=st.data())
 def test_removed_is_masked_over_many_plans(architecture, data):
     assert_removed_is_masked(architecture, data.draw(plans(architecture)))
+
+
+def test_neurons_and_blocks_go_where_heads_cannot(monkeypatch):
+    """A DeBERTa whose heads have position matrices of their own."""
+    monkeypatch.setitem(EXTRA["deberta-v2"], "share_att_key", False)
+    plan = {0: Removal(neurons=[0, 5]), 1: Removal(whole=True), 2: Removal(neurons=list(range(NEURONS)))}
+    model = tiny("deberta-v2")
+    masked = merged_copy(model)
+    silence(masked, plan)
+    remove(model, plan)
+    assert (logits(model) - logits(masked)).abs().max() < 1e-12
+    with pytest.raises(UserError, match="E307"):
+        remove(model, {0: Removal(heads=[0])})
 
 
 @settings(harness, max_examples=8)
@@ -176,6 +189,19 @@ def test_neuron_scores_take_rows_and_columns():
         score = weight_scores(model, "neurons", criterion, changes_of(model))[0][number]
         into, out = weight(layer.linear("ffn_in")), weight(layer.linear("ffn_out"))
         assert torch.isclose(score, into[number].abs().sum() + out[:, number].abs().sum())
+
+
+@pytest.mark.parametrize("structure", [*STRUCTURES, "layers"])
+def test_what_is_left_of_a_pruned_model_can_be_scored(architecture, structure):
+    """By every criterion, also where a sublayer or a block has gone: as a second prune does."""
+    model = tuned(tiny(architecture), "dsee", MATRICES)
+    remove(model, plan_of(architecture))
+    units, changes = units_of(model, structure), changes_of(model)
+    scores = [weight_scores(model, structure, criterion, changes) for criterion in ("weight", "weight_plus_delta")]
+    scores += [loss_scores(model, structure, criterion, [(encoding(), LABELS)]) for criterion in ("taylor", "fisher")]
+    for found in scores:
+        assert [len(one) for one in found] == units
+        assert all(torch.isfinite(one).all() for one in found)
 
 
 def test_delta_without_a_delta_is_refused():

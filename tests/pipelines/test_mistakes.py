@@ -234,6 +234,17 @@ MISTAKES = [
         "taylor or weight",
     ),
     Mistake(
+        "a delta where biases alone were tuned",
+        rewrite(PIPELINE.replace("  - select: {count: 4}\n", "").replace("rank: 4", "method: bitfit")),
+        "E502 {file}:6: stages[1].prune.criterion: heads by criterion delta, but no stage tunes query",
+    ),
+    Mistake(
+        "a share of no place",
+        ("count: 4", "ratio: 1.0e-4"),
+        "E401 {file}:5: stages[0].select: ratio 0.0001 is less than one of the 1,024 places of a matrix",
+        "larger select.ratio",
+    ),
+    Mistake(
         "a base that is pruned already",
         configured(model_type="compressed-bert", per_layer_config={"0": {"num_attention_heads": 3}}),
         "E304 {pipeline}:2: model: model './model' is pruned already",

@@ -16,8 +16,10 @@ from compressor.models import hollow
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
 from compressor.pruning.weights import densities
-from pipelines.prune_weights import WeightsItem
-from pipelines.stages.prune import PruneConfig, PruneItem, removals_of
+from pipelines.prune_weights import WeightsItem, tuned_modules
+from pipelines.stage import Entry
+from pipelines.stages.prune import PruneConfig, PruneItem, count_to_remove, removals_of
+from pipelines.stages.prune import check as prune_check
 from pipelines.stages.prune import plan as prune_plan
 from pipelines.stages.recover import RecoverConfig
 from pipelines.stages.recover import plan as recover_plan
@@ -47,8 +49,12 @@ def test_a_method_without_a_place(architecture, config):
 
 def test_heads_that_span_more_than_the_anatomy_knows(monkeypatch):
     monkeypatch.setitem(EXTRA["deberta-v2"], "share_att_key", False)
-    with pytest.raises(UserError, match=r"E307 .*share_att_key"):
-        prune_plan(PruneConfig(items=[{"structure": "heads", "criterion": "taylor", "remove": 1}]), start("deberta-v2"))
+    heads, neurons = ({"structure": name, "criterion": "taylor", "remove": 1} for name in ("heads", "neurons"))
+    for config in (PruneConfig(items=[heads]), PruneConfig(search={"target": {"flops": 0.9}})):
+        with pytest.raises(UserError, match=r"E307 .*share_att_key"):
+            prune_plan(config, start("deberta-v2"))
+    for config in (PruneConfig(items=[neurons]), PruneConfig(search={"target": {"flops": 0.95}, "structures": ["neurons"]})):
+        assert prune_plan(config, start("deberta-v2")).shape.parameters < start("deberta-v2").shape.parameters
 
 
 @pytest.mark.parametrize(
@@ -99,6 +105,31 @@ def test_the_plan_counts_the_weights_that_will_be_left(architecture, item):
     assert plan.sparsity[0].entries == only.entries
     later = prune_plan(PruneConfig(items=[item, heads]), tuned_plan)
     assert later.sparsity[0].row(later.dense, later.shape)[2].startswith("about ")
+
+
+@pytest.mark.parametrize(
+    ("config", "touches"),
+    [
+        ({"method": "lora"}, True),
+        ({"method": "propetl", "shared": "lora"}, True),
+        ({"method": "propetl"}, False),
+        ({"method": "adapter"}, False),
+        ({"method": "selective", "strategy": "increment", "budget": 9, "on": "lora"}, True),
+        ({"method": "selective", "strategy": "increment", "budget": 9, "on": "adapter"}, False),
+    ],
+)
+def test_which_methods_leave_a_delta_to_prune_by(config, touches):
+    """The plan and the check of the file say the same: no training is spent on what cannot be pruned by it."""
+    config = TuneConfig(**config)
+    assert set(tuned_modules(tune_plan(config, start("bert")))) == ({"query", "value"} if touches else set())
+    heads = PruneConfig(items=[{"structure": "heads", "remove": 1}])
+    faults = [one.code for one in prune_check(heads, (Entry("tune", "tune", config),))]
+    assert faults == ([] if touches else ["E502"])
+
+
+@pytest.mark.parametrize(("share", "units", "gone"), [(0.5, 5, 2), (0.5, 7, 3), (0.3, 5, 1), (0.3, 12, 4), (0.35, 10, 3)])
+def test_a_share_of_units_is_the_nearest_count_of_two_the_fewer(share, units, gone):
+    assert count_to_remove(share, units, 0, "heads") == gone
 
 
 def test_no_weights_to_hide():

@@ -6,7 +6,7 @@ from compressor.errors import UserError
 from pipelines.config import load_pipeline
 from pipelines.finished import plan_of
 from pipelines.reporting.kept import layers_left, plan_table
-from pipelines.runner import run_pipeline
+from pipelines.runner import LOCK_FILE, run_pipeline
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 0.1, "batch_size": 8}
@@ -58,3 +58,16 @@ def test_the_summary_again_and_runs_that_have_none(project, out, compress):
 def test_a_run_that_prunes_nothing(tmp_path):
     run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=STAGES[:1], rows=16)), tmp_path / "out")
     assert plan_of(tmp_path / "out" / "tiny") == []
+
+
+def test_a_run_that_prunes_weights_alone(tmp_path, compress):
+    """Every unit is there, and that is no fault; nor is it one of ours when the lock file is damaged."""
+    stages = [STAGES[0], {"prune": {"structure": "weights", "remove": 0.2}}]
+    run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=stages, rows=16)), tmp_path / "out")
+    run = tmp_path / "out" / "tiny"
+    assert plan_of(run) == []
+    code, shown, _ = compress("report", run, "--plan")
+    assert code == 0 and shown.endswith("no heads, neurons or layers were removed\n")
+    (run / LOCK_FILE).write_text("stages: [")
+    code, _, error = compress("report", run, "--plan")
+    assert code == 2 and error.startswith(f"E803 {run / LOCK_FILE}: unreadable")

@@ -15,7 +15,7 @@ from compressor.tasks.reading import read_task
 from pipelines.config import load_pipeline
 from pipelines.runner import run_pipeline
 from pipelines.served import find_repository
-from pipelines.sweep import Variant, summarize, sweep, variants_of
+from pipelines.sweep import Variant, summarize, sweep, values_of, variants_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.test_runner import start, until, wait
@@ -132,6 +132,12 @@ def test_what_a_sweep_runs(project):
     assert [one.settings for one in variants] == [[f'task.subset={{"share": 0.9, "seed": {seed}}}'] for seed in (0, 1)]
     again = load_pipeline(project, ["seed=7", *variants[1].settings])
     assert (again.seed, again.task.subset) == (7, Subset(share=0.9, seed=1))
+
+
+def test_every_value_has_a_folder_of_its_own(project):
+    """Although not every letter of a value may stand in a folder's name."""
+    names = [variant.name for variant in values_of(load_pipeline(project), "select.text=a/b,a b,c")]
+    assert names == ["text-a_b-1", "text-a_b-2", "text-c-3"]
 
 
 def test_mean_and_standard_deviation_by_hand():

@@ -15,7 +15,10 @@ from pipelines import targets
 from pipelines.config import load_pipeline
 from pipelines.loading import load_model
 from pipelines.runner import run_pipeline
-from pipelines.stages.prune import PruneConfig, planned
+from pipelines.stage import Inputs
+from pipelines.stages.prune import PruneConfig, lengths, planned
+from pipelines.stages.tune import TuneConfig
+from pipelines.stages.tune import plan as tune_plan
 from pipelines.targets import GOALS, Search, Target
 from tests.compressor.conftest import tiny
 from tests.pipelines.toys import tree
@@ -105,6 +108,19 @@ def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, 
         go("prune-2.target.speedup=1.4")
 
 
+def test_a_table_is_of_one_graph():
+    """Other weights and labels: the same. Another activation in the same shape: not."""
+    inputs = Inputs(base=None, task=None, seed=0, threads=1)
+
+    def name(model):
+        return targets.table_name(targets.facts_of(Target(speedup=2.0), model, inputs))
+
+    model, other, relu = tiny("bert", seed=0), tiny("bert", seed=1), tiny("bert")
+    other.config.id2label = {0: "x", 1: "y", 2: "z"}
+    relu.config.hidden_act = "relu"
+    assert name(model) == name(other) != name(relu)
+
+
 def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasured, compress):
     settings = ("--set", "prune-2.target={flops: 0.9, length: 16}", "--until", "prune-2", "--out", tmp_path)
     code, shown, _ = compress("run", project, *settings)
@@ -139,7 +155,7 @@ def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasur
     ("options", "says"),
     [
         (["--over", "prune.target.flops=0.9"], "E115 --over prune.target.flops=0.9: no key with several values"),
-        (["--over", "prune.target.flops=0.9,0.9"], "E115 --over"),
+        (["--over", "prune.target.flops=0.9,0.90"], "E115 --over prune.target.flops=0.9,0.90: a value stands there twice"),
         (["--over", "prune.target.flops"], "E115 --over"),
         (["--over", "prune.target.flop=0.9,0.8"], "E102 --set prune.target.flop=0.9: unknown key. Did you mean 'flops'?"),
         (["--over", "prune.target.flops=0.9,1.8"], "E104 --set prune.target.flops=1.8: must be less than 1"),
@@ -183,6 +199,24 @@ def test_least_units_are_kept():
         UserError, match=r"E520 0\.300 of the FLOPs cannot be had: with all gone that may go it would be 0\.\d+"
     ):
         planned(Search(target=Target(flops=0.3), structures=["layers"], keep={"layers": 2}), start("bert"))
+
+
+def test_adapters_count_on_both_sides_of_a_target():
+    """The dense model is the tuned one: half of its parameters are not half of the pretrained model's."""
+    tuned = tune_plan(TuneConfig(method="adapter", bottleneck=256), start("bert"))
+    left = planned(Search(target=Target(parameters=0.9)), tuned)
+    assert 0.85 * tuned.shape.parameters < left.shape.parameters <= 0.9 * tuned.shape.parameters
+    assert left.shape.inserted > left.dense.parameters, "or the case would show nothing"
+
+
+def test_only_targets_that_have_a_length_are_compared_with_positions():
+    asked = {goal: list(lengths(PruneConfig(search={"target": {goal: 0.5}}))) for goal in ("flops", "parameters")}
+    assert asked == {"flops": [(("search", "target", "length"), 128)], "parameters": []}
+
+
+@pytest.mark.parametrize(("ms", "told"), [(0.0512, "0.0512 ms"), (12.345, "12.3 ms"), (1500.0, "1,500 ms")])
+def test_a_time_in_words(ms, told):
+    assert Target(p50_ms=1.0).say(ms) == told
 
 
 def test_goals_are_costs_and_costs_are_goals():
