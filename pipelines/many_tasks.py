@@ -33,7 +33,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
 
-    mixture = Mixture([Rows(one.train.tokens, one.train.labels.tolist()) for one in data.values()], temperature)
+    mixture = Mixture([Rows(one.train.tokens, one.train.labels.tolist(), kind=one.kind) for one in data.values()], temperature)
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
         losses = train(model, mixture, pad_id, schedule, workspace.unfinished, stepping(bar))
@@ -63,9 +63,8 @@ def measure(
     """Quality on all validation rows, size and share of the training of every task, each from its file on one live base."""
     from compressor import load
     from compressor.multitask import probabilities
-    from compressor.tasks import METRIC
     from compressor.tasks.features import torch_forward
-    from pipelines.loading import predict_rows, quality
+    from pipelines.loading import predict_rows
 
     rows, model = [], inputs.base.folder
     shares = probabilities([len(one.train) for one in data.values()], temperature)
@@ -77,8 +76,8 @@ def measure(
                 "task": name,
                 "file": f"{TASKS}/{files[name].name}",
                 "bytes": files[name].stat().st_size,
-                "metric": METRIC,
-                "quality": quality(logits, one.validation.labels),
+                "metric": one.kind.metric.key,
+                "quality": one.validation.quality(logits),
                 "labels": one.label_names,
                 "rows": len(one.train),
                 "probability": float(share),

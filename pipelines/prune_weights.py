@@ -161,7 +161,7 @@ def carry_out(
     rows = data.validation.sample(PARITY_ROWS)
     reference = predict_rows(torch_forward(before), rows, data, workspace, "weights overwritten")
     candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
-    result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels)
+    result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
     require(result)
     return {**item.model_dump(), **account(item, matrices, pools), "parity": result.to_json()}
 

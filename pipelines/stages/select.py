@@ -194,6 +194,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             tensor_batches(rows, data.pad_id, size),
             asking=Asking(config.mode == "train", config.clip),
             heuristic=heuristic,
+            kind=data.kind,
             on_batch=bar.advance,
         )
     return model, matrices, scores

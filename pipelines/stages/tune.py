@@ -232,7 +232,7 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata.
 
-    `logits` (rows, classes) are a teacher's, of every training row; `teacher` is a live one.
+    `logits` (rows, outputs) are a teacher's, of every training row; `teacher` is a live one.
     """
     from compressor.methods import trainable_counts
     from compressor.training import Rows, train
@@ -240,7 +240,7 @@ def train_and_save(
 
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
-    dataset = Rows(data.train.tokens, data.train.labels.tolist(), logits)
+    dataset = Rows(data.train.tokens, data.train.labels.tolist(), logits, data.kind)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
         kept = workspace.unfinished / BUDGETS
 
@@ -305,7 +305,7 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
     """Copy the deltas of the smaller budgets into the artifact and measure each (ID3: one run, budget against quality)."""
     from compressor import load
     from compressor.tasks.features import torch_forward
-    from pipelines.loading import predict_rows, quality
+    from pipelines.loading import predict_rows
 
     (workspace.folder / BUDGETS).mkdir()
     rows = []
@@ -314,7 +314,7 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
         shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
         model = load(base=inputs.base.folder, delta=workspace.folder / file)
         logits = predict_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
-        rows.append({"places": places, "file": file, "quality": quality(logits, data.validation.labels)})
+        rows.append({"places": places, "file": file, "quality": data.validation.quality(logits)})
     return rows
 
 
