@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,13 +73,14 @@ def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: i
     """Logits of all validation rows in the candidate's own runtime."""
     from compressor.checkpoint import load
     from compressor.tasks.features import torch_forward
+    from export.sessions import run, session
     from pipelines.loading import predict_rows
-    from pipelines.stages.export import session_logits
 
     if candidate.runtime == "pytorch":
-        return predict_rows(torch_forward(load(candidate.path)), data.validation, data, workspace, candidate.name)
-    rows = data.validation
-    return session_logits(candidate.path, candidate.runtime, rows, data, workspace, candidate.name, threads=threads)
+        forward = torch_forward(load(candidate.path))
+    else:
+        forward = partial(run, session(candidate.path, threads=threads))
+    return predict_rows(forward, data.validation, data, workspace, candidate.name)
 
 
 def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
