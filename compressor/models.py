@@ -193,7 +193,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def hollow(folder: Path, label_names: list[str]) -> nn.Module:
-    """The model of a pretrained folder with a task head of one output a name, without weights: from config.json alone, on meta."""
+    """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights."""
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 

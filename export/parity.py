@@ -53,8 +53,8 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class ParityResult:
-    """One comparison. `worst_row` is the row with the largest excess over the bound; `metric_*` are the task metric, `agreement`
-    is what its kind measures (the share of rows with the same label, or the concordance of numbers).
+    """One comparison. `worst_row` is the row with the largest excess over the bound; `metric_*` are the task metric,
+    `agreement` is what the kind of task measures: the share of rows with the same label, or the concordance of numbers.
 
     `metric_interval` is the 95 % paired bootstrap interval of metric(candidate) - metric(reference). `batches` has the largest
     |Δlogit| of the rows that were compared in other batches, `failed_batches` those of them beyond the bound.
@@ -90,7 +90,7 @@ def compare(
     task: Kind = CLASSIFICATION,
     batches: tuple[Batches, Batches] = ({}, {}),
 ) -> ParityResult:
-    """Compare outputs (rows, outputs) by the bound of the hop's `kind`. A shape that differs or a NaN fails, whatever the bound.
+    """Compare outputs (rows, outputs) by the bound of the hop's `kind`. Another shape or a NaN fails, whatever the bound.
 
     `batches` are the same two models on some of the rows in other batches (`in_other_batches` of each): the same bound holds
     there, but for the metric.

@@ -184,7 +184,8 @@ def score(
         return importance(matrices, item.criterion, changes, seed)
     rows = data.train.sample(item.rows)
     with workspace.progress(f"scoring weights by {item.criterion}", len(rows)) as bar:
-        return loss_importance(model, matrices, item.criterion, tensor_batches(rows, data.pad_id, 32), bar.advance)
+        batches = tensor_batches(rows, data.pad_id, 32)
+        return loss_importance(model, matrices, item.criterion, batches, bar.advance, kind=data.kind)
 
 
 def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:

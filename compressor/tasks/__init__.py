@@ -1,7 +1,7 @@
 """A labelled task: what the user's files hold, and the doors through which they come in.
 
-Two kinds, of single sentences or sentence pairs: classes and numbers. `kinds.Kind` says what differs between them; a new one is a
-file here and a word in `KINDS`.
+Two kinds, of single sentences or sentence pairs: classes and numbers. `kinds.Kind` says what differs between them; a new one
+is a file here and a word in `KINDS`.
 """
 
 from __future__ import annotations

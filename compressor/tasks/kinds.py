@@ -29,8 +29,8 @@ Column = Sequence[tuple[int, Any]]
 class Metric:
     """A figure of quality, the larger the better: a kind whose figure falls turns its sign.
 
-    `value` takes outputs (rows, outputs) and labels (rows,). `key` names it in metadata, `name` in sentences; 100 times the value
-    is shown, with `unit` behind it.
+    `value` takes outputs (rows, outputs) and labels (rows,). `key` names it in metadata, `name` in sentences; 100 times the
+    value is shown, with `unit` behind it.
     """
 
     key: str
@@ -43,8 +43,8 @@ class Metric:
 class Agreement:
     """How far two models say the same, whatever the labels are.
 
-    `measure` takes two arrays of outputs (rows, outputs) and gives 1.0 where they say the same. `least` is what a hop that bounds
-    no single difference must reach, by the kind of hop; `name` heads a column, `words` come before the share in a sentence.
+    `measure` takes two arrays of outputs (rows, outputs) and gives 1.0 where they say the same. `least` is what a hop that
+    bounds no single difference must reach, by the kind of hop; `name` heads a column, `words` come before the share.
     """
 
     measure: Callable[[np.ndarray, np.ndarray], float]

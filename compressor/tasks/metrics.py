@@ -32,8 +32,7 @@ def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
 
 
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where it is not defined: one of them is constant, or no
-    number."""
+    """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where there is none: one is constant, or no number."""
     return _correlation(outputs[:, 0], labels)
 
 

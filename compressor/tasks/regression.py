@@ -1,9 +1,9 @@
 """Regression: a number for each sentence or pair, e.g. how alike two sentences are (STS-B: 0 to 5).
 
-One output, named after the label's column. It is trained on the labels as they are, by the mean squared error: labels of a few
-units suit the learning rates here and the parity bounds, which are absolute; thousands do not. The main metric is Spearman's, as is usual for
-STS-B: it asks for the order alone, whatever the scale. What order does not show (all too high, too close together) the
-agreement of the parity gate does: it is the concordance of outputs.
+One output, named after the label's column, is trained on the labels as they are, by the mean squared error: labels of a few
+units suit the learning rates and the parity bounds, which are absolute; thousands do not. The main metric is Spearman's, as is
+usual for STS-B: it asks for the order alone, whatever the scale. What order does not show (all too high, too close together)
+the agreement of the parity gate does: it is the concordance of outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.tasks import TaskConfig
 from compressor.tasks.kinds import Agreement, Column, Kind, Metric
 from compressor.tasks.metrics import concordance, pearson, spearman
 

@@ -162,8 +162,8 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     low, high = compressed["difference_interval"]
     change = compressed["quality"][metric.key] - dense["quality"][metric.key]
     lines = [
-        f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
-        f"{compressed['quality']['rows']:,} rows): {verdict(low, high)}."
+        f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over "
+        f"the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}."
     ]
     runtime = compressed["runtime"]
     if "runtime" in roles:
