@@ -126,7 +126,7 @@ def write_data(folder: Path, *, rows: int = 160, pairs: bool = False, classes: i
 
 
 def write_scores(folder: Path, *, rows: int = 160) -> dict:
-    """The same for a regression on pairs: the score is 5 times the share of good words among those that tell; returns `task:`."""
+    """The same for a regression on pairs: the score is 5 times the share of good words among the telling; returns `task:`."""
     draw = random.Random(0)
     for name, count in (("train", rows), ("dev", 2 * rows)):
         lines = ["first\tsecond\tscore"]

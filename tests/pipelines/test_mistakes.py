@@ -418,12 +418,6 @@ MISTAKES = [
         "missing column", ("sentence\t", "sentense\t"), "E205 {file}:1: no column 'sentence'", "'sentense'?", file="dev.tsv"
     ),
     Mistake(
-        "words for the numbers of a regression",
-        ("{train", "{kind: regression, train"),
-        "E207 {folder}/train.tsv:2: column 'label' holds 'class0', not a finite number",
-        "say kind: classification",
-    ),
-    Mistake(
         "misspelt kind of task",
         ("{train", "{kind: regresion, train"),
         "E104 {file}:3: task.kind: must be 'classification' or 'regression'",
