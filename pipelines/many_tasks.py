@@ -24,12 +24,13 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     from compressor.storage.task_files import SHARED, write_tasks
     from compressor.training import Rows, train
     from pipelines.loading import load_data
-    from pipelines.stages.tune import load_options, schedule_of, settings_of, stepping
+    from pipelines.stages.tune import load_options, schedule_of, settings_of, stepping, with_start
 
     data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
     pad_id = next(iter(data.values())).pad_id
     row, temperature = method(config.method), config.temperature or TEMPERATURE
-    model = join_heads((name, build(inputs.base.folder, one.label_names, inputs.seed)) for name, one in data.items())
+    built = ((name, build(inputs.base.folder, one.label_names, inputs.seed)) for name, one in data.items())
+    model = join_heads((name, with_start(model, inputs.tasks[name], data[name])) for name, model in built)
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
 

@@ -108,6 +108,7 @@ KIND = Kind(
     outputs=outputs,
     targets=targets,
     lacks=lacks,
+    start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,
     metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews)),

@@ -18,7 +18,7 @@ from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.metrics import interval
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Labels = Sequence[int] | Sequence[float]
 Column = Sequence[tuple[int, Any]]
@@ -61,6 +61,7 @@ class Kind:
     - `outputs`: (task, the training labels) -> the names of the model's outputs; raises UserError E208;
     - `targets`: (file, its labels, the outputs' names) -> what loss and metrics take; raises UserError E208, E209;
     - `lacks`: (targets of a part of the rows, the outputs' names) -> what is missing for a training on it, or None;
+    - `start`: (model, training targets) -> None: what is known of a fresh task head before any training is written into it;
     - `loss`: (outputs (rows, outputs), labels (rows,), reduction "mean" or "sum") -> a scalar;
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
     - `metrics`: the first is the one that gates, intervals and reports are about;
@@ -74,6 +75,7 @@ class Kind:
     outputs: Callable[[TaskConfig, list], list[str]]
     targets: Callable[[Path, Column, list[str]], Labels]
     lacks: Callable[[Labels, list[str]], str | None]
+    start: Callable[[nn.Module, Labels], None]
     loss: Callable[..., Tensor]
     distillation: Callable[[Tensor, Tensor, Tensor], Tensor]
     metrics: tuple[Metric, ...]

@@ -22,7 +22,7 @@ from compressor.tasks.kinds import Agreement, Column, Kind, Metric
 from compressor.tasks.metrics import concordance, pearson, spearman
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 """What a label is written like. Not everything that `float()` takes: '1_000' and 'nan' are none."""
@@ -51,6 +51,16 @@ def targets(path: Path, column: Column, names: list[str]) -> list[float]:
 def lacks(labels: Sequence[float], names: list[str]) -> str | None:
     """A second number."""
     return None if len(set(labels)) > 1 else "no two different labels"
+
+
+def start(model: nn.Module, labels: Sequence[float]) -> None:
+    """Let the output begin at the mean of the labels, where the head has a bias: else the first steps go into that, and Adam
+    remembers their large gradients through all that come after."""
+    from compressor.models import head_names
+
+    for name in head_names(model):
+        if name.endswith(".bias") and model.get_parameter(name).shape == (1,):
+            model.get_parameter(name).data.fill_(float(np.mean(labels)))
 
 
 def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
@@ -83,6 +93,7 @@ KIND = Kind(
     outputs=lambda task, labels: [task.label],
     targets=targets,
     lacks=lacks,
+    start=start,
     loss=loss,
     distillation=distillation_loss,
     metrics=(Metric("spearman", "Spearman", spearman), Metric("pearson", "Pearson", pearson)),

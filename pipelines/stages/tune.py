@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compressor.distillation import HiddenTeacher
+    from compressor.tasks import TaskConfig
+    from compressor.tasks.reading import TaskData
     from compressor.training import Schedule
     from pipelines.loading import Data
 
@@ -354,7 +356,7 @@ def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
     return config.options(selected, load_file(artifact.folder / "omega.safetensors") if wanted else None, group)
 
 
-def found_model(inputs: Inputs, label_names: list[str]) -> nn.Module:
+def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
     """The model as a training stage finds it, a select before it too: the base with a fresh head, or tuned so far.
 
     What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
@@ -364,8 +366,17 @@ def found_model(inputs: Inputs, label_names: list[str]) -> nn.Module:
 
     earlier = inputs.nearest("model")
     if earlier is None:
-        return build(inputs.base.folder, label_names, inputs.seed)
+        return with_start(build(inputs.base.folder, data.label_names, inputs.seed), inputs.task, data)
     return load_model(earlier, inputs.base, inputs.seed)
+
+
+def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.Module:
+    """The model, its head as trainings of the task's kind begin, unless the base came with one for this task."""
+    from compressor.tasks.kinds import kind_of
+
+    if model.head_origin != "kept":
+        kind_of(task.kind).start(model, data.train.labels)
+    return model
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
@@ -379,7 +390,7 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
 
         return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
-    model = found_model(inputs, data.label_names)
+    model = found_model(inputs, data)
     if model.head_origin != "fresh":
         workspace.say(HEAD_ORIGINS[model.head_origin])
     options = load_options(config, inputs, group="1")

@@ -43,6 +43,22 @@ def test_losses_by_hand():
         assert KIND.distillation(student, teacher, labels).item() == 0.5 * 2.5 + 0.5 * 0.5
 
 
+NO_BIAS = ("gpt2", "llama")
+"""Their heads are a matrix alone."""
+
+
+def test_a_fresh_head_begins_at_the_mean_of_the_labels(architecture):
+    """The first loss is near the variance, not the square of the mean; nothing of the base is touched."""
+    model = with_classes(architecture, 1, torch.float64)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    KIND.start(model, [40.0, 41.0, 45.0])
+    moved = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert moved == [] if architecture in NO_BIAS else (len(moved) == 1 and moved[0] in model.head_parameter_names)
+    if architecture not in NO_BIAS:
+        with torch.no_grad():
+            assert (model(**encoding()).logits - 42.0).abs().max() < 10.0
+
+
 def test_it_is_the_loss_that_transformers_gives_such_a_model():
     model = with_classes("bert", 1, torch.float32)
     model.config.problem_type = "regression"

@@ -33,26 +33,33 @@ STAGES = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The result of one run."""
-    folder = tmp_path_factory.mktemp("project")
-    path = write_pipeline(folder, kind="regression", stages=STAGES)
-    return run_pipeline(load_pipeline(path), folder / "runs")
+def project(tmp_path_factory):
+    return write_pipeline(tmp_path_factory.mktemp("project"), kind="regression", stages=STAGES)
 
 
-def test_it_learns_a_number_and_keeps_it(run):
-    metadata = {name: made.metadata for name, made in run.artifacts.items()}
-    assert metadata["merge"]["labels"] == ["score"] and load(run.artifacts["merge"].folder).classifier.out_features == 1
+@pytest.fixture(scope="module")
+def run(project):
+    """The result of the whole run."""
+    return run_pipeline(load_pipeline(project), project.parent / "runs")
+
+
+def test_it_learns_a_number_and_keeps_it(project):
+    artifacts = run_pipeline(load_pipeline(project), project.parent / "runs", until="merge").artifacts
+    metadata = {name: made.metadata for name, made in artifacts.items()}
+    assert metadata["merge"]["labels"] == ["score"] and load(artifacts["merge"].folder).classifier.out_features == 1
+    assert all(hop["passed"] for name in ("prune", "merge") for hop in metadata[name]["parity"])
     losses = metadata["tune"]["losses"]
     assert losses[-1]["loss"] < 0.5 * losses[0]["loss"]
     for name in ("tune", "recover", "merge"):
         quality = metadata[name]["quality"]
         assert set(quality) == {"spearman", "interval", "pearson", "rows"} and quality["spearman"] > 0.6
-    files = metadata["export"]["files"]["compressed"]["onnxruntime"]
-    assert all(abs(file["quality"]["spearman"] - metadata["merge"]["quality"]["spearman"]) < 0.01 for file in files.values())
 
 
+@pytest.mark.slow
 def test_every_hop_is_proven_and_verified_again(run):
+    exported, merged = run.artifacts["export"].metadata["files"]["compressed"], run.artifacts["merge"].metadata["quality"]
+    for file in exported["onnxruntime"].values():
+        assert abs(file["quality"]["spearman"] - merged["spearman"]) < 0.01
     hops = [hop for made in run.artifacts.values() for hop in made.metadata.get("parity", [])]
     assert len(hops) == 8 and all(hop["passed"] for hop in hops)
     (bound, *_) = {hop["bound"] for hop in hops if hop["kind"] == "int8"}
@@ -60,6 +67,7 @@ def test_every_hop_is_proven_and_verified_again(run):
     assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
 
 
+@pytest.mark.slow
 def test_a_recorded_quality_that_is_not_there_is_found(run, monkeypatch):
     """As `verify` compares it: under the metric of the kind."""
     recorded = run.artifacts["merge"].metadata["quality"]["spearman"]
@@ -72,6 +80,7 @@ def test_a_recorded_quality_that_is_not_there_is_found(run, monkeypatch):
     assert f"E613 spearman {recorded:.4f}, recorded {recorded - 0.1:.4f}" in failed["quality as recorded"]
 
 
+@pytest.mark.slow
 def test_the_report_speaks_of_correlations(run):
     report = json.loads((run.folder / "report.json").read_text())
     written, page = (run.folder / "report.md").read_text(), (run.folder / "report.html").read_text()
@@ -82,6 +91,7 @@ def test_the_report_speaks_of_correlations(run):
     assert page.count("Spearman × 100") >= 4 and "Spearman, \\u00d7 100" in page
 
 
+@pytest.mark.slow
 def test_the_server_tells_the_number(run, tmp_path, monkeypatch):
     """`predict` on a live Triton is what the checkpoint says, for pairs; the command line prints it, alone or as JSON."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
