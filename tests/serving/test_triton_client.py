@@ -169,5 +169,5 @@ def test_the_note_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
 
 def test_a_kind_of_task_that_this_client_does_not_know():
     assert kind_served("m", {}).name == "classification" and kind_served("m", {"task": "regression"}).name == "regression"
-    with pytest.raises(UserError, match="E716 model 'm' is for the task 'ranking', .*classification or regression"):
+    with pytest.raises(UserError, match=r"E716 model 'm' is for the task 'ranking', .*classification or regression"):
         kind_served("m", {"task": "ranking"})
