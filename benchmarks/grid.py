@@ -17,27 +17,34 @@ from pipelines.runner import run_pipeline
 from pipelines.stage import Artifact
 
 
-def rows_of(path: Path, task: str) -> Iterator[tuple[str, str]]:
-    """(sentence, label) of one of GLUE's files; quotes in them are literal."""
+def rows_of(path: Path, task: str) -> Iterator[dict[str, str]]:
+    """`text`, for STS-B also `second`, and `label` of every row of one of GLUE's files; quotes in them are literal."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="") as stream:
         reader = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+        if task == "cola":
+            yield from ({"text": row[3], "label": row[1]} for row in reader)
+            return
+        next(reader)
         if task == "sst2":
-            next(reader)
-            yield from ((row[0].strip(), row[1]) for row in reader)
+            yield from ({"text": row[0].strip(), "label": row[1]} for row in reader)
         else:
-            yield from ((row[3], row[1]) for row in reader)
+            yield from ({"text": row[7].strip(), "second": row[8].strip(), "label": row[9]} for row in reader)
 
 
 def write_task(task: str, source: Path, folder: Path, count: int) -> dict:
-    """train.jsonl (`count` rows drawn with a fixed seed) and dev.jsonl; returns the `task:` block."""
+    """train.jsonl (`count` rows, or all, drawn with a fixed seed) and dev.jsonl; returns the `task:` block."""
     train = next(path for path in (source / "train.tsv", source / "train.tsv.gz") if path.is_file())
-    drawn = random.Random(0).sample(list(rows_of(train, task)), count)
+    every = list(rows_of(train, task))
+    drawn = random.Random(0).sample(every, min(count, len(every)))
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", drawn), ("dev", list(rows_of(source / "dev.tsv", task)))):
-        lines = (json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in rows)
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {"train": "train.jsonl", "validation": "dev.jsonl", "text": "text", "label": "label", "max_length": 64}
+    files = {"train": "train.jsonl", "validation": "dev.jsonl", "label": "label"}
+    if task == "stsb":
+        return {"kind": "regression", **files, "text": ["text", "second"], "max_length": 128}
+    return {**files, "text": "text", "max_length": 64}
 
 
 def run_file(file: dict, path: Path, work: Path, *, train: bool) -> dict[str, Artifact]:

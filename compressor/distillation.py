@@ -1,5 +1,5 @@
-"""What a recovering model learns from the dense one: its logits (Hinton et al. 2015), and its hidden states, block by block
-(as FitNets, Romero et al. 2015, and TinyBERT, Jiao et al. 2020)."""
+"""What a recovering model learns from the dense one beside its outputs, whose loss the kind of task knows: its hidden states,
+block by block (as FitNets, Romero et al. 2015, and TinyBERT, Jiao et al. 2020)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from compressor.anatomy import layers_of
 from compressor.pruning.surgery import kept_of
+from compressor.tasks.classification import KIND as CLASSIFICATION
+from compressor.tasks.kinds import Kind
 
-TEMPERATURE = 2.0
-"""Of the distillation loss 0.5 CE + 0.5 T² KL."""
 HIDDEN_WEIGHT = 1.0
 """Of the distance between hidden states, beside the loss on logits or labels."""
-
-
-def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """0.5 CE + 0.5 T² KL(teacher ‖ student), both softened by T. Logits are (batch, classes)."""
-    soft = functional.kl_div(
-        functional.log_softmax(student / TEMPERATURE, dim=-1),
-        functional.log_softmax(teacher / TEMPERATURE, dim=-1),
-        reduction="batchmean",
-        log_target=True,
-    )
-    return 0.5 * functional.cross_entropy(student, labels) + 0.5 * TEMPERATURE**2 * soft
 
 
 def hidden_distance(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor) -> Tensor:
@@ -61,16 +49,16 @@ class HiddenTeacher:
         self.ours = [layer.module for layer in ours]
         self.theirs = [theirs[number].module for number in numbers]
 
-    def loss(self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor) -> tuple[Any, Tensor]:
-        """The student's outputs on one batch, and CE (or `distillation_loss`) + weight · `hidden_distance`."""
+    def loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, kind: Kind = CLASSIFICATION
+    ) -> tuple[Any, Tensor]:
+        """The student's outputs on one batch, and the loss (or `distillation`) of the kind + weight · `hidden_distance`."""
         with torch.no_grad(), _states(self.theirs) as theirs:
             taught = self.dense.to(labels.device)(**inputs)
         with _states(self.ours) as ours:
             outputs = model(**inputs)
-        if self.logits:
-            loss = distillation_loss(outputs.logits, taught.logits, labels)
-        else:
-            loss = functional.cross_entropy(outputs.logits, labels)
+        logits = outputs.logits
+        loss = kind.distillation(logits, taught.logits, labels) if self.logits else kind.loss(logits, labels)
         return outputs, loss + self.weight * hidden_distance(ours, theirs, inputs["attention_mask"])
 
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,7 +120,7 @@ def _digest(folder: Path) -> str:
 
 
 def build(folder: Path, label_names: list[str], seed: int = 0) -> nn.Module:
-    """The pretrained model of `folder` with a classification head, in float32 and eval mode.
+    """The pretrained model of `folder` with a task head of one output a name, in float32 and eval mode.
 
     The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
     `model.head_origin` tells which; `head_names(model)`, which parameters it has. Raises UserError E304 when the file lacks
@@ -192,12 +193,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def hollow(folder: Path, label_names: list[str]) -> nn.Module:
-    """The model of a pretrained folder with a classification head, without weights: from config.json alone, on meta."""
+    """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights."""
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    labels = dict(enumerate(label_names))
-    config = AutoConfig.from_pretrained(folder, id2label=labels, label2id={name: index for index, name in labels.items()})
+    config = AutoConfig.from_pretrained(folder)
+    name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
     with torch.device("meta"):
@@ -205,6 +206,13 @@ def hollow(folder: Path, label_names: list[str]) -> nn.Module:
     prefix = f"{model.base_model_prefix}."
     model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
     return model
+
+
+def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
+    """Give `config` one output a name. A single one is a number: transformers would else take it for a share of 1."""
+    config.id2label = dict(enumerate(label_names))
+    config.label2id = {name: index for index, name in enumerate(label_names)}
+    config.problem_type = "regression" if len(label_names) == 1 else None
 
 
 def head_names(model: nn.Module) -> frozenset[str]:

@@ -83,6 +83,7 @@ class Mixture(torch.utils.data.Dataset):
 
     def __init__(self, parts: Sequence[Rows], temperature: float):
         self.parts, self.temperature = parts, temperature
+        self.kinds = tuple(kind for part in parts for kind in part.kinds)
         self.starts = [0, *itertools.accumulate(len(part) for part in parts)]
 
     def __len__(self) -> int:

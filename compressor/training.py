@@ -14,19 +14,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.deltas import settle_links
 from compressor.dense import Dense, dense_links, gates_of, project, reseed
-from compressor.distillation import HiddenTeacher, distillation_loss
+from compressor.distillation import HiddenTeacher
 from compressor.errors import UserError
 from compressor.inserts import settle_inserts
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
 from compressor.sources import Scores
+from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import pad
+from compressor.tasks.kinds import Kind, Labels
 from compressor.unfinished import load_changing, newest, save_changing, seal
 
 
@@ -69,10 +70,16 @@ class Schedule:
 
 
 class Rows(torch.utils.data.Dataset):
-    """Token lists with labels and, for distillation, the teacher's logits (rows, classes)."""
+    """Token lists with labels and, for distillation, the teacher's outputs (rows, outputs); the loss is that of `kind`."""
 
-    def __init__(self, rows: Sequence[dict[str, list[int]]], labels: Sequence[int], teacher: np.ndarray | None = None):
-        self.rows, self.labels, self.teacher = rows, labels, teacher
+    def __init__(
+        self,
+        rows: Sequence[dict[str, list[int]]],
+        labels: Labels,
+        teacher: np.ndarray | None = None,
+        kind: Kind = CLASSIFICATION,
+    ):
+        self.rows, self.labels, self.teacher, self.kinds = rows, labels, teacher, (kind,)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -114,8 +121,8 @@ class SeededGroups(LengthGroupedSampler):
 
 
 class TaskTrainer(Trainer):
-    """Trainer with our loss (cross-entropy as a mean over the batch, or distillation), our parameter groups, and checkpoints
-    that hold what training moves instead of the whole model.
+    """Trainer with our loss (that of the task's kind as a mean over the batch, or distillation), our parameter groups, and
+    checkpoints that hold what training moves instead of the whole model.
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
     that may add to the loss, `share` says how much of its rate a step (from 0) has, where that is not one linear decay;
@@ -139,15 +146,14 @@ class TaskTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels, logits = inputs.pop("labels"), inputs.pop("teacher", None)
+        labels, taught = inputs.pop("labels"), inputs.pop("teacher", None)
+        kind = self.train_dataset.kinds[inputs.get("task", 0)]
         if self.teacher is not None:
-            outputs, loss = self.teacher.loss(model, inputs, labels)
+            outputs, loss = self.teacher.loss(model, inputs, labels, kind)
         else:
             outputs = model(**inputs)
-            known = logits is None
-            loss = (
-                functional.cross_entropy(outputs.logits, labels) if known else distillation_loss(outputs.logits, logits, labels)
-            )
+            logits = outputs.logits
+            loss = kind.loss(logits, labels) if taught is None else kind.distillation(logits, taught, labels)
         loss = loss + sum(link.penalty() for link in self.dense)
         return (loss, outputs) if return_outputs else loss
 

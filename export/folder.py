@@ -221,6 +221,7 @@ def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:
 def prove(found: Classifier, precision: str, path: Path) -> ParityResult:
     """Compare an exported file with its model. Raises CheckError E610 with the block where they part."""
     from compressor.tasks.features import pad, predict, torch_forward
+    from compressor.tasks.kinds import kind_with
     from export.parity import compare, in_other_batches, require
     from export.sessions import run, session
     from export.suspects import suspect_in_graph
@@ -229,8 +230,9 @@ def prove(found: Classifier, precision: str, path: Path) -> ParityResult:
     logits = [predict(side, found.rows, found.pad_id) for side in sides]
     batches = tuple(in_other_batches(side, found.rows, found.pad_id) for side in sides)
     kind = {"fp32": "onnx", "int8": "int8 on random rows"}.get(precision, precision)
+    task = kind_with(logits[0].shape[1])
     # there are no labels: the reference's own answers stand for them
-    result = compare(f"PyTorch -> {path.name}", kind, *logits, logits[0].argmax(axis=1), batches=batches)
+    result = compare(f"PyTorch -> {path.name}", kind, *logits, task.answers(logits[0]), task=task, batches=batches)
     worst = pad([found.rows[result.worst_row], found.rows[-1]], found.pad_id)
     require(result, lambda: suspect_in_graph(found.model, path, worst))
     return result

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from compressor.errors import CheckError
+from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import Forward, pad
-from compressor.tasks.metrics import accuracy
+from compressor.tasks.kinds import Agreement, Kind
+from compressor.tasks.metrics import difference_interval
 
-Metric = Callable[[np.ndarray, np.ndarray], float]
 Batches = dict[str, np.ndarray]
 """Logits (rows, classes) of some rows in several batch compositions, by the name of the composition."""
 
@@ -28,12 +30,12 @@ depend on where in memory the weights begin."""
 class Bound:
     """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`.
 
-    `agreement` is the least share of rows with the same label, `metric_loss` the most that the task metric may fall.
+    Where there is none, `metric_loss` is the most that the task metric may fall, and the kind of task says how far the outputs
+    must agree (`Agreement.least`).
     """
 
     difference: float | None = None
     relative: bool = False
-    agreement: float = 1.0
     metric_loss: float = 0.0
 
 
@@ -42,17 +44,17 @@ BOUNDS = {
     "merged": Bound(difference=0.0),
     "onnx": Bound(difference=1e-4, relative=True),
     "served": Bound(difference=1e-5),
-    "int8": Bound(agreement=0.97, metric_loss=0.01),
+    "int8": Bound(metric_loss=0.01),
     "fp16": Bound(difference=2e-2, relative=True),
-    # random rows lie where a classifier is unsure: this finds what is broken, and proves no quality
-    "int8 on random rows": Bound(agreement=0.9, metric_loss=0.1),
+    "int8 on random rows": Bound(metric_loss=0.1),
 }
 """Every hop's bound, in one table. Where logits are bounded, two logits closer than the bound may swap the label."""
 
 
 @dataclass(frozen=True)
 class ParityResult:
-    """One comparison. `worst_row` is the row with the largest excess over the bound; `metric_*` are the task metric.
+    """One comparison. `worst_row` is the row with the largest excess over the bound; `metric_*` are the task metric,
+    `agreement` is what the kind of task measures: the share of rows with the same label, or the concordance of numbers.
 
     `metric_interval` is the 95 % paired bootstrap interval of metric(candidate) - metric(reference). `batches` has the largest
     |Δlogit| of the rows that were compared in other batches, `failed_batches` those of them beyond the bound.
@@ -85,10 +87,10 @@ def compare(
     candidate: np.ndarray,
     labels: np.ndarray,
     *,
-    metric: Metric = accuracy,
+    task: Kind = CLASSIFICATION,
     batches: tuple[Batches, Batches] = ({}, {}),
 ) -> ParityResult:
-    """Compare logits (rows, classes) by the bound of `kind`. A shape that differs or a NaN fails, whatever the bound.
+    """Compare outputs (rows, outputs) by the bound of the hop's `kind`. Another shape or a NaN fails, whatever the bound.
 
     `batches` are the same two models on some of the rows in other batches (`in_other_batches` of each): the same bound holds
     there, but for the metric.
@@ -102,8 +104,9 @@ def compare(
         return _hopeless(hop, kind, reference, "finite logits", worst_row=int(broken.argmax()))
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
+    metric, within = task.metric.value, partial(_within, kind, task.agreement)
     before, after = metric(reference, labels), metric(candidate, labels)
-    failed = tuple(name for name, pair in others.items() if not _within(loose, *pair))
+    failed = tuple(name for name, pair in others.items() if not within(loose, *pair))
     # 1e-9: a loss of exactly one point must not fail by rounding
     kept = bound.difference is not None or before - after <= bound.metric_loss + 1e-9
     return ParityResult(
@@ -112,13 +115,13 @@ def compare(
         rows=len(reference),
         max_difference=float(difference.max()),
         mean_difference=float(difference.mean()),
-        agreement=_agreement(reference, candidate),
+        agreement=task.agreement.measure(reference, candidate),
         metric_reference=before,
         metric_candidate=after,
-        metric_interval=paired_interval(metric, reference, candidate, labels),
+        metric_interval=difference_interval(metric, candidate, reference, labels, resamples=RESAMPLES),
         worst_row=int((difference / _scale(bound, reference)).max(axis=1).argmax()),
-        bound=describe(bound),
-        passed=_within(bound, reference, candidate) and kept and not failed,
+        bound=describe(bound, kind, task),
+        passed=within(bound, reference, candidate) and kept and not failed,
         batches={name: float(np.abs(one - other).max()) for name, (one, other) in others.items()},
         failed_batches=failed,
     )
@@ -128,27 +131,11 @@ def _scale(bound: Bound, reference: np.ndarray) -> np.ndarray | float:
     return np.maximum(1.0, np.abs(reference)) if bound.relative else 1.0
 
 
-def _agreement(reference: np.ndarray, candidate: np.ndarray) -> float:
-    return float((reference.argmax(axis=1) == candidate.argmax(axis=1)).mean())
-
-
-def _within(bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool:
-    """Whether logits keep the part of a bound that needs no labels; False for a NaN, too."""
+def _within(kind: str, agreement: Agreement, bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool:
+    """Whether outputs keep the part of a bound that needs no labels; False for a NaN, too."""
     if bound.difference is None:
-        return bool(np.isfinite(candidate).all()) and _agreement(reference, candidate) >= bound.agreement
+        return bool(np.isfinite(candidate).all()) and agreement.measure(reference, candidate) >= agreement.least[kind]
     return bool((np.abs(candidate - reference) <= bound.difference * _scale(bound, reference)).all())
-
-
-def paired_interval(
-    metric: Metric, reference: np.ndarray, candidate: np.ndarray, labels: np.ndarray, seed: int = 0
-) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of metric(candidate) - metric(reference), both judged on the same draws of rows."""
-    if np.array_equal(reference, candidate):
-        return 0.0, 0.0
-    draws = np.random.default_rng(seed).integers(0, len(labels), size=(RESAMPLES, len(labels)))
-    changes = [metric(candidate[rows], labels[rows]) - metric(reference[rows], labels[rows]) for rows in draws]
-    low, high = np.percentile(changes, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def in_other_batches(forward: Forward, rows: Sequence[dict[str, list[int]]], pad_id: int, most: int = 32) -> Batches:
@@ -166,10 +153,11 @@ def in_other_batches(forward: Forward, rows: Sequence[dict[str, list[int]]], pad
     return {name: np.concatenate([forward(pad(list(batch), pad_id)) for batch in each]) for name, each in made.items()}
 
 
-def describe(bound: Bound) -> str:
-    """A bound in words."""
+def describe(bound: Bound, kind: str, task: Kind) -> str:
+    """The bound of a hop's kind in words."""
     if bound.difference is None:
-        return f"labels agree on {bound.agreement:.0%}, metric falls by at most {100 * bound.metric_loss:.1f} points"
+        agree = task.agreement
+        return f"{agree.words} {agree.least[kind]:.0%}, metric falls by at most {100 * bound.metric_loss:.1f} points"
     if bound.difference == 0.0:
         return "equal bit for bit"
     return f"|Δlogit| <= {bound.difference:g}" + (" x max(1, |logit|)" if bound.relative else "")
@@ -188,7 +176,7 @@ def failure(result: ParityResult, suspect: str = "") -> CheckError:
     return CheckError(
         "E610",
         f"{result.hop}: not the same function (allowed: {result.bound}; found: |Δlogit| {result.max_difference:.3g}, "
-        f"labels agree on {result.agreement:.1%}, metric {result.metric_reference:.4f} -> {result.metric_candidate:.4f}, "
+        f"agreement {result.agreement:.1%}, metric {result.metric_reference:.4f} -> {result.metric_candidate:.4f}, "
         f"worst row {result.worst_row} of {result.rows}{'; ' + apart if apart else ''}"
         f"{'; suspected: ' + suspect if suspect else ''})",
         "Nothing was published; look at that row first",

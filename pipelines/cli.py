@@ -8,6 +8,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -357,7 +358,7 @@ def export(
         )
         for one, row in zip(summary["files"].values(), summary["parity"], strict=True)
     ]
-    _table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "labels agree"), rows)
+    _table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "agree"), rows)
     inputs = next(iter(summary["files"].values()))["inputs"]
     shapes = ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in inputs.items())
     click.echo(f"inputs: {shapes} (int64); opset {summary['opset']}; {summary['parity'][0]['rows']} random rows")
@@ -379,19 +380,18 @@ def export(
 def predict(
     url: str, model: str, texts: tuple[str, ...], pairs: tuple[str, ...], tokenizer: Path | None, as_json: bool
 ) -> None:
-    """Ask the MODEL that is served at URL (host:port) for the label of each TEXT."""
+    """Ask the MODEL that is served at URL (host:port) for the label, or the number, of each TEXT."""
     from serving.client import predict as ask
 
     if pairs and len(pairs) != len(texts):
         raise UserError("E112", f"{len(pairs)} --pair for {len(texts)} texts", "Give --pair once for each text, in order")
     answers = ask(url, model, list(zip(texts, pairs, strict=True)) if pairs else list(texts), tokenizer_folder=tokenizer)
     if as_json:
-        rows = [{"text": text, "label": one.label, "scores": one.scores} for text, one in zip(texts, answers, strict=True)]
+        rows = [{"text": text, **asdict(one)} for text, one in zip(texts, answers, strict=True)]
         click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for text, one in zip(texts, answers, strict=True):
-        scores = "  ".join(f"{label} {score:.3f}" for label, score in one.scores.items())
-        click.echo(f"{one.label}  ({scores})  {text}")
+        click.echo(f"{one}  {text}")
 
 
 def _load(file: str, overrides: Sequence[str]) -> Pipeline:
@@ -431,8 +431,11 @@ def _show_summary(result: RunResult) -> None:
         _summary(result.folder)
     for artifact in result.artifacts.values():
         if tasks := artifact.metadata.get("tasks"):
-            rows = [(one["task"], f"{one['quality'][one['metric']]:.4f}", f"{one['bytes']:,}", one["file"]) for one in tasks]
-            _table(("task", tasks[0]["metric"], "bytes", "file"), rows)
+            rows = [
+                (one["task"], one["metric"], f"{one['quality'][one['metric']]:.4f}", f"{one['bytes']:,}", one["file"])
+                for one in tasks
+            ]
+            _table(("task", "metric", "quality", "bytes", "file"), rows)
     what, place = ("report", result.report) if result.report else ("run", result.folder)
     click.echo(f"{what}: {_near(place)}")
 

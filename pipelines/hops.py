@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one side of a comparison says: logits (rows, classes) of all rows, and of some of them in other batches."""
+    """What one side of a comparison says: logits (rows, outputs) of all rows, and of some of them in other batches."""
 
     logits: np.ndarray
     batches: Batches
@@ -43,7 +43,7 @@ def compare_answers(hop: str, kind: str, reference: Answers, candidate: Answers,
     from export.parity import compare
 
     batches = (reference.batches, candidate.batches)
-    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, batches=batches)
+    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, batches=batches)
 
 
 def compare_modules(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from compressor.tasks import TaskConfig
     from compressor.tasks.features import Forward
+    from compressor.tasks.kinds import Kind
 
 PARITY_ROWS = 256
 """Validation rows that a parity check compares: the longest and the shortest are among them."""
@@ -22,10 +23,11 @@ PARITY_ROWS = 256
 
 @dataclass(frozen=True)
 class Rows:
-    """One split as tokens: unpadded rows and labels (rows,)."""
+    """One split as tokens: unpadded rows and labels (rows,), of a kind of task."""
 
     tokens: list[dict[str, list[int]]]
     labels: np.ndarray
+    kind: Kind
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -33,13 +35,18 @@ class Rows:
     def sample(self, count: int) -> Rows:
         """`count` rows evenly spread over the lengths, so that short and long rows are all seen."""
         order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
-        chosen = [order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
-        return Rows([self.tokens[row] for row in chosen], self.labels[chosen])
+        return self._of([order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
 
     def draw(self, count: int, seed: int) -> Rows:
         """`count` rows (all, when there are fewer) at random."""
-        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
-        return Rows([self.tokens[row] for row in chosen], self.labels[chosen])
+        return self._of(np.random.default_rng(seed).permutation(len(self))[:count])
+
+    def _of(self, chosen: Sequence[int] | np.ndarray) -> Rows:
+        return Rows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
+
+    def quality(self, logits: np.ndarray) -> dict[str, Any]:
+        """The metrics of a model's answers (rows, outputs) to all of these rows, as they stand in metadata and reports."""
+        return self.kind.quality(logits, self.labels)
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,11 @@ class Data:
     label_names: list[str]
     pad_id: int
 
+    @property
+    def kind(self) -> Kind:
+        """What sort of task it is."""
+        return self.train.kind
+
 
 def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
     """Read and tokenize the files of the task, or of one of the many, with the base model's tokenizer."""
@@ -58,6 +70,7 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
 
     from compressor.models import end_id, padding_id, tokenizer_of
     from compressor.tasks.features import check_ends, tokenize
+    from compressor.tasks.kinds import kind_of
     from compressor.tasks.reading import read_task
 
     folder, config = inputs.base.folder, config or inputs.task
@@ -67,7 +80,7 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
         tokens = tokenize(tokenizer, split, config)
         if end is not None:
             check_ends(tokenizer, tokens, split, end, path)
-        splits.append(Rows(tokens, np.array(split.labels)))
+        splits.append(Rows(tokens, np.array(split.labels), kind_of(config.kind)))
     return Data(*splits, task.label_names, padding_id(AutoConfig.from_pretrained(folder), folder))
 
 
@@ -84,7 +97,7 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 def predict_rows(
     forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = 32
 ) -> np.ndarray:
-    """Logits (rows, classes) of any `Forward`, with a progress bar."""
+    """Logits (rows, outputs) of any `Forward`, with a progress bar."""
     from compressor.tasks.features import predict
 
     with workspace.progress(description, len(rows)) as bar:
@@ -100,18 +113,6 @@ def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[d
     for chosen in batches(rows.tokens, batch_size):
         batch = pad([rows.tokens[row] for row in chosen], pad_id)
         yield {key: torch.from_numpy(value) for key, value in batch.items()}, torch.from_numpy(rows.labels[chosen])
-
-
-def quality(logits: np.ndarray, labels: np.ndarray) -> dict:
-    """Accuracy with its 95 % bootstrap interval, and Matthews correlation, as they stand in metadata and reports."""
-    from compressor.tasks.metrics import accuracy, accuracy_interval, matthews
-
-    return {
-        "accuracy": accuracy(logits, labels),
-        "interval": list(accuracy_interval(logits, labels)),
-        "matthews": matthews(logits, labels),
-        "rows": len(labels),
-    }
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:
@@ -132,7 +133,7 @@ def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Works
     return {
         "merged": False,
         "weights_moved": weights_moved(model),
-        "quality": quality(logits, data.validation.labels),
+        "quality": data.validation.quality(logits),
         "kept": kept_of(model),
         "labels": data.label_names,
     }

@@ -24,16 +24,17 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     from compressor.storage.task_files import SHARED, write_tasks
     from compressor.training import Rows, train
     from pipelines.loading import load_data
-    from pipelines.stages.tune import load_options, schedule_of, settings_of, stepping
+    from pipelines.stages.tune import load_options, schedule_of, settings_of, stepping, with_start
 
     data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
     pad_id = next(iter(data.values())).pad_id
     row, temperature = method(config.method), config.temperature or TEMPERATURE
-    model = join_heads((name, build(inputs.base.folder, one.label_names, inputs.seed)) for name, one in data.items())
+    built = ((name, build(inputs.base.folder, one.label_names, inputs.seed)) for name, one in data.items())
+    model = join_heads((name, with_start(model, inputs.tasks[name], data[name])) for name, model in built)
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
 
-    mixture = Mixture([Rows(one.train.tokens, one.train.labels.tolist()) for one in data.values()], temperature)
+    mixture = Mixture([Rows(one.train.tokens, one.train.labels.tolist(), kind=one.kind) for one in data.values()], temperature)
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
         losses = train(model, mixture, pad_id, schedule, workspace.unfinished, stepping(bar))
@@ -63,9 +64,8 @@ def measure(
     """Quality on all validation rows, size and share of the training of every task, each from its file on one live base."""
     from compressor import load
     from compressor.multitask import probabilities
-    from compressor.tasks import METRIC
     from compressor.tasks.features import torch_forward
-    from pipelines.loading import predict_rows, quality
+    from pipelines.loading import predict_rows
 
     rows, model = [], inputs.base.folder
     shares = probabilities([len(one.train) for one in data.values()], temperature)
@@ -77,8 +77,8 @@ def measure(
                 "task": name,
                 "file": f"{TASKS}/{files[name].name}",
                 "bytes": files[name].stat().st_size,
-                "metric": METRIC,
-                "quality": quality(logits, one.validation.labels),
+                "metric": one.kind.metric.key,
+                "quality": one.validation.quality(logits),
                 "labels": one.label_names,
                 "rows": len(one.train),
                 "probability": float(share),

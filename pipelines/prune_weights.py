@@ -162,7 +162,7 @@ def carry_out(
     rows = data.validation.sample(PARITY_ROWS)
     reference = predict_rows(torch_forward(before), rows, data, workspace, "weights overwritten")
     candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
-    result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels)
+    result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
     require(result)
     return {**item.model_dump(), **account(item, matrices, pools), "parity": result.to_json()}
 
@@ -184,7 +184,8 @@ def score(
         return importance(matrices, item.criterion, changes, seed)
     rows = data.train.sample(item.rows)
     with workspace.progress(f"scoring weights by {item.criterion}", len(rows)) as bar:
-        return loss_importance(model, matrices, item.criterion, tensor_batches(rows, data.pad_id, 32), bar.advance)
+        batches = tensor_batches(rows, data.pad_id, 32)
+        return loss_importance(model, matrices, item.criterion, batches, bar.advance, kind=data.kind)
 
 
 def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TRAINED = ("tune", "recover")
 DRIFT = 0.005
-"""Most that an accuracy may differ from the recorded one: another processor may turn a row that lies on the edge."""
+"""Most that a metric may differ from the recorded one: another processor may turn a row that lies on the edge."""
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,11 @@ class Verification:
 
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
         from compressor.tasks.features import torch_forward
-        from pipelines.loading import load_model, predict_rows, quality
+        from pipelines.loading import load_model, predict_rows
 
-        rows, recorded = self.data.validation, made.metadata["quality"]["accuracy"]
+        rows, key = self.data.validation, self.data.kind.metric.key
         logits = predict_rows(torch_forward(load_model(made, inputs.base)), rows, self.data, self.workspace, "quality")
-        require_quality(logits, quality(logits, rows.labels)["accuracy"], recorded, len(rows))
+        require_quality(logits, key, rows.quality(logits)[key], made.metadata["quality"][key], len(rows))
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
@@ -291,13 +291,13 @@ class _Reference:
             self.answers = ask(torch_forward(self.model), of.data.validation, of.data, of.workspace, self.name)
 
 
-def require_quality(logits: np.ndarray, accuracy: float, recorded: float, rows: int) -> None:
-    """Raises CheckError E613 for logits that are not finite, or an accuracy that differs from the recorded one."""
+def require_quality(logits: np.ndarray, metric: str, found: float, recorded: float, rows: int) -> None:
+    """Raises CheckError E613 for logits that are not finite, or a metric that differs from the recorded one."""
     mend = "The model is not the one that was measured: run its stage again with --force"
     if not np.isfinite(logits).all():
         raise CheckError("E613", "logits are not finite", mend)
-    if abs(accuracy - recorded) > max(DRIFT, 1 / rows) + 1e-9:
-        raise CheckError("E613", f"accuracy {accuracy:.4f}, recorded {recorded:.4f}", mend)
+    if abs(found - recorded) > max(DRIFT, 1 / rows) + 1e-9:
+        raise CheckError("E613", f"{metric} {found:.4f}, recorded {recorded:.4f}", mend)
 
 
 def require_same(what: str, found: Any, wanted: Any) -> None:

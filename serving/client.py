@@ -1,11 +1,10 @@
-"""Talk to a Triton server: tensors in and out (`Client`), or texts in and labels out (`predict`)."""
+"""Talk to a Triton server: tensors in and out (`Client`), or texts in and labels or numbers out (`predict`)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,16 +17,12 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Encoding, Tokenizer
 
+    from compressor.tasks.classification import Prediction
+    from compressor.tasks.kinds import Kind
+    from compressor.tasks.regression import Estimate
+
 CONNECT_SECONDS = 10.0
 ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The likeliest label of one text, and the probability of every label in the model's order."""
-
-    label: str
-    scores: dict[str, float]
 
 
 class Client:
@@ -99,8 +94,8 @@ class Client:
 
 def predict(
     url: str, model: str, texts: Sequence[str] | Sequence[tuple[str, str]], tokenizer_folder: Path | None = None
-) -> list[Prediction]:
-    """Classify texts, or pairs of texts, with a served model; one Prediction a text, in order.
+) -> list[Prediction] | list[Estimate]:
+    """Ask a served model about texts, or pairs of texts: one Prediction a text, or Estimate for a regression, in order.
 
     The tokenizer comes from `tokenizer_folder`, or from the repository when the server runs on this machine.
     Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier),
@@ -111,21 +106,13 @@ def predict(
     with Client(url) as client:
         config = client.config(model)
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        kind = kind_served(model, parameters)
         labels, output = labels_of(model, config, parameters)
         encoder = Encoder(model, config, parameters, tokenizer_folder or find_tokenizer(client, model))
         size = config["max_batch_size"] or max(len(texts), 1)
         batches = [texts[start : start + size] for start in range(0, len(texts), size)]
         logits = [row for batch in batches for row in client.infer(model, encoder(batch))[output].astype(np.float64)]
-    return [prediction(labels, row) for row in logits]
-
-
-def prediction(labels: Sequence[str], logits: np.ndarray) -> Prediction:
-    """Softmax of one row of logits, (classes,), with names."""
-    import numpy as np
-
-    weights = np.exp(logits - logits.max())
-    scores = dict(zip(labels, (weights / weights.sum()).tolist(), strict=True))
-    return Prediction(max(scores, key=scores.__getitem__), scores)
+    return [kind.prediction(labels, row) for row in logits]
 
 
 class Encoder:
@@ -204,11 +191,23 @@ def find_tokenizer(client: Client, model: str) -> Path:
 
 
 def labels_of(model: str, config: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[list[str], str]:
-    """The labels and the name of the output they belong to. Raises UserError E716 when the model has none."""
+    """The names of the outputs and the tensor that holds them. Raises UserError E716 when the model has none."""
     output = next((tensor["name"] for tensor in config["output"] if tensor.get("label_filename")), None)
     if output is None or "labels" not in parameters:
         raise UserError("E716", f"model '{model}' has no labels to predict", "Deploy a classifier, or use Client.infer")
     return json.loads(parameters["labels"]), output
+
+
+def kind_served(model: str, parameters: Mapping[str, str]) -> Kind:
+    """The kind of task that a model is for: classification where it does not say. Raises UserError E716 for an unknown one."""
+    from compressor.tasks import KINDS
+    from compressor.tasks.kinds import kind_of
+
+    name = parameters.get("task", "classification")
+    if name not in KINDS:
+        what = f"model '{model}' is for the task '{name}', which is not known here"
+        raise UserError("E716", what, f"Deploy one for {' or '.join(KINDS)}, or use Client.infer")
+    return kind_of(name)
 
 
 def parse_url(url: str) -> tuple[str, int]:

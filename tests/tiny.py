@@ -125,6 +125,21 @@ def write_data(folder: Path, *, rows: int = 160, pairs: bool = False, classes: i
     return {"train": "train.tsv", "validation": "dev.tsv", "text": columns, "label": "label", "max_length": 32}
 
 
+def write_scores(folder: Path, *, rows: int = 160) -> dict:
+    """The same for a regression on pairs: the score is 5 times the share of good words among the telling; returns `task:`."""
+    draw = random.Random(0)
+    for name, count in (("train", rows), ("dev", 2 * rows)):
+        lines = ["first\tsecond\tscore"]
+        for _ in range(count):
+            good, bad = draw.choice([(0, 2), (1, 3), (1, 2), (1, 1), (2, 1), (3, 1), (2, 0)])
+            words = draw.choices(GOOD, k=good) + draw.choices(BAD, k=bad) + draw.choices(FILLER, k=draw.randint(0, 6))
+            draw.shuffle(words)
+            lines.append(f"{' '.join(words)}\t{' '.join(draw.choices(FILLER, k=3))}\t{5 * good / (good + bad):.3f}")
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    task = {"kind": "regression", "train": "train.tsv", "validation": "dev.tsv", "text": ["first", "second"], "label": "score"}
+    return {**task, "max_length": 32}
+
+
 STAGES = [
     {"select": {"count": 4}},
     {"tune": {"method": "dsee", "rank": 4, "epochs": 6, "learning_rate": 0.02, "batch_size": 8}},
@@ -143,14 +158,16 @@ STAGES = [
 """The quickstart's shape, in seconds."""
 
 
-def write_pipeline(folder: Path, *, stages: list | None = None, model_type: str = "bert", **data) -> Path:
+def write_pipeline(
+    folder: Path, *, stages: list | None = None, model_type: str = "bert", kind: str = "classification", **data
+) -> Path:
     """A whole project in `folder`: model, data and pipeline.yaml; returns the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
     write_model(folder / "model", model_type)
     pipeline = {
         "name": "tiny",
         "model": "./model",
-        "task": write_data(folder, **data),
+        "task": {"classification": write_data, "regression": write_scores}[kind](folder, **data),
         "stages": stages if stages is not None else STAGES,
     }
     path = folder / "pipeline.yaml"

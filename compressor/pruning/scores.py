@@ -17,6 +17,8 @@ from compressor.anatomy import Layer, Matrix, layers_of
 from compressor.errors import UserError
 from compressor.modules import STRUCTURES
 from compressor.pruning.names import LOSS_POWER, Criterion, Structure
+from compressor.tasks.classification import KIND as CLASSIFICATION
+from compressor.tasks.kinds import Kind
 
 Changes = Mapping[str, Tensor]
 """Path of a matrix -> ΔW (out, in)."""
@@ -102,6 +104,8 @@ def loss_scores(
     criterion: Criterion,
     encodings: Sequence[tuple[dict[str, Tensor], Tensor]],
     on_batch: Callable[[int], None] = lambda rows: None,
+    *,
+    kind: Kind = CLASSIFICATION,
 ) -> list[Tensor]:
     """What silencing a unit changes in the loss, to first order: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
     (fisher, Kwon et al. 2022), where e = Σ_t x · ∂L/∂x.
@@ -116,7 +120,7 @@ def loss_scores(
     with _probed(model, structure) as probe:
         for encoding, labels in encodings:
             # the sum over rows makes each row's gradient its own
-            loss = nn.functional.cross_entropy(model(**encoding).logits, labels, reduction="sum")
+            loss = kind.loss(model(**encoding).logits, labels, "sum")
             gradients = torch.autograd.grad(loss, [probe.seen[number][1] for number in probe.blocks])
             for number, gradient in zip(probe.blocks, gradients, strict=True):
                 effect = (probe.seen[number][0].detach() * gradient).sum(dim=1)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from compressor.anatomy import Matrix, layers_of
 from compressor.deltas import Mask, attach, chains, detach, merged_copy
@@ -18,6 +17,8 @@ from compressor.errors import UserError
 from compressor.pruning.names import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.pruning.scores import Changes
 from compressor.sources import top_mask
+from compressor.tasks.classification import KIND as CLASSIFICATION
+from compressor.tasks.kinds import Kind
 
 HIDDEN = -1.0
 """Score of what is hidden already: below every other, so that it goes first and counts among what goes."""
@@ -50,10 +51,12 @@ def loss_importance(
     criterion: WeightCriterion,
     encodings: Iterable[tuple[dict[str, Tensor], Tensor]],
     on_batch: Callable[[int], None] = lambda rows: None,
+    *,
+    kind: Kind = CLASSIFICATION,
 ) -> dict[str, Tensor]:
     """Σ over batches of |w · g| (taylor) or of (w · g)² (fisher), (out, in) by path: what a weight's loss changes without it.
 
-    w is W + ΔW and g the gradient of a batch's summed cross-entropy at it; within a batch rows may cancel. `encodings` are
+    w is W + ΔW and g the gradient of a batch's summed loss at it; within a batch rows may cancel. `encodings` are
     (inputs, labels). `model` is left alone.
     """
     merged = merged_copy(model).eval().requires_grad_(False)
@@ -62,7 +65,7 @@ def loss_importance(
     stored = {id(one.owner): one.owner.weight.requires_grad_(True) for one in copies}  # parts of a fused weight share it
     totals = {owner: torch.zeros_like(weight) for owner, weight in stored.items()}
     for encoding, labels in encodings:
-        loss = functional.cross_entropy(merged(**encoding).logits, labels, reduction="sum")
+        loss = kind.loss(merged(**encoding).logits, labels, "sum")
         gradients = torch.autograd.grad(loss, list(stored.values()))
         for (owner, weight), gradient in zip(stored.items(), gradients, strict=True):
             totals[owner] += (weight.detach() * gradient).abs().pow(LOSS_POWER[criterion])

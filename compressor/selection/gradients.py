@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from compressor.anatomy import Matrix
 from compressor.deltas import original
+from compressor.tasks.classification import KIND as CLASSIFICATION
+from compressor.tasks.kinds import Kind
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ def gradient_scores(
     *,
     asking: Asking = Asking(),
     heuristic: Heuristic = Heuristic(),
+    kind: Kind = CLASSIFICATION,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Tensor]:
-    """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is their mean cross-entropy.
+    """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is their mean one of `kind`.
 
     The matrices must be plain parameters but for masks (`merge_deltas`); what a mask hides has no gradient, so it scores 0 and
     is no candidate. The model comes back in eval mode, frozen.
@@ -58,7 +60,7 @@ def gradient_scores(
     totals = {key: torch.zeros_like(weight) for key, weight in weights.items()}
     model.train(asking.train)
     for encoding, labels in batches:
-        loss = functional.cross_entropy(model(**encoding).logits, labels)
+        loss = kind.loss(model(**encoding).logits, labels)
         gradients = torch.autograd.grad(loss, list(weights.values()))
         if asking.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))

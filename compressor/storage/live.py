@@ -96,13 +96,14 @@ def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[st
     """Give `model` another task head, of another number of classes too. `check_head` was asked before."""
     from torch import nn
 
+    from compressor.models import name_outputs
+
     for name, tensor in head.items():
         path, _, leaf = name.rpartition(".")
         owner, there = model.get_submodule(path), model.get_parameter(name)
         setattr(owner, leaf, nn.Parameter(tensor.to(there), requires_grad=there.requires_grad))
         if isinstance(owner, nn.Linear):
             owner.out_features, owner.in_features = owner.weight.shape
-    model.config.id2label = dict(enumerate(label_names))
-    model.config.label2id = {name: index for index, name in enumerate(label_names)}
+    name_outputs(model.config, label_names)
     if hasattr(model, "num_labels"):
         model.num_labels = len(label_names)

@@ -1,7 +1,7 @@
 """A labelled task: what the user's files hold, and the doors through which they come in.
 
-One kind so far, classification of single sentences or sentence pairs into two or more classes. A new kind is a file
-here and a word in `TaskConfig.kind`.
+Two kinds, of single sentences or sentence pairs: classes and numbers. `kinds.Kind` says what differs between them; a new one
+is a file here and a word in `KINDS`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-METRIC = "accuracy"
-"""The task metric of classification."""
+KINDS = ("classification", "regression")
+"""Every kind of task; each is a file beside this one."""
 
 
 class Subset(BaseModel):
     """A random part of the training rows: floor(`share` x rows) of them, without replacement, in the file's order.
 
-    One `seed` draws the same rows every time; classes are not balanced. The validation rows stay whole.
+    One `seed` draws the same rows every time; labels are not balanced. The validation rows stay whole.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,7 +32,7 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["classification"] = "classification"
+    kind: Literal[KINDS] = "classification"
     train: Path
     validation: Path
     text: str | list[str] = "text"

@@ -1,6 +1,8 @@
-"""Quality of logits against labels, with intervals: a difference without one proves nothing."""
+"""Quality of outputs against labels, with intervals: a difference without one proves nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -24,19 +26,75 @@ def matthews(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(covariance / np.sqrt(spread)) if spread else 0.0
 
 
-def _interval(per_row: np.ndarray, seed: int) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean over rows."""
-    draws = np.random.default_rng(seed).integers(0, len(per_row), size=(RESAMPLES, len(per_row)))
-    low, high = np.percentile(per_row[draws].mean(axis=1), [2.5, 97.5])
+def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """Share of rows in which two arrays of logits (rows, classes) have the same largest one."""
+    return float((reference.argmax(axis=1) == candidate.argmax(axis=1)).mean())
+
+
+def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where there is none: one is constant, or no number."""
+    return _correlation(outputs[:, 0], labels)
+
+
+def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """`pearson` of the ranks; equal values share the mean of theirs."""
+    return _correlation(_ranks(outputs[:, 0]), _ranks(labels))
+
+
+def concordance(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """Lin's concordance of two arrays of outputs (rows, 1): 2 cov / (var + var + (difference of means)²), in [-1, 1].
+
+    1 only where both are equal: unlike a correlation, it falls with what is shifted or stretched (Lin 1989).
+    """
+    one, other = (values[:, 0].astype(np.float64) for values in (reference, candidate))
+    if np.array_equal(one, other):
+        return 1.0
+    apart = one.var() + other.var() + (one.mean() - other.mean()) ** 2
+    return float(2 * ((one - one.mean()) * (other - other.mean())).mean() / apart)
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    one, other = (values.astype(np.float64) - values.mean(dtype=np.float64) for values in (one, other))
+    lengths = np.linalg.norm(one) * np.linalg.norm(other)
+    return float(np.clip(one @ other / lengths, -1.0, 1.0)) if lengths > 0 else 0.0
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1, (rows,)."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place]
+
+
+def _draws(rows: int, count: int, seed: int) -> Iterator[np.ndarray]:
+    """Row numbers of `count` resamples with replacement."""
+    generator = np.random.default_rng(seed)
+    return (generator.integers(0, rows, size=rows) for _ in range(count))
+
+
+def _middle(values: list[float]) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
-def accuracy_interval(logits: np.ndarray, labels: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the accuracy over validation rows."""
-    return _interval((logits.argmax(axis=1) == labels).astype(float), seed)
+Measure = Callable[[np.ndarray, np.ndarray], float]
 
 
-def difference_interval(candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % paired bootstrap interval of accuracy(candidate) - accuracy(reference): both are judged on the same draws."""
-    hits = [(logits.argmax(axis=1) == labels).astype(float) for logits in (candidate, reference)]
-    return _interval(hits[0] - hits[1], seed)
+def interval(metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of a metric over rows."""
+    return _middle([metric(outputs[rows], labels[rows]) for rows in _draws(len(labels), RESAMPLES, seed)])
+
+
+def difference_interval(
+    metric: Measure,
+    candidate: np.ndarray,
+    reference: np.ndarray,
+    labels: np.ndarray,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """95 % paired bootstrap interval of metric(candidate) - metric(reference): both are judged on the same draws."""
+    if np.array_equal(candidate, reference):
+        return 0.0, 0.0
+    draws = _draws(len(labels), resamples, seed)
+    return _middle([metric(candidate[rows], labels[rows]) - metric(reference[rows], labels[rows]) for rows in draws])

@@ -7,7 +7,6 @@ import difflib
 import io
 import json
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,22 +14,17 @@ from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import Subset, TaskConfig
-
-MAX_CLASSES = 200
-"""More distinct labels than this is a column of ids or numbers, not of classes."""
-
-INTEGER = re.compile(r"-?\d{1,99}")
-"""A label that is an integer. Not every `isdigit()` is: '²' and '--5' are none, nor thousands of digits."""
+from compressor.tasks.kinds import Kind, Labels, kind_of
 
 Rows = list[tuple[int, dict[str, object]]]
 
 
 @dataclass(frozen=True)
 class Split:
-    """One file: `texts[i]` has one string, or two for a pair; `labels[i]` indexes the task's label names."""
+    """One file: `texts[i]` has one string, or two for a pair; `labels[i]` indexes the task's label names, or is a number."""
 
     texts: list[tuple[str, ...]]
-    labels: list[int]
+    labels: Labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,28 +50,30 @@ def read_task(task: TaskConfig) -> TaskData:
             faults.append(error)
     if faults:
         raise UserErrors(faults)
-    names = _label_names(task.train, [label for _, _, label in splits[0]])
-    index = {name: number for number, name in enumerate(names)}
-    _check_validation_labels(task.validation, splits[1], index)
-    train, validation = (Split([text for _, text, _ in rows], [index[label] for _, _, label in rows]) for rows in splits)
-    return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train), validation, names)
+    kind = kind_of(task.kind)
+    names = kind.outputs(task, [label for _, _, label in splits[0]])
+    train, validation = (
+        Split([text for _, text, _ in rows], kind.targets(path, [(line, label) for line, _, label in rows], names))
+        for path, rows in zip((task.train, task.validation), splits, strict=True)
+    )
+    return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
 
 
-def _drawn(train: Split, subset: Subset, names: list[str], path: Path) -> Split:
-    """The rows that `subset` draws. Raises UserError E211 when a class of the file has none among them."""
+def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Kind) -> Split:
+    """The rows that `subset` draws. Raises UserError E211 when they lack what a training needs."""
     # the share as it is written: 0.29 of 100 rows are 29, though 0.29 * 100 is below that in floating point
     count = int(Fraction(str(subset.share)) * len(train))
     rows = sorted(random.Random(subset.seed).sample(range(len(train)), count))
     labels = [train.labels[row] for row in rows]
-    if missing := set(range(len(names))) - set(labels):
-        what = f"the subset of {count} of {len(train)} rows (seed {subset.seed}) holds none of class '{names[min(missing)]}'"
-        raise UserError("E211", what, "Raise subset.share, take another subset.seed, or add rows of the class", str(path))
+    if missing := kind.lacks(labels, names):
+        what = f"the subset of {count} of {len(train)} rows (seed {subset.seed}) holds {missing}"
+        raise UserError("E211", what, "Raise subset.share, take another subset.seed, or add such rows", str(path))
     return Split([train.texts[row] for row in rows], labels)
 
 
-def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str, ...], str]]:
+def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str, ...], str | float]]:
     """(line, texts, label) of every row of one file."""
-    rows = _read(path)
+    rows, kind = _read(path), kind_of(task.kind)
     if not rows:
         raise UserError("E204", "the file has no rows", "Give at least one row below the header", str(path))
     columns = list(rows[0][1])
@@ -87,19 +83,15 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str,
     checked = []
     for line, row in rows:
         texts = tuple(row[name] for name in task.text_columns)
-        label = _label(row[task.label])
+        label = kind.read(row[task.label])
         for name, text in zip(task.text_columns, texts, strict=True):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(
                     "E206", f"column '{name}' holds {text!r}, not text", "Fill it or drop the row", f"{path}:{line}"
                 )
         if label is None:
-            raise UserError(
-                "E207",
-                f"column '{task.label}' holds {row[task.label]!r:.60}, not a class",
-                "Use one word or integer a class",
-                f"{path}:{line}",
-            )
+            what, mend = kind.label
+            raise UserError("E207", f"column '{task.label}' holds {row[task.label]!r:.60}, not {what}", mend, f"{path}:{line}")
         checked.append((line, texts, label))
     for position, name in enumerate(task.text_columns):
         if all(_is_number(texts[position]) for _, texts, _ in checked):
@@ -107,13 +99,6 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str,
                 "E206", f"column '{name}' holds only numbers", "Name the column that holds the sentences", f"{path}:1"
             )
     return checked
-
-
-def _label(value: object) -> str | None:
-    """A class as text; None for what is none: nothing, a fraction, a list, digits that make no integer."""
-    label = "" if value is None or isinstance(value, float | dict | list) else str(value).strip()
-    broken = label.lstrip("-").isdigit() and not INTEGER.fullmatch(label)
-    return None if broken or not label else label
 
 
 def _nearest_column(name: str, columns: list[str]) -> str:
@@ -127,29 +112,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _label_names(path: Path, labels: list[str]) -> list[str]:
-    """Distinct labels, integers in numeric order, words in alphabetical order."""
-    names = set(labels)
-    if len(names) < 2:
-        raise UserError("E208", f"every row has the label '{labels[0]}'", "Training needs two classes or more", str(path))
-    if len(names) > MAX_CLASSES:
-        raise UserError(
-            "E208",
-            f"{len(names)} distinct labels in {len(labels)} rows",
-            f"At most {MAX_CLASSES} classes; check task.label",
-            str(path),
-        )
-    return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
-
-
-def _check_validation_labels(path: Path, rows: list, known: dict[str, int]) -> None:
-    for line, _, label in rows:
-        if label not in known:
-            raise UserError(
-                "E209", f"label '{label}' never occurs in training", f"Training has: {', '.join(known)}", f"{path}:{line}"
-            )
 
 
 def _read(path: Path) -> Rows:

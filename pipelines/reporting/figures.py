@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.reporting.format import percent, significant
+from pipelines.reporting.format import hundredths, sentence, significant
 
 Record = dict[str, Any]
 
@@ -73,10 +73,10 @@ def whisker(low: list[float], high: list[float], axis: str = "y") -> Record:
     return {f"error_{axis}": {**bars, "color": "#6b7788"}}
 
 
-def interval_whisker(qualities: list[Record]) -> Record:
-    """Error bars, in percent, of accuracies with their intervals."""
-    low = [100 * (row["accuracy"] - row["interval"][0]) for row in qualities]
-    return whisker(low, [100 * (row["interval"][1] - row["accuracy"]) for row in qualities])
+def interval_whisker(qualities: list[Record], key: str) -> Record:
+    """Error bars, times 100, of a metric with its intervals."""
+    low = [100 * (row[key] - row["interval"][0]) for row in qualities]
+    return whisker(low, [100 * (row["interval"][1] - row[key]) for row in qualities])
 
 
 def grid(report: Record) -> list[tuple[int, int]]:
@@ -89,22 +89,24 @@ def at(variant: Record, cell: tuple[int, int]) -> Record:
 
 
 def tradeoff(report: Record) -> Figure:
-    cell = (report["cells"][-1]["batch"], report["cells"][-1]["length"])
+    cell, metric = (report["cells"][-1]["batch"], report["cells"][-1]["length"]), report["metric"]
     data = [
         {
             "type": "scatter",
             "mode": "markers",
             "name": row["name"],
             "x": [at(row, cell)["p50"]],
-            "y": [100 * row["quality"]["accuracy"]],
+            "y": [100 * row["quality"][metric["key"]]],
             "marker": {"size": 13, "color": colour(row), "symbol": SYMBOLS.get((row["runtime"], row["precision"]), "cross")},
-            **interval_whisker([row["quality"]]),
+            **interval_whisker([row["quality"]], metric["key"]),
         }
         for row in report["variants"]
     ]
-    axes = {"xaxis": {"title": {"text": "p50 latency, ms"}, "rangemode": "tozero"}, "yaxis": {"title": {"text": "accuracy, %"}}}
+    side = {"title": {"text": metric["axis"]}}
+    axes = {"xaxis": {"title": {"text": "p50 latency, ms"}, "rangemode": "tozero"}, "yaxis": side}
     caption = (
-        f"Accuracy (whiskers: 95 % interval) against median latency at batch {cell[0]} × {cell[1]}: left and high is good."
+        f"{sentence(metric['title'])} (whiskers: 95 % interval) against median latency at batch {cell[0]} × {cell[1]}: "
+        "left and high is good."
     )
     return Figure("tradeoff", "Quality against time", caption, data, layout(380, **axes), wide=True)
 
@@ -149,25 +151,27 @@ def stored(report: Record) -> Figure:
 
 
 def quality(report: Record) -> Figure | None:
-    rows = report["quality_by_stage"]
+    rows, metric = report["quality_by_stage"], report["metric"]
     if not rows:
         return None
+    key = metric["key"]
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
         "x": [row["stage"] for row in rows],
-        "y": [100 * row["accuracy"] for row in rows],
+        "y": [100 * row[key] for row in rows],
         "marker": {"size": 9, "color": COMPRESSED},
         "line": {"color": COMPRESSED, "width": 1.5},
         "hoverinfo": "x+y",
-        **interval_whisker(rows),
+        **interval_whisker(rows, key),
     }
-    level = 100 * rows[0]["accuracy"]
+    level = 100 * rows[0][key]
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level}
-    frame = layout(yaxis={"title": {"text": "accuracy, %"}}, xaxis={"showgrid": False}, showlegend=False)
+    frame = layout(yaxis={"title": {"text": metric["axis"]}}, xaxis={"showgrid": False}, showlegend=False)
     frame["shapes"] = [{**line, "line": {"color": DENSE, "width": 1.2, "dash": "dot"}}]
-    caption = f"Accuracy after each stage with its 95 % interval on {rows[0]['rows']:,} rows; dotted: {rows[0]['stage']}, "
-    return Figure("quality", "Quality, stage by stage", f"{caption}{percent(rows[0]['accuracy'])}.", [trace], frame)
+    caption = f"{sentence(metric['title'])} after each stage with its 95 % interval on {rows[0]['rows']:,} rows; "
+    caption += f"dotted: {rows[0]['stage']}, {hundredths(rows[0][key], metric['unit'])}."
+    return Figure("quality", "Quality, stage by stage", caption, [trace], frame)
 
 
 WORDS = {"heads": "heads", "cross_heads": "cross-attention heads", "neurons": "FFN neurons"}

@@ -41,9 +41,19 @@ def smaller(before: float, after: float, digits: int = 3) -> str:
     return gain(before / after, "smaller", "larger", "as large", digits)
 
 
+def hundredths(value: float, unit: str = "") -> str:
+    """0.8601 -> '86.0', with a unit behind it: '86.0 %'."""
+    return f"{100 * value:.1f}{unit}"
+
+
+def sentence(words: str) -> str:
+    """'accuracy' -> 'Accuracy', at the start of a sentence; the rest keeps its letters."""
+    return words[0].upper() + words[1:]
+
+
 def percent(share: float) -> str:
     """0.8601 -> '86.0 %'."""
-    return f"{100 * share:.1f} %"
+    return hundredths(share, " %")
 
 
 def points(difference: float, unit: str = " points") -> str:
@@ -59,7 +69,7 @@ def interval(low: float, high: float) -> str:
 
 
 def verdict(low: float, high: float) -> str:
-    """What a paired 95 % interval of accuracy(compressed) - accuracy(dense) allows one to say."""
+    """What a paired 95 % interval of metric(compressed) - metric(dense) allows one to say."""
     if low <= 0 <= high:
         return "not distinguishable from dense"
     return "worse than dense" if high < 0 else "better than dense"

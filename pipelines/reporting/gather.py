@@ -7,14 +7,17 @@ from typing import Any
 from compressor.cost import human_bytes
 from compressor.methods import method
 from compressor.models import HEAD_ORIGINS
+from compressor.tasks.kinds import Metric, kind_of
 from pipelines.reporting.format import (
     factor,
     faster,
     gain,
+    hundredths,
     interval,
     milliseconds,
     percent,
     points,
+    sentence,
     significant,
     smaller,
     verdict,
@@ -38,21 +41,22 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     cells = cells_of(roles["dense"])
     # what full tuning would move: adapters and prefixes of the dense model came with its tune
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
-    trainable = trainable_rows(inputs, tunable)
+    trainable, metric = trainable_rows(inputs, tunable), kind_of(inputs.task.kind).metric
     return {
         "name": inputs.run.get("name", inputs.base.reference),
         "model": inputs.base.reference,
         "task": task_facts(inputs),
+        "metric": metric_facts(inputs),
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
-        "headline": headline(roles, cells),
-        "notes": notes(roles, cells, candidates),
+        "headline": headline(roles, cells, metric),
+        "notes": notes(roles, cells, candidates, metric),
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
-        "summary": summary(roles, cells, trainable, tunable),
+        "summary": summary(roles, cells, trainable, tunable, metric),
         "variants": [without_samples(row) for row in candidates],
-        "steps": gain_steps(roles, cells, candidates),
+        "steps": gain_steps(roles, cells, candidates, metric),
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
         "trainable": trainable,
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
@@ -72,6 +76,21 @@ def task_facts(inputs: Inputs) -> Record:
     task = inputs.task
     files = {"train": task.train.name, "validation": task.validation.name}
     return {"kind": task.kind, **files, "text": list(task.text_columns), "label": task.label, "max_length": task.max_length}
+
+
+def metric_facts(inputs: Inputs) -> Record:
+    """What the main metric is called: the key of its values here, in a sentence, over a column, beside an axis; and what agrees
+    where two models do."""
+    kind = kind_of(inputs.task.kind)
+    metric = kind.metric
+    return {
+        "key": metric.key,
+        "name": metric.name,
+        "unit": metric.unit,
+        "title": metric.name if metric.unit else f"{metric.name} × 100",
+        "axis": f"{metric.name}, {metric.unit.strip() or '× 100'}",
+        "agreement": kind.agreement.name if metric.unit else f"{kind.agreement.name} × 100",
+    }
 
 
 def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
@@ -120,7 +139,7 @@ def p50(candidate: Record, cell: tuple[int, int]) -> float:
     return timing(candidate, cell)["p50"]
 
 
-def headline(roles: dict[str, Record], cells: list[tuple[int, int]]) -> str:
+def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Metric) -> str:
     """The run in one sentence; what the runtime alone would give stands beside what compression gives."""
     dense, compressed, cell = roles["dense"], roles["compressed"], cells[-1]
     speed = gain(p50(dense, cell) / p50(compressed, cell), "faster", "slower", "No faster", 2)
@@ -128,23 +147,23 @@ def headline(roles: dict[str, Record], cells: list[tuple[int, int]]) -> str:
     if "runtime" in roles:
         name = roles["runtime"]["name"].removesuffix(" fp32")
         alone = f" ({faster(p50(roles['runtime'], cell), p50(compressed, cell), 2)} against {name})"
-    ours, theirs = compressed["quality"], dense["quality"]
+    ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
     judged = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     return (
         f"{speed} than dense PyTorch at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
-        f"accuracy {percent(ours['accuracy'])} against {percent(theirs['accuracy'])} dense: {judged} on {ours['rows']:,} rows"
+        f"{metric.name} {ours} against {theirs} dense: {judged} on {compressed['quality']['rows']:,} rows"
     )
 
 
-def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record]) -> list[str]:
+def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record], metric: Metric) -> list[str]:
     """What a reader has to know to judge the headline: the share of the runtime, of int8, and the doubt in the quality."""
     dense, compressed = roles["dense"], roles["compressed"]
     batch = cells[-1][0]
     low, high = compressed["difference_interval"]
-    change = compressed["quality"]["accuracy"] - dense["quality"]["accuracy"]
+    change = compressed["quality"][metric.key] - dense["quality"][metric.key]
     lines = [
-        f"Accuracy changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
-        f"{compressed['quality']['rows']:,} rows): {verdict(low, high)}."
+        f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over "
+        f"the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}."
     ]
     runtime = compressed["runtime"]
     if "runtime" in roles:
@@ -208,11 +227,13 @@ def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
     return f"int8 over fp32 (both compressed) gives {speeds}; its file is {smaller(fp32['bytes'], int8['bytes'])}."
 
 
-def summary(roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record], tunable: int) -> list[Record]:
+def summary(
+    roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record], tunable: int, metric: Metric
+) -> list[Record]:
     """Rows of strings: metric, dense PyTorch, dense fp32 in the deployed runtime, compressed, and the change against either."""
     length = str(cells[-1][1])
     rows = [
-        quality_row(roles),
+        quality_row(roles, metric),
         *(trainable_row(row, tunable) for row in trainable),
         compare(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
         *inserted_row(roles),
@@ -288,16 +309,18 @@ def speedup_interval(before: Record, after: Record) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def quality_row(roles: dict[str, Record]) -> Record:
-    """Accuracy with intervals; against dense PyTorch the paired interval and what it allows one to say."""
+def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
+    """The main metric with intervals; against dense PyTorch the paired interval and what it allows one to say."""
 
     def shown(record: Record) -> str:
-        return f"{percent(record['quality']['accuracy'])} ({interval(*record['quality']['interval'])})"
+        quality = record["quality"]
+        return f"{hundredths(quality[metric.key], metric.unit)} ({interval(*quality['interval'])})"
 
     def change(before: float, after: float) -> str:
         return points(after - before)
 
-    row = compare(roles, "accuracy (95 % interval)", lambda record: record["quality"]["accuracy"], str, change)
+    title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
+    row = compare(roles, title, lambda record: record["quality"][metric.key], str, change)
     low, high = roles["compressed"]["difference_interval"]
     row["change"] += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high)}"
     return {**row, **{role: shown(record) for role, record in roles.items()}}
@@ -313,7 +336,9 @@ def trainable_row(row: Record, dense: int) -> Record:
     }
 
 
-def gain_steps(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record]) -> list[Record]:
+def gain_steps(
+    roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record], metric: Metric
+) -> list[Record]:
     """The way from dense PyTorch to what is deployed, one change at a time; factors are against the step before.
 
     A change that was not measured on its own is named together with the next one.
@@ -336,8 +361,8 @@ def gain_steps(roles: dict[str, Record], cells: list[tuple[int, int]], candidate
         speeds = [
             {"batch": cell[0], "p50": p50(record, cell), "speedup": p50(before, cell) / p50(record, cell)} for cell in cells
         ]
-        quality = record["quality"]["accuracy"]
-        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], "accuracy": quality, "latency": speeds})
+        quality = {metric.key: record["quality"][metric.key]}
+        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], **quality, "latency": speeds})
     return rows
 
 
@@ -426,7 +451,7 @@ def flops(roles: dict[str, Record]) -> list[Record]:
 
 
 def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
-    """Accuracy after every stage that changes the model, then of each exported compressed file."""
+    """The metrics after every stage that changes the model, then of each exported compressed file."""
     rows = [(a.entry if a.entry != a.stage else DONE[a.stage], a.metadata["quality"]) for a in trained(inputs)]
     exported = (row for row in candidates if row["model"] == "compressed")
     rows += [(row["name"].removeprefix("compressed "), row["quality"]) for row in exported]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.cost import human_bytes
-from pipelines.reporting.format import factor, interval, milliseconds, percent, points, significant, verdict
+from pipelines.reporting.format import factor, hundredths, interval, milliseconds, percent, points, significant, verdict
 
 Record = dict[str, Any]
 
@@ -44,12 +44,13 @@ def summary(report: Record) -> Table:
 
 def steps(report: Record) -> Table:
     batches = [f"p50, batch {cell['batch']}" for cell in report["cells"]]
-    columns = ("", *(word for name in batches for word in (name, "factor")), "stored", "accuracy")
+    metric = report["metric"]
+    columns = ("", *(word for name in batches for word in (name, "factor")), "stored", metric["title"])
     rows = []
     for step in report["steps"]:
         speeds = [(milliseconds(row["p50"]), factor(row["speedup"]) if rows else "") for row in step["latency"]]
         times = [word for pair in speeds for word in pair]
-        rows.append((step["step"], *times, human_bytes(step["bytes"]), percent(step["accuracy"])))
+        rows.append((step["step"], *times, human_bytes(step["bytes"]), hundredths(step[metric["key"]], metric["unit"])))
     note = "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain."
     return Table("steps", "Where the gain comes from", note, columns, "l" + "r" * (len(columns) - 1), rows)
 
@@ -93,15 +94,17 @@ def trainable(report: Record) -> Table:
 
 
 def parity(report: Record) -> Table:
-    columns = ("stage", "hop", "rows", "max |Δlogit|", "labels agree", "accuracy", "allowed", "")
+    metric = report["metric"]
+    unit = metric["unit"]
+    columns = ("stage", "hop", "rows", "max |Δlogit|", metric["agreement"], metric["title"], "allowed", "")
     rows = [
         (
             row["stage"],
             row["hop"],
             f"{row['rows']:,}",
             significant(row["max_difference"]),
-            percent(row["agreement"]),
-            f"{percent(row['metric_reference'])} → {percent(row['metric_candidate'])}",
+            hundredths(row["agreement"], unit),
+            f"{hundredths(row['metric_reference'], unit)} → {hundredths(row['metric_candidate'], unit)}",
             row["bound"],
             "passed" if row["passed"] else "FAILED",
         )
@@ -112,15 +115,15 @@ def parity(report: Record) -> Table:
 
 
 def variants(report: Record) -> Table:
-    columns = ("variant", "accuracy", "95 % interval", "against dense", "", "parameters", "stored")
-    rows = []
+    metric, rows = report["metric"], []
+    columns = ("variant", metric["title"], "95 % interval", "against dense", "", "parameters", "stored")
     for row in report["variants"]:
         low, high = row["difference_interval"]
         is_baseline = row["name"] == report["baseline"]
         rows.append(
             (
                 row["name"],
-                percent(row["quality"]["accuracy"]),
+                hundredths(row["quality"][metric["key"]], metric["unit"]),
                 interval(*row["quality"]["interval"]),
                 "" if is_baseline else f"{points(low, '')} to {points(high, '')}",
                 "baseline" if is_baseline else verdict(low, high),

@@ -121,7 +121,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     from compressor.tasks.metrics import difference_interval
     from export.latency import Variant, measure
     from pipelines.environment import machine
-    from pipelines.loading import load_data, load_model, quality
+    from pipelines.loading import load_data, load_model
 
     data = load_data(inputs)
     with tempfile.TemporaryDirectory() as scratch:
@@ -141,7 +141,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     reference = logits[rows[0].name]
     records = []
     for row in rows:
-        low, high = difference_interval(logits[row.name], reference, data.validation.labels)
+        low, high = difference_interval(data.kind.metric.value, logits[row.name], reference, data.validation.labels)
         records.append(
             {
                 "name": row.name,
@@ -151,7 +151,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "bytes": row.bytes,
                 "nonzeros": left[row.model],
                 "density": merged.metadata["density"] if row.model == "compressed" else [],
-                "quality": quality(logits[row.name], data.validation.labels),
+                "quality": data.validation.quality(logits[row.name]),
                 "difference_interval": [low, high],
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta),
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],

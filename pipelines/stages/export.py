@@ -57,7 +57,6 @@ def export_one(
     from export.sessions import run as run_session
     from export.sessions import session
     from pipelines.hops import ask, compare_graph, runs
-    from pipelines.loading import quality
 
     rows = data.validation
     paths = write(name, model, config, data, workspace, inputs.seed)
@@ -71,8 +70,7 @@ def export_one(
             answers = ask(partial(run_session, live), rows, data, workspace, f"{name} in {words}")
         result = compare_graph(hop, kind, model, reference, path, answers, rows, data)
         parity.append(result.to_json())
-        measured = quality(answers.logits, rows.labels)
-        record = {"path": f"{name}/{path.name}", "bytes": stored_bytes(path), "quality": measured}
+        record = {"path": f"{name}/{path.name}", "bytes": stored_bytes(path), "quality": rows.quality(answers.logits)}
         files.setdefault(runtime, {})[precision] = record
     return parity, files
 

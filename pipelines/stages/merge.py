@@ -25,7 +25,7 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     from compressor.pruning.weights import densities, nonzeros
     from compressor.tasks.features import torch_forward
     from pipelines.hops import compare_modules
-    from pipelines.loading import PARITY_ROWS, load_data, load_model, predict_rows, quality
+    from pipelines.loading import PARITY_ROWS, load_data, load_model, predict_rows
 
     data, previous = load_data(inputs), inputs.nearest("model")
     model = load_model(previous, inputs.base)
@@ -37,7 +37,7 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
         "merged": True,
         "parity": [result.to_json()],
         "kept": previous.metadata["kept"],
-        "quality": quality(logits, data.validation.labels),
+        "quality": data.validation.quality(logits),
         "labels": data.label_names,
         "nonzeros": nonzeros(reloaded),
         "density": [asdict(one) for one in densities(model)],

@@ -196,7 +196,7 @@ def score(
     rows = data.train.sample(item.rows)
     with workspace.progress(f"scoring {item.structure} by {item.criterion}", len(rows)) as bar:
         batches = tensor_batches(rows, data.pad_id, 32)
-        return loss_scores(model, item.structure, item.criterion, batches, bar.advance)
+        return loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
 
 
 def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:

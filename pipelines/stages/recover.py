@@ -134,7 +134,7 @@ def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str
     from pipelines.loading import load_data
 
     data, previous = load_data(inputs), inputs.nearest("model")
-    model = found_model(inputs, data.label_names)
+    model = found_model(inputs, data)
     settings = prepare(model, config, previous, inputs)
     teaching = teach(config, model, inputs, data, workspace)
     metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), **teaching)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compressor.anatomy import Matrix
+    from compressor.tasks.reading import TaskData
+    from pipelines.loading import Data
 
 
 DEFAULT_COUNT = 16
@@ -141,12 +143,12 @@ Judged = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
 """The model, the tensors in which Ω lies, and their scores by path."""
 
 
-def start(config: SelectConfig, inputs: Inputs, label_names: list[str]) -> tuple[nn.Module, list[Matrix]]:
+def start(config: SelectConfig, inputs: Inputs, data: Data | TaskData) -> tuple[nn.Module, list[Matrix]]:
     """The model as the next stage will train it, and the tensors in which Ω lies: bit for bit those that it will start with."""
     from compressor.deltas import merge_deltas
     from compressor.methods.selective import ground
 
-    model = found_model(inputs, label_names)
+    model = found_model(inputs, data)
     return model, ground(merge_deltas(model) if config.on == "weights" else model, config.ground())
 
 
@@ -163,7 +165,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> J
 
     earlier = inputs.nearest("model")
     if config.on != "weights":
-        model, matrices = start(config, inputs, read_task(inputs.task).label_names)
+        model, matrices = start(config, inputs, read_task(inputs.task))
     else:
         base = inputs.base.folder
         model = build(base, ["0", "1"]) if earlier is None else load_state(earlier.folder, base, changes=False)
@@ -186,7 +188,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
     from pipelines.loading import load_data, tensor_batches
 
     data = load_data(inputs)
-    model, matrices = start(config, inputs, data.label_names)
+    model, matrices = start(config, inputs, data)
     rows = data.train.draw(config.samples or 1024, inputs.seed)
     size = config.batch_size or (1 if config.score == "fish" else 16)
     heuristic = Heuristic(**{key: getattr(config, key) for key in OF_D3 if getattr(config, key) is not None})
@@ -198,6 +200,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             tensor_batches(rows, data.pad_id, size),
             asking=Asking(config.mode == "train", config.clip),
             heuristic=heuristic,
+            kind=data.kind,
             on_batch=bar.advance,
         )
     return model, matrices, scores

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compressor.distillation import HiddenTeacher
+    from compressor.tasks import TaskConfig
+    from compressor.tasks.reading import TaskData
     from compressor.training import Schedule
     from pipelines.loading import Data
 
@@ -233,7 +235,7 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata.
 
-    `logits` (rows, classes) are a teacher's, of every training row; `teacher` is a live one.
+    `logits` (rows, outputs) are a teacher's, of every training row; `teacher` is a live one.
     """
     from compressor.methods import trainable_counts
     from compressor.training import Rows, train
@@ -241,7 +243,7 @@ def train_and_save(
 
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
-    dataset = Rows(data.train.tokens, data.train.labels.tolist(), logits)
+    dataset = Rows(data.train.tokens, data.train.labels.tolist(), logits, data.kind)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
         kept = workspace.unfinished / BUDGETS
 
@@ -306,7 +308,7 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
     """Copy the deltas of the smaller budgets into the artifact and measure each (ID3: one run, budget against quality)."""
     from compressor import load
     from compressor.tasks.features import torch_forward
-    from pipelines.loading import predict_rows, quality
+    from pipelines.loading import predict_rows
 
     (workspace.folder / BUDGETS).mkdir()
     rows = []
@@ -315,7 +317,7 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
         shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
         model = load(base=inputs.base.folder, delta=workspace.folder / file)
         logits = predict_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
-        rows.append({"places": places, "file": file, "quality": quality(logits, data.validation.labels)})
+        rows.append({"places": places, "file": file, "quality": data.validation.quality(logits)})
     return rows
 
 
@@ -354,7 +356,7 @@ def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
     return config.options(selected, load_file(artifact.folder / "omega.safetensors") if wanted else None, group)
 
 
-def found_model(inputs: Inputs, label_names: list[str]) -> nn.Module:
+def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
     """The model as a training stage finds it, a select before it too: the base with a fresh head, or tuned so far.
 
     What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
@@ -364,8 +366,17 @@ def found_model(inputs: Inputs, label_names: list[str]) -> nn.Module:
 
     earlier = inputs.nearest("model")
     if earlier is None:
-        return build(inputs.base.folder, label_names, inputs.seed)
+        return with_start(build(inputs.base.folder, data.label_names, inputs.seed), inputs.task, data)
     return load_model(earlier, inputs.base, inputs.seed)
+
+
+def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.Module:
+    """The model, its head as trainings of the task's kind begin, unless the base came with one for this task."""
+    from compressor.tasks.kinds import kind_of
+
+    if model.head_origin != "kept":
+        kind_of(task.kind).start(model, data.train.labels)
+    return model
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
@@ -379,7 +390,7 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
 
         return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
-    model = found_model(inputs, data.label_names)
+    model = found_model(inputs, data)
     if model.head_origin != "fresh":
         workspace.say(HEAD_ORIGINS[model.head_origin])
     options = load_options(config, inputs, group="1")

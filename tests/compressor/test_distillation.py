@@ -9,6 +9,7 @@ from torch.nn import functional
 from compressor.anatomy import layers_of
 from compressor.distillation import HiddenTeacher, hidden_distance
 from compressor.pruning.surgery import kept_of, remove
+from compressor.tasks.classification import distillation_loss
 from compressor.training import Schedule, train
 from tests.compressor.conftest import encoding, plan_of, prepared, tiny
 from tests.compressor.training_parts import MODULES, rows_of
@@ -23,6 +24,13 @@ def test_the_distance_by_hand():
     mask = torch.tensor([[1, 1], [1, 0]])
     assert torch.isclose(hidden_distance([ours], [theirs], mask), torch.tensor(((1 / 25 + 4 / 4) / 2 + 9 / 1) / 2))
     assert torch.isclose(hidden_distance([ours, theirs], [theirs, theirs], mask), hidden_distance([ours], [theirs], mask) / 2)
+
+
+def test_distillation_loss_by_hand():
+    student, teacher = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 0.0]])
+    p, q = torch.softmax(teacher / 2, -1), torch.softmax(student / 2, -1)
+    expected = 0.5 * -torch.log_softmax(student, -1)[0, 0] + 0.5 * 4 * (p * (p / q).log()).sum()
+    assert torch.isclose(distillation_loss(student, teacher, torch.tensor([0])), expected)
 
 
 def pruned(architecture: str, dtype=torch.float64):

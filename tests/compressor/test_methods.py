@@ -11,7 +11,6 @@ from compressor.deltas import LowRank, Mask, Sparse, attach, chain, chains, delt
 from compressor.methods import Options, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage.changes import has_inserts
-from compressor.training import distillation_loss
 from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
@@ -176,10 +175,3 @@ def test_deltas_on_top_of_moved_weights_reload_bit_equal(architecture, tmp_path,
     save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"])
     monkeypatch.setattr("compressor.checkpoint.build", lambda folder, labels, seed: base)
     assert torch.equal(logits(load_state(tmp_path, tmp_path)), before)
-
-
-def test_distillation_loss_by_hand():
-    student, teacher = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 0.0]])
-    p, q = torch.softmax(teacher / 2, -1), torch.softmax(student / 2, -1)
-    expected = 0.5 * -torch.log_softmax(student, -1)[0, 0] + 0.5 * 4 * (p * (p / q).log()).sum()
-    assert torch.isclose(distillation_loss(student, teacher, torch.tensor([0])), expected)

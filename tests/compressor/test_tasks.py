@@ -11,7 +11,7 @@ from compressor.architectures import row_of
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import batches, pad, predict
-from compressor.tasks.metrics import accuracy, accuracy_interval, difference_interval, matthews
+from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.reading import read_task
 
 GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
@@ -178,12 +178,12 @@ def test_intervals_hold_the_estimate_and_pairing_narrows():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 500)
     logits = np.eye(2)[np.where(rng.random(500) < 0.85, labels, 1 - labels)]
-    low, high = accuracy_interval(logits, labels)
+    low, high = interval(accuracy, logits, labels)
     assert low < accuracy(logits, labels) < high
-    assert difference_interval(logits, logits, labels) == (0.0, 0.0)
+    assert difference_interval(accuracy, logits, logits, labels) == (0.0, 0.0)
     worse = logits.copy()
     worse[:50] = worse[:50, ::-1]
-    low, high = difference_interval(worse, logits, labels)
+    low, high = difference_interval(accuracy, worse, logits, labels)
     assert low < accuracy(worse, labels) - accuracy(logits, labels) < high < 0.0
 
 

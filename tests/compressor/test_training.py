@@ -20,11 +20,12 @@ from tests.compressor.conftest import CASES, GROWING, encoding, prepared, tiny
 from tests.compressor.training_parts import (
     MANY,
     MODULES,
+    NUMBERS,
+    OTHERS,
     TAUGHT,
     many_in_one_process,
     one_process,
     rows_of,
-    taught_in_one_process,
 )
 
 FAST = Schedule(epochs=6, learning_rate=5e-3, batch_size=8, seed=4)
@@ -162,10 +163,11 @@ def test_many_tasks_are_the_same_over_two_processes(tmp_path, two_processes):
     assert all(torch.allclose(tensor, spread[name], atol=1e-9) for name, tensor in whole.items())
 
 
-def test_a_live_teacher_is_the_same_over_two_processes(tmp_path, two_processes):
-    """Hidden states and logits learnt from the dense model: whole, as 8 + 8 accumulated, as two processes."""
-    whole, spread = taught_in_one_process(tmp_path / "1", batch_size=16), load_file(two_processes / f"{TAUGHT}.safetensors")
-    halves = taught_in_one_process(tmp_path / "2", batch_size=8, accumulate=2)
+@pytest.mark.parametrize("what", [TAUGHT, NUMBERS])
+def test_another_loss_is_the_same_over_two_processes(what, tmp_path, two_processes):
+    """Learnt from a live dense model, or numbers and a teacher's: whole, as 8 + 8 accumulated, as two processes."""
+    whole, spread = OTHERS[what](tmp_path / "1", batch_size=16), load_file(two_processes / f"{what}.safetensors")
+    halves = OTHERS[what](tmp_path / "2", batch_size=8, accumulate=2)
     assert whole.keys() == halves.keys() == spread.keys()
     for name, tensor in whole.items():
         assert torch.allclose(tensor, halves[name], atol=1e-9) and torch.allclose(tensor, spread[name], atol=1e-9), name

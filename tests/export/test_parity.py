@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from compressor.errors import CheckError
+from compressor.tasks.kinds import kind_of
+from compressor.tasks.metrics import spearman
 from export.parity import BOUNDS, MORE_ROWS, compare, in_other_batches, require
 
 RNG = np.random.default_rng(0)
@@ -150,3 +152,71 @@ def test_every_other_batch_has_short_and_long_rows():
     singles, mixed = seen[:MORE_ROWS], seen[MORE_ROWS:]
     assert {len(one) for one in singles} == {1} and len(mixed) == 4
     assert all(lengths.min() < 3 and lengths.max() == 9 for lengths in mixed)
+
+
+REGRESSION = kind_of("regression")
+SCORES = RNG.integers(0, 6, size=300).astype(float)
+NUMBERS = (SCORES[:, None] + RNG.normal(scale=0.5, size=(300, 1))).astype(np.float32)
+
+
+def shifted(numbers):
+    numbers += 0.5
+
+
+def drawn_together(numbers):
+    numbers[:] = 2.5 + 0.8 * (numbers - 2.5)
+
+
+def upside_down(numbers):
+    numbers[:] = 5 - numbers
+
+
+def shuffled(numbers):
+    numbers[:] = numbers[::-1]
+
+
+def cut_off(numbers):
+    np.clip(numbers, 1.5, 3.5, out=numbers)
+
+
+def noisy(numbers):
+    numbers += np.random.default_rng(1).normal(scale=0.4, size=numbers.shape)
+
+
+FAULTS = [nan, infinite, shifted, drawn_together, upside_down, shuffled, cut_off, noisy, constant]
+
+
+@pytest.mark.parametrize("kind", sorted(BOUNDS))
+def test_the_same_numbers_pass(kind):
+    result = compare("hop", kind, NUMBERS, NUMBERS.copy(), SCORES, task=REGRESSION)
+    require(result)
+    assert result.agreement == 1.0 and result.metric_reference == spearman(NUMBERS, SCORES)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "int8"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_numbers_are_caught(kind, fault):
+    """What keeps the order (all higher, drawn together) does not keep the concordance."""
+    broken = np.column_stack([NUMBERS, NUMBERS]) if fault in (nan, infinite) else NUMBERS.copy()
+    fault(broken)
+    result = compare("quantize", kind, NUMBERS, broken[:, -1:], SCORES, task=REGRESSION)
+    assert not result.passed
+    with pytest.raises(CheckError, match="concordance 99%" if kind == "int8" and np.isfinite(broken).all() else "E610"):
+        require(result)
+
+
+def test_int8_may_move_numbers_a_little():
+    nearly = NUMBERS + RNG.normal(scale=0.05, size=NUMBERS.shape)
+    result = compare("quantize", "int8", NUMBERS, nearly, SCORES, task=REGRESSION)
+    assert result.passed and 0.99 < result.agreement < 1.0
+    low, high = result.metric_interval
+    assert low <= result.metric_candidate - result.metric_reference <= high and low < high
+    assert not compare("export", "onnx", NUMBERS, nearly, SCORES, task=REGRESSION).passed
+
+
+def test_numbers_in_other_batches_are_held_to_the_same_bound():
+    batches = {"batch 1": NUMBERS[:50]}
+    shifted_there = {"batch 1": NUMBERS[:50] + 1}
+    assert compare("hop", "int8", NUMBERS, NUMBERS, SCORES, task=REGRESSION, batches=(batches, batches)).passed
+    result = compare("hop", "int8", NUMBERS, NUMBERS, SCORES, task=REGRESSION, batches=(batches, shifted_there))
+    assert result.failed_batches == ("batch 1",) and not result.passed

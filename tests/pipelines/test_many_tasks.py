@@ -12,9 +12,9 @@ import compressor
 from compressor.models import tokenizer_of
 from compressor.storage.task_files import SHARED
 from compressor.tasks.features import predict, tokenize, torch_forward
+from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import read_task
 from pipelines.config import load_pipeline
-from pipelines.loading import quality
 from tests.pipelines.toys import tree
 from tests.tiny import write_data, write_model
 
@@ -77,7 +77,7 @@ def test_a_whole_run_and_its_files(project, out, compress):
         rows = read_task(task).validation
         logits = predict(torch_forward(model), tokenize(tokenizer, rows, task), tokenizer.pad_token_id)
         assert logits.shape[1] == len(row["labels"]) == CLASSES[name]
-        again = quality(logits, np.array(rows.labels))
+        again = kind_of(task.kind).quality(logits, np.array(rows.labels))
         assert again == row["quality"] and row["metric"] == "accuracy" and f"{again['accuracy']:.4f}" in shown
         assert again["accuracy"] > 0.75, "a guess is right in a half and in a third"
         assert row["bytes"] == (folder / f"{name}.safetensors").stat().st_size

@@ -428,6 +428,12 @@ MISTAKES = [
     Mistake(
         "missing column", ("sentence\t", "sentense\t"), "E205 {file}:1: no column 'sentence'", "'sentense'?", file="dev.tsv"
     ),
+    Mistake(
+        "misspelt kind of task",
+        ("{train", "{kind: regresion, train"),
+        "E104 {file}:3: task.kind: must be 'classification' or 'regression'",
+        "Did you mean 'regression'?",
+    ),
     Mistake("unknown validation label", ("class1\n", "class7\n"), "E209 {file}:3: label 'class7' never occurs", file="dev.tsv"),
     Mistake("empty data file", rewrite("sentence\tlabel\n"), "E204 {file}: the file has no rows", file="train.tsv"),
     Mistake("one class only", drop_lines, "E208 {file}: every row has the label 'class0'", file="train.tsv"),

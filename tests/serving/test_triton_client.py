@@ -14,7 +14,7 @@ from triton_parts import LABELS, WORDS
 
 from compressor.errors import UserError
 from serving import registry
-from serving.client import Client, Encoder, predict
+from serving.client import Client, Encoder, kind_served, predict
 from serving.repository import tokenizer_sha256
 
 TEXTS = ["great", "the plot was dull", "a film", "the film was fine a great great great great plot"]
@@ -165,3 +165,9 @@ def test_the_note_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     registry.announce(8000, tmp_path, pid=2**22 + 1)  # above the kernel's largest pid
     assert registry.registry_file(8000).is_file() and registry.served_repository("127.0.0.1", 8000) is None
+
+
+def test_a_kind_of_task_that_this_client_does_not_know():
+    assert kind_served("m", {}).name == "classification" and kind_served("m", {"task": "regression"}).name == "regression"
+    with pytest.raises(UserError, match=r"E716 model 'm' is for the task 'ranking', .*classification or regression"):
+        kind_served("m", {"task": "ranking"})

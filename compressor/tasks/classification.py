@@ -1,0 +1,119 @@
+"""Classification: one of two or more classes for each sentence or pair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compressor.errors import UserError
+from compressor.tasks import TaskConfig
+from compressor.tasks.kinds import Agreement, Column, Kind, Metric
+from compressor.tasks.metrics import accuracy, labels_agree, matthews
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_CLASSES = 200
+"""More distinct labels than this is a column of ids or numbers, not of classes."""
+
+INTEGER = re.compile(r"-?\d{1,99}")
+"""A label that is an integer. Not every `isdigit()` is: '²' and '--5' are none, nor thousands of digits."""
+
+TEMPERATURE = 2.0
+"""Of the distillation loss 0.5 CE + 0.5 T² KL."""
+
+
+def read(value: object) -> str | None:
+    """A class as text; None for what is none: nothing, a fraction, a list, digits that make no integer."""
+    label = "" if value is None or isinstance(value, float | dict | list) else str(value).strip()
+    broken = label.lstrip("-").isdigit() and not INTEGER.fullmatch(label)
+    return None if broken or not label else label
+
+
+def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
+    """Distinct labels, integers in numeric order, words in alphabetical order. Raises UserError E208."""
+    names, path = set(labels), str(task.train)
+    if len(names) < 2:
+        raise UserError("E208", f"every row has the label '{labels[0]}'", "Training needs two classes or more", path)
+    if len(names) > MAX_CLASSES:
+        what = f"{len(names)} distinct labels in {len(labels)} rows"
+        mend = f"At most {MAX_CLASSES} classes; check task.label, or say kind: regression where it is a score"
+        raise UserError("E208", what, mend, path)
+    return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
+
+
+def targets(path: Path, column: Column, names: list[str]) -> list[int]:
+    """Places of the labels among `names`. Raises UserError E209 for one that is not there."""
+    known = {name: number for number, name in enumerate(names)}
+    for line, label in column:
+        if label not in known:
+            what, mend = f"label '{label}' never occurs in training", f"Training has: {', '.join(known)}"
+            raise UserError("E209", what, mend, f"{path}:{line}")
+    return [known[label] for _, label in column]
+
+
+def lacks(labels: Sequence[int], names: list[str]) -> str | None:
+    """The first class of which there is no row."""
+    missing = set(range(len(names))) - set(labels)
+    return f"none of class '{names[min(missing)]}'" if missing else None
+
+
+def loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy. Logits are (rows, classes)."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits, labels, reduction=reduction)
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """0.5 CE + 0.5 T² KL(teacher ‖ student), both softened by T (Hinton et al. 2015). Logits are (rows, classes)."""
+    from torch.nn import functional
+
+    soft = functional.kl_div(
+        functional.log_softmax(student / TEMPERATURE, dim=-1),
+        functional.log_softmax(teacher / TEMPERATURE, dim=-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * soft
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest label of one text, and the probability of every label in the model's order."""
+
+    label: str
+    scores: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.label}  ({'  '.join(f'{label} {score:.3f}' for label, score in self.scores.items())})"
+
+
+def prediction(names: Sequence[str], logits: np.ndarray) -> Prediction:
+    """Softmax of one row of logits, (classes,), with names."""
+    weights = np.exp(logits - logits.max())
+    scores = dict(zip(names, (weights / weights.sum()).tolist(), strict=True))
+    return Prediction(max(scores, key=scores.__getitem__), scores)
+
+
+KIND = Kind(
+    name="classification",
+    label=("a class", "Use one word or integer a class"),
+    read=read,
+    outputs=outputs,
+    targets=targets,
+    lacks=lacks,
+    start=lambda model, labels: None,
+    loss=loss,
+    distillation=distillation_loss,
+    metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews)),
+    # random rows lie where a classifier is unsure: what holds there finds what is broken, and proves no quality
+    agreement=Agreement(labels_agree, "labels agree", "labels agree on", {"int8": 0.97, "int8 on random rows": 0.9}),
+    answers=lambda logits: logits.argmax(axis=1),
+    prediction=prediction,
+)

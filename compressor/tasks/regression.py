@@ -1,0 +1,103 @@
+"""Regression: a number for each sentence or pair, e.g. how alike two sentences are (STS-B: 0 to 5).
+
+One output, named after the label's column, is trained on the labels as they are, by the mean squared error: labels of a few
+units suit the learning rates and the parity bounds, which are absolute; thousands do not. The main metric is Spearman's, as is
+usual for STS-B: it asks for the order alone, whatever the scale. What order does not show (all too high, too close together)
+the agreement of the parity gate does: it is the concordance of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compressor.errors import UserError
+from compressor.tasks.kinds import Agreement, Column, Kind, Metric
+from compressor.tasks.metrics import concordance, pearson, spearman
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""What a label is written like. Not everything that `float()` takes: '1_000' and 'nan' are none."""
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def read(value: object) -> float | None:
+    """A number that is finite in float32; None for anything else, true and false among them."""
+    if isinstance(value, str):
+        number = float(value) if NUMBER.fullmatch(value := value.strip()) else math.nan
+    else:
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    return float(number) if abs(number) <= LARGEST else None
+
+
+def targets(path: Path, column: Column, names: list[str]) -> list[float]:
+    """The labels. Raises UserError E208 where all are one: there is nothing to learn, and no correlation."""
+    labels = [label for _, label in column]
+    if len(set(labels)) < 2:
+        what = f"every row has the label {labels[0]:g}"
+        raise UserError("E208", what, "A regression needs two different numbers or more in each file", str(path))
+    return labels
+
+
+def lacks(labels: Sequence[float], names: list[str]) -> str | None:
+    """A second number."""
+    return None if len(set(labels)) > 1 else "no two different labels"
+
+
+def start(model: nn.Module, labels: Sequence[float]) -> None:
+    """Let the output begin at the mean of the labels, where the head has a bias: else the first steps go into that, and Adam
+    remembers their large gradients through all that come after."""
+    from compressor.models import head_names
+
+    for name in head_names(model):
+        if name.endswith(".bias") and model.get_parameter(name).shape == (1,):
+            model.get_parameter(name).data.fill_(float(np.mean(labels)))
+
+
+def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Squared error. Outputs are (rows, 1), labels (rows,) of any floating type."""
+    from torch.nn import functional
+
+    return functional.mse_loss(outputs[:, 0], labels.to(outputs.dtype), reduction=reduction)
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """0.5 MSE(labels) + 0.5 MSE(teacher). Outputs are (rows, 1)."""
+    return 0.5 * loss(student, labels) + 0.5 * loss(student, teacher[:, 0])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The number for one text, and what it is called."""
+
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}"
+
+
+KIND = Kind(
+    name="regression",
+    label=("a finite number", "Use one number a row with a decimal point, or say kind: classification"),
+    read=read,
+    outputs=lambda task, labels: [task.label],
+    targets=targets,
+    lacks=lacks,
+    start=start,
+    loss=loss,
+    distillation=distillation_loss,
+    metrics=(Metric("spearman", "Spearman", spearman), Metric("pearson", "Pearson", pearson)),
+    agreement=Agreement(concordance, "concordance", "concordance", {"int8": 0.99, "int8 on random rows": 0.9}),
+    answers=lambda outputs: outputs[:, 0],
+    prediction=lambda names, row: Estimate(names[0], float(row[0])),
+)
