@@ -94,6 +94,8 @@ class Architecture:
     stacks: tuple[Blocks, ...]
     models: str
     """Some that people run, for the list."""
+    pretrained: str = ""
+    """Of these, what is not only tested as tiny random models but run with its pretrained weights."""
     transposed: bool = False
     position_bias: Literal["argument", "interface"] | None = None
     first_block_bias: bool = False
@@ -212,14 +214,16 @@ PADDING = "pad_token_id"
 ARCHITECTURES = {
     row.model_type: row
     for row in (
-        Architecture("bert", BERT_BLOCKS, "BERT, MiniLM", prefixes=True, positions=Positions()),
+        Architecture("bert", BERT_BLOCKS, "BERT, MiniLM", pretrained="MiniLM-L6", prefixes=True, positions=Positions()),
         Architecture(
             "roberta", BERT_BLOCKS, "RoBERTa", prefixes=True, positions=Positions(padding=1, padding_key="pad_token_id")
         ),
         Architecture("electra", BERT_BLOCKS, "ELECTRA", prefixes=True, positions=Positions()),
         Architecture("distilbert", (_distilbert_blocks(),), "DistilBERT", prefixes=True, positions=Positions()),
         # its padding position stands in transformers' code, whatever config.json says
-        Architecture("mpnet", MPNET_BLOCKS, "MPNet", position_bias="argument", positions=Positions(padding=1)),
+        Architecture(
+            "mpnet", MPNET_BLOCKS, "MPNet", pretrained="MPNet-base", position_bias="argument", positions=Positions(padding=1)
+        ),
         Architecture("deberta-v2", DEBERTA_BLOCKS, "DeBERTa-v2, DeBERTa-v3", positions=Positions()),
         Architecture("modernbert", (_modernbert_blocks(),), "ModernBERT", prefixes=True),
         Architecture(
@@ -265,6 +269,7 @@ def facts_of(row: Architecture) -> dict[str, Any]:
         "structures": list(structures),
         "layout": [what for what, there in shapes.items() if there],
         "prefixes": row.prefixes,
+        "tested": f"tiny random models through every stage{f'; pretrained: {row.pretrained}' if row.pretrained else ''}",
     }
 
 

@@ -133,6 +133,12 @@ class Method:
     """Trains values on the places that a select stage chose."""
     omega_kinds: tuple[str, ...] = ()
     """The kinds that do; none named: all."""
+    scores: tuple[str, ...] = ()
+    """What Ω can be chosen by; empty where nothing is chosen."""
+    strategies: tuple[str, ...] = ()
+    """When it is chosen."""
+    scopes: tuple[str, ...] = ()
+    """Over what places compete."""
     kept: Callable[[ModelShape, Options], int] | None = None
     """|Ω| that is left in the end, where more is trained than that."""
     trains_base: bool = False

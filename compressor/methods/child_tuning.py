@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.methods import Method, Options, mixout, selective
+from compressor.selection.names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +40,9 @@ METHOD = Method(
     source="Xu et al. 2021 (Child-Tuning), sections 2.2 and 2.3",
     reads=("modules", "child", "reserve"),
     uses_omega=True,
+    scores=SCORES,
+    strategies=("static",),
+    scopes=SCOPES,
     omega_kinds=("d",),
     kind_key="child",
     variants={"d": (), "f": ("reserve",)},

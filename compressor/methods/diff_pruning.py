@@ -39,4 +39,7 @@ METHOD = Method(
     source="Guo et al. 2021, sections 3.1 and 3.2",
     reads=("modules", "budget", "penalty", "mask_learning_rate", "final_learning_rate"),
     kept=selective.places_of,
+    scores=("learned gates",),
+    strategies=("projection",),
+    scopes=("global",),
 )

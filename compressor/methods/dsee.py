@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.methods import Method, Options, lora, selective
+from compressor.selection.names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,4 +35,7 @@ METHOD = Method(
     reads=("modules", "rank", "alpha"),
     low_rank=True,
     uses_omega=True,
+    scores=SCORES,
+    strategies=("static",),
+    scopes=SCOPES,
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.methods import GROUND, Method, Options, adapter, lora, method
+from compressor.selection.names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,6 +87,9 @@ METHOD = Method(
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
     reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
     uses_omega=True,
+    scores=SCORES,
+    strategies=("static", "increment", "repeat"),
+    scopes=SCOPES,
     mergeable={"weights": True, "lora": True, "adapter": False},
     omega_kinds=("static",),
     kind_key="strategy",

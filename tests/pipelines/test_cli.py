@@ -91,7 +91,16 @@ def test_list_methods(compress):
     code, shown, _ = compress("list", "methods")
     assert code == 0 and "r(m+n) per matrix + |Ω|" in shown
     rows = {row["name"]: row for row in json.loads(compress("list", "methods", "--json")[1])}
+    assert rows["selective"]["strategies"] == ["static", "increment", "repeat"] and "fish" in rows["dsee"]["scores"]
+    assert all(bool(row["scores"]) >= row["uses_omega"] for row in rows.values()) and not rows["lora"]["scopes"]
     assert rows["selective"]["uses_omega"] and rows["selective"]["reads"][0] == "modules" and rows["full"]["trains_base"]
+
+
+def test_list_architectures(compress):
+    code, shown, _ = compress("list", "architectures")
+    assert code == 0 and "tested: tiny random models through every stage; pretrained: MiniLM-L6" in shown
+    rows = json.loads(compress("list", "architectures", "--json")[1])
+    assert [row["model_type"] for row in rows if "cross_heads" in row["structures"]] == ["t5"]
 
 
 def test_serve_wants_a_run_that_deployed(project, out, compress):
