@@ -214,7 +214,7 @@ STAGE = Stage(
     accepts=("model",),
     reads_data=lambda config: config.score in DATA_SCORES or config.on != "weights",
     packages=("torch", "transformers", "tokenizers"),
-    version=3,
+    version=4,
     check=check,
     run=run,
     plan=plan,
