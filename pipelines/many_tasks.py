@@ -24,7 +24,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     from compressor.storage.task_files import SHARED, write_tasks
     from compressor.training import Rows, train
     from pipelines.loading import load_data
-    from pipelines.stages.tune import load_options, schedule_of, settings_of, stepping, with_start
+    from pipelines.trainings import load_options, schedule_of, settings_of, stepping, with_start
 
     data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
     pad_id = next(iter(data.values())).pad_id

@@ -18,8 +18,8 @@ from compressor.pruning.names import LOSS_POWER, Criterion, Structure
 from pipelines import prune_weights
 from pipelines.prune_weights import WeightsItem
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
-from pipelines.stages.tune import DEFAULT_MODULES, merged_problems, on_of
 from pipelines.targets import Judged, Search, closed_form, even_scores, surroundings, widths
+from pipelines.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,20 +11,8 @@ from pydantic import Field, field_validator
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
-from pipelines.stages.tune import (
-    TrainingConfig,
-    counted,
-    found_model,
-    load_options,
-    meaningless,
-    merged_problems,
-    method_problems,
-    on_of,
-    planned,
-    settings_of,
-    told,
-    train_and_save,
-)
+from pipelines.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
+from pipelines.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,7 +16,8 @@ from compressor.modules import Modules
 from compressor.selection.names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
 from pipelines.stage import Entry, Inputs, Problem, Stage, Workspace
-from pipelines.stages.tune import DEFAULT_MODULES, GroundConfig, found_model, merged_problems
+from pipelines.training_config import DEFAULT_MODULES, GroundConfig, merged_problems
+from pipelines.trainings import found_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
