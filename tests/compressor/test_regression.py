@@ -268,11 +268,8 @@ def test_scores_taken_for_classes_are_pointed_at_regression(tmp_path):
 def test_every_kind_is_a_row_with_a_main_metric():
     for name in KINDS:
         kind = kind_of(name)
-        assert (
-            kind.name == name
-            and kind.metric is kind.metrics[0]
-            and kind.agreement.least.keys() == {"int8", "int8 on random rows"}
-        )
+        assert kind.name == name and kind.metric is kind.metrics[0]
+        assert {"int8", "int8 on random rows"} <= kind.agreement.least.keys()
     with pytest.raises(ValueError, match="ranking"):
         kind_of("ranking")
 
