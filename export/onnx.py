@@ -62,15 +62,20 @@ def can_fuse(model: nn.Module) -> bool:
 
 
 def write_onnx(
-    graph: onnx.ModelProto, folder: Path, *, precisions: Sequence[str] = ("fp32", "int8"), fuse: bool = True
+    graph: onnx.ModelProto,
+    folder: Path,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    fuse: bool = True,
+    limit: int = SINGLE_FILE_LIMIT,
 ) -> dict[str, Path]:
-    """The files of `export_onnx` from its graph, as `trace` gave it."""
+    """The files of `export_onnx` from its graph, as `trace` gave it; `limit` as in `save`."""
     folder.mkdir(parents=True, exist_ok=True)
     writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
     paths = {}
     for precision in precisions:
         paths[precision] = folder / file_name(precision)
-        save(writers[precision](), paths[precision])
+        save(writers[precision](), paths[precision], limit)
     return paths
 
 
@@ -164,9 +169,10 @@ def quantized_dynamic(proto: onnx.ModelProto) -> onnx.ModelProto:
     return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(proto), {}, ExportFormat.ONNX))
 
 
-def save(proto: onnx.ModelProto, path: Path) -> None:
-    """One file up to 2 GB, above that with PATH.data beside it; `proto` stays as it is."""
-    if proto.ByteSize() < SINGLE_FILE_LIMIT:
+def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> None:
+    """One file up to `limit` bytes of weights, above that with PATH.data beside it; `proto` stays as it is."""
+    # ByteSize() would make the file in memory, which fails above 2 GB
+    if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < limit:
         path.write_bytes(proto.SerializeToString(deterministic=True))
         return
     import onnx_ir

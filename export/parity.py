@@ -46,6 +46,8 @@ BOUNDS = {
     "fp16": Bound(difference=2e-2, relative=True),
     # random rows lie where a classifier is unsure: this finds what is broken, and proves no quality
     "int8 on random rows": Bound(agreement=0.9, metric_loss=0.1),
+    "int8 on random tokens": Bound(agreement=0.9, metric_loss=0.1),
+    "int4 on random tokens": Bound(agreement=0.5, metric_loss=0.5),
 }
 """Every hop's bound, in one table. Where logits are bounded, two logits closer than the bound may swap the label."""
 

@@ -1,4 +1,4 @@
-"""Weights of a decoder in 8 or 4 bits, computed with in fp32: a token is made by reading every weight once, so bytes are time."""
+"""Weights of a decoder in 8 or 4 bits. Making a token reads every weight once, so bytes are time."""
 
 from __future__ import annotations
 
