@@ -26,13 +26,15 @@ depend on where in memory the weights begin."""
 
 @dataclass(frozen=True)
 class Bound:
-    """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`.
+    """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`, or
+    times the largest of those in its row when `of_row`: where every word is one product with one state, it rounds them alike.
 
     `agreement` is the least share of rows with the same label, `metric_loss` the most that the task metric may fall.
     """
 
     difference: float | None = None
     relative: bool = False
+    of_row: bool = False
     agreement: float = 1.0
     metric_loss: float = 0.0
 
@@ -41,6 +43,7 @@ BOUNDS = {
     "removed": Bound(difference=1e-4),
     "merged": Bound(difference=0.0),
     "onnx": Bound(difference=1e-4, relative=True),
+    "onnx, generated": Bound(difference=1e-4, relative=True, of_row=True),
     "served": Bound(difference=1e-5),
     "int8": Bound(agreement=0.97, metric_loss=0.01),
     "fp16": Bound(difference=2e-2, relative=True),
@@ -127,7 +130,8 @@ def compare(
 
 
 def _scale(bound: Bound, reference: np.ndarray) -> np.ndarray | float:
-    return np.maximum(1.0, np.abs(reference)) if bound.relative else 1.0
+    scale = np.maximum(1.0, np.abs(reference)) if bound.relative else 1.0
+    return scale.max(axis=-1, keepdims=True) if bound.of_row else scale
 
 
 def _agreement(reference: np.ndarray, candidate: np.ndarray) -> float:
@@ -174,7 +178,8 @@ def describe(bound: Bound) -> str:
         return f"labels agree on {bound.agreement:.0%}, metric falls by at most {100 * bound.metric_loss:.1f} points"
     if bound.difference == 0.0:
         return "equal bit for bit"
-    return f"|Δlogit| <= {bound.difference:g}" + (" x max(1, |logit|)" if bound.relative else "")
+    scale = " x max(1, largest |logit| of the row)" if bound.of_row else " x max(1, |logit|)" if bound.relative else ""
+    return f"|Δlogit| <= {bound.difference:g}{scale}"
 
 
 def _hopeless(hop: str, kind: str, reference: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:

@@ -31,7 +31,7 @@ def compare_tokens(
     """`compare` for logits (tokens, classes) where classes may be the words of a language; the metric is the share of tokens
     whose likeliest class stays. `batches` as there, the reference's and the candidate's. A worst "row" is a token.
 
-    Of each token's classes only those that decide go into it: the likeliest of both sides, and the two that differ most.
+    Of each token's classes only those that decide go into it: the likeliest of both sides, the largest, and those that differ most.
     """
     shapes = [(reference, candidate), *((batches[0][name], other) for name, other in batches[1].items())]
     if any(one.shape != other.shape or not np.isfinite(other).all() for one, other in shapes):
@@ -45,5 +45,6 @@ def compare_tokens(
 def _deciding(kind: str, reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     difference = np.abs(candidate - reference)
     scaled = difference / np.maximum(1.0, np.abs(reference)) if BOUNDS[kind].relative else difference
-    columns = np.stack([one.argmax(axis=1) for one in (reference, candidate, difference, scaled)], axis=1)
+    deciding = (reference, candidate, np.abs(reference), difference, scaled)
+    columns = np.stack([one.argmax(axis=1) for one in deciding], axis=1)
     return np.take_along_axis(reference, columns, axis=1), np.take_along_axis(candidate, columns, axis=1)
