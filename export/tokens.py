@@ -31,7 +31,7 @@ def compare_tokens(
     """`compare` for logits (tokens, classes) where classes may be the words of a language; the metric is the share of tokens
     whose likeliest class stays. `batches` as there, the reference's and the candidate's. A worst "row" is a token.
 
-    Of each token's classes only those that decide go into it: the likeliest of both sides, the largest, and those that differ most.
+    Of each token's classes only those that decide go in: the likeliest of both sides, the largest, and those that differ most.
     """
     shapes = [(reference, candidate), *((batches[0][name], other) for name, other in batches[1].items())]
     if any(one.shape != other.shape or not np.isfinite(other).all() for one, other in shapes):
