@@ -170,9 +170,8 @@ def quantized_dynamic(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> None:
-    """One file up to `limit` bytes of weights, above that with PATH.data beside it; `proto` stays as it is."""
-    # ByteSize() would make the file in memory, which fails above 2 GB
-    if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < limit:
+    """One file of less than `limit` bytes, or one with PATH.data beside it; `proto` stays as it is."""
+    if proto.ByteSize() < limit:
         path.write_bytes(proto.SerializeToString(deterministic=True))
         return
     import onnx_ir

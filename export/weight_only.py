@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 BLOCK = 32
 """Weights of a row that share a scale."""
 LEVEL = 4
-"""Of accuracy: states are scaled to int8, a row at a time, for the product. 1 would keep them in fp32."""
+"""ONNX Runtime's accuracy level: states are scaled to int8 for the product, 32 of them together. Left out, 8 bits have no fast
+kernel on a CPU: SmolLM2-135M then takes 216 ms of CPU time a token, against 17, and 32 in fp32; 4 bits take 22 against 18."""
 
 
 def quantized_weights(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     """The graph with every constant matrix that states are multiplied with in `bits` (8 or 4): ONNX Runtime's MatMulNBits.
 
-    A scale a block of BLOCK inputs, symmetric; activations, norms and biases stay fp32, and so do embeddings: one that is
-    the head, too, then stands there twice, once in `bits`.
+    A scale a block of BLOCK inputs, symmetric, rounded to nearest; norms, biases and sums stay fp32, and so do embeddings: one
+    that is the head, too, then stands there twice, once in `bits`.
     """
     import onnx
 
