@@ -1,7 +1,8 @@
 """Pruned checkpoints in transformers' Auto classes: `import compressor.auto`, then AutoModelForSequenceClassification as usual.
 
 A pruned BERT's config.json says `compressed-bert`. Its classes are made here from the stock ones and registered with
-AutoConfig, AutoModel and AutoModelForSequenceClassification; no stock class is touched. Registering takes the stock classes,
+AutoConfig, AutoModel and the Auto classes of classifiers (of sequences, of tokens) and, for GPT-2, Llama and T5, of models that
+generate; no stock class is touched. Registering takes the stock classes,
 and so transformers and torch: that is why `import compressor` alone, which is light, does not do it.
 """
 
@@ -12,12 +13,18 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     TOKENIZER_MAPPING,
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     PretrainedConfig,
 )
@@ -26,6 +33,24 @@ from compressor.architectures import ARCHITECTURES, COMPRESSED
 from compressor.errors import UserError
 from compressor.pruning.sizes import BY_STACK, Sizes, resize
 from compressor.pruning.surgery import kept_of
+
+HEADS = {
+    AutoModelForSequenceClassification: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForTokenClassification: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForSeq2SeqLM: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+}
+"""The task heads that a checkpoint may have: Auto class -> its table of stock models."""
+
+
+def class_for(config: PretrainedConfig) -> type:
+    """The Auto class of what `config.architectures` names, pruned or not. Raises UserError E308 for another one, or none."""
+    name = (config.architectures or ["(none)"])[0]
+    for auto, models in HEADS.items():
+        if type(config) in models and models[type(config)].__name__ == name:
+            return auto
+    what = f"'{name}' in config.json's architectures is no model that is read here"
+    raise UserError("E308", what, "It must be a classifier of sequences or tokens, or one that generates")
 
 
 class CompressedConfig:
@@ -61,7 +86,8 @@ class Compressed:
         """As in transformers, but strict. Raises UserError E305 when the file lacks tensors, or has some of another model's."""
         model, found = super().from_pretrained(*arguments, output_loading_info=True, **keywords)
         missing, strange = found["missing_keys"], found["unexpected_keys"]
-        if model.base_model is model:  # the head is left out, and a pooler may be fresh: transformers tells so
+        bare = model.base_model is model and model.get_output_embeddings() is None  # a T5 that generates is its own base
+        if bare:  # the head is left out, and a pooler may be fresh: transformers tells so
             missing, strange = [name for name in missing if not name.startswith("pooler.")], ()
         if odd := sorted({*missing, *strange})[:3]:
             raise UserError(
@@ -74,11 +100,12 @@ def _register(model_type: str) -> None:
     stock = CONFIG_MAPPING[model_type]
     config = _made(stock, CompressedConfig, model_type=COMPRESSED + model_type)
     AutoConfig.register(config.model_type, config)
-    for auto, models in (
-        (AutoModel, MODEL_MAPPING),
-        (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
-    ):
-        auto.register(config, _made(models[stock], Compressed, config_class=config))
+    heads = dict(HEADS)
+    if not ARCHITECTURES[model_type].head_on_tokens:  # encoders have such a class, too, that hardly anyone generates with
+        del heads[AutoModelForCausalLM]
+    for auto, models in {AutoModel: MODEL_MAPPING, **heads}.items():
+        if stock in models:
+            auto.register(config, _made(models[stock], Compressed, config_class=config))
     if tokenizer := TOKENIZER_MAPPING.get(stock, None):
         AutoTokenizer.register(config, tokenizer_class=tokenizer)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -211,9 +212,9 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
 def _load_checkpoint(folder: Path) -> nn.Module:
     """Build in the recorded sizes on meta, fill strictly from the file."""
     import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoConfig
 
-    from compressor import auto  # noqa: F401  (registers the model types of pruned checkpoints)
+    from compressor import auto
 
     try:
         raw = json.loads((folder / "config.json").read_text())
@@ -224,7 +225,8 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     tensors = _read_tensors(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
     inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
     with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        model = auto.class_for(config).from_config(config, dtype=torch.float32)
+        _untie(model, tensors)
     expected = set(_plain_weights(model))
     if set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[:3]
@@ -232,7 +234,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     try:
         # not strict: tied weights stand in the file once; every other name was compared above
         model.load_state_dict(tensors, strict=False, assign=True)
-        model.tie_weights()
+        model.tie_weights(recompute_mapping=False)
     except RuntimeError as error:
         raise UserError(
             "E305", f"sizes disagree ({str(error).splitlines()[1].strip()})", "The folder is damaged", str(folder)
@@ -240,10 +242,27 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     _refill_buffers(model)
     if inserts.is_file():
         _restore_strictly(model, json.loads(inserts.read_text()), inserted, folder)
+    # a T5 that generates is its own base; its head is known by name
+    prefix = None if model.base_model is model else f"{model.base_model_prefix}."
+    names = [name for name, _ in model.named_parameters()]
     model.head_parameter_names = frozenset(
-        name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")
+        name for name in names if (name.startswith("lm_head.") if prefix is None else not name.startswith(prefix))
     )
     return model.eval()
+
+
+def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a parameter of its own to whatever the file holds beside what it would be tied to.
+
+    transformers ties the head of every T5 to its embeddings, whatever the config says: Flan-T5's is another matrix.
+    """
+    from torch import nn
+
+    for name, source in list(model.all_tied_weights_keys.items()):
+        if name in tensors and source in tensors:
+            owner, _, own = name.rpartition(".")
+            setattr(model.get_submodule(owner), own, nn.Parameter(model.get_parameter(name).clone()))
+            del model.all_tied_weights_keys[name]
 
 
 def _refill_buffers(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""A sequence classifier from a folder to ONNX, without a pipeline, a task or data, and proven all the same."""
+"""A model from a folder to ONNX, without a pipeline, a task or data, and proven all the same."""
 
 from __future__ import annotations
 
@@ -7,40 +7,23 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from compressor.errors import UserError
-from compressor.models import TOKENIZER_FILES, find_folder, tokenizer_of
+from compressor.models import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     import onnx
-    from torch import nn
 
+    from export.found import Found
     from export.parity import ParityResult
     from export.tensorrt import Profile
 
-PRECISIONS = ("fp32", "int8")
+PRECISIONS = ("fp32", "int8", "int4")
 SUMMARY = "export.json"
-ROWS, MAX_LENGTH = 128, 128
-"""Random rows that are compared, and the tokens of the longest."""
-
-Row = dict[str, list[int]]
-
-
-@dataclass
-class Classifier:
-    """A live model without chains, its folder, rows to try it on, the id that pads them, and what a user should know of it."""
-
-    model: nn.Module
-    folder: Path
-    rows: list[Row]
-    pad_id: int
-    notes: list[str] = field(default_factory=list)
 
 
 def export_folder(
@@ -51,51 +34,104 @@ def export_folder(
     fuse: bool = True,
     force: bool = False,
     tensorrt: Profile | None = None,
+    limit: int | None = None,
 ) -> dict[str, Any]:
     """Write OUT/model.onnx, OUT/model_int8.onnx, the tokenizer and OUT/export.json, which is returned.
+
+    `reference` is a Hugging Face folder, `package:NAME/PATH`, a hub id, or a checkpoint or state of this project: a classifier
+    of sequences or tokens, or a model that generates (export/generators.py; int8 and int4 are then of its weights alone). Every
+    file is compared with PyTorch on random rows. Nothing is written when anything fails. Weights of `limit` bytes and more
+    (default: 2 GB) lie beside their graph.
 
     With a profile for `tensorrt`: OUT/model_fp16.onnx too, the script that builds its engine, and the engine where TensorRT is
     installed.
 
-    `reference` is a Hugging Face folder, `package:NAME/PATH`, a hub id, or a checkpoint or state of this project. Every file is
-    compared with PyTorch on random rows. Nothing is written when anything fails.
-
-    Raises UserError E303, E305, E620 (the folder is taken), E621 (no classifier), E622 (it cannot be traced), E631 (TensorRT);
-    CheckError E610.
+    Raises UserError E303, E305, E620 (the folder is taken), E621 (no such model), E622 (it cannot be traced), E623 (its cache),
+    E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
     """
-    from compressor.tasks.features import pad
-    from export.onnx import OPSET, can_fuse, trace, write_onnx
+    from export.found import find_model
+    from export.onnx import OPSET, SINGLE_FILE_LIMIT, can_fuse
 
     with replacing(out, force) as folder:
-        found = load_classifier(reference)
+        found = find_model(reference)
         fuse = fuse and can_fuse(found.model)
-        sample = pad([found.rows[0], found.rows[-1]], found.pad_id)
-        try:
-            graph = trace(found.model, sample)
-        except Exception as error:  # the exporter raises whatever its parts raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise UserError("E622", f"this model cannot be traced ({reason})", "Try another one", reference) from error
-        paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse)
-        engine = write_tensorrt(graph, folder, tensorrt, paths) if tensorrt else None
-        records = [prove(found, precision, path) for precision, path in paths.items()]
-        for name in (*TOKENIZER_FILES, "config.json"):
+        _check_kind(found, precisions, tensorrt, reference)
+        write = _write_generator if found.kind == "generation" else _write_classifier
+        more = write(found, folder, precisions, fuse, SINGLE_FILE_LIMIT if limit is None else limit, tensorrt)
+        for name in (*TOKENIZER_FILES, "config.json", "generation_config.json"):
             if (found.folder / name).is_file():
                 shutil.copyfile(found.folder / name, folder / name)
-        labels = found.model.config.id2label
         summary = {
             "model": reference,
+            "kind": found.kind,
             "architecture": found.model.config.model_type,
             "parameters": sum(parameter.numel() for parameter in found.model.parameters()),
-            "labels": [labels[number] for number in sorted(labels)],
             "opset": OPSET,
             "fused": fuse,
-            "files": {precision: describe(path) for precision, path in paths.items()},
-            "parity": [record.to_json() for record in records],
-            "tensorrt": engine,
             "notes": found.notes,
+            **more,
         }
         (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return summary
+
+
+def _check_kind(found: Found, precisions: Sequence[str], tensorrt: Profile | None, reference: str) -> None:
+    """Raise UserError E624 for what only the other kind of model can be given."""
+    generates = found.kind == "generation"
+    if "int4" in precisions and not generates:
+        raise UserError("E624", "int4 is for models that generate; this is a classifier", "Take int8", reference)
+    if tensorrt and found.kind != "sequence classification":
+        raise UserError("E624", "TensorRT is for classifiers of sequences", "Leave out --tensorrt", reference)
+
+
+@contextmanager
+def _tracing(reference: Path) -> Iterator[None]:
+    """Any fault of the exporter is a UserError E622."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # it raises whatever its parts raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError("E622", f"this model cannot be traced ({reason})", "Try another one", str(reference)) from error
+
+
+def _write_classifier(
+    found: Found, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, tensorrt: Profile | None
+) -> dict[str, Any]:
+    """The files of a classifier, and what the summary tells of them."""
+    from compressor.tasks.features import pad
+    from export.onnx import trace, write_onnx
+
+    with _tracing(found.folder):
+        graph = trace(found.model, pad([found.rows[0], found.rows[-1]], found.pad_id))
+    paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit)
+    engine = write_tensorrt(graph, folder, tensorrt, paths) if tensorrt else None
+    labels = found.model.config.id2label
+    return {
+        "labels": [labels[number] for number in sorted(labels)],
+        "files": {precision: describe(path, precision) for precision, path in paths.items()},
+        "parity": [{"precision": one, **prove(found, one, path).to_json()} for one, path in paths.items()],
+        "tensorrt": engine,
+    }
+
+
+def _write_generator(
+    found: Found, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, tensorrt: None
+) -> dict[str, Any]:
+    """The files of a model that generates, and what the summary tells of them."""
+    from export.decoders import trace_generator
+    from export.generators import prove_generator, special_tokens, write_generator
+
+    with _tracing(found.folder):
+        graphs = trace_generator(found.model)
+    paths = write_generator(graphs, folder, precisions=precisions, fuse=fuse, limit=limit)
+    return {
+        "generation": special_tokens(found),
+        "files": {path.stem: describe(path, one) for one, parts in paths.items() for path in parts},
+        "parity": [{"precision": one, **prove_generator(found, one, parts)} for one, parts in paths.items()],
+        "tensorrt": tensorrt,
+    }
 
 
 def write_tensorrt(graph: onnx.ModelProto, folder: Path, profile: Profile, paths: dict[str, Path]) -> dict[str, Any]:
@@ -137,109 +173,34 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def load_classifier(reference: str) -> Classifier:
-    """The model behind a reference with random rows for it. Raises UserError E303, E305, E621."""
-    from compressor.architectures import ARCHITECTURES
-
-    folder = find_folder(reference)
-    model = _ours(folder) or _stock(folder)
-    notes = []
-    if model.config.model_type not in ARCHITECTURES:
-        notes.append(f"'{model.config.model_type}' is not in the anatomy: it can be exported, not pruned")
-    source = folder if (folder / "tokenizer.json").is_file() else _base_of(folder)
-    tokenizer = tokenizer_of(source)
-    pad_id = tokenizer.pad_token_id
-    if pad_id is None:
-        pad_id = tokenizer.eos_token_id or 0
-        notes.append(f"the tokenizer has no padding token: token {pad_id} pads")
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = pad_id  # decoders look for the last token before it
-    return Classifier(model, source, random_rows(model, tokenizer), pad_id, notes)
-
-
-def _ours(folder: Path) -> nn.Module | None:
-    """A state, or a checkpoint that stock transformers refuses; None for any other folder."""
-    from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load
-    from compressor.deltas import merge_all
-    from compressor.pruning.sizes import BY_STACK
-
-    config = folder / "config.json"
-    unequal = config.is_file() and any(name in json.loads(config.read_text(encoding="utf-8")) for name in BY_STACK)
-    if unequal or any((folder / name).is_file() for name in (STATE_FILE, INSERTS_FILE)):
-        return merge_all(load(folder))
-    return None
-
-
-def _base_of(folder: Path) -> Path:
-    """Where a state's tokenizer is. Raises UserError E304 for any other folder without one."""
-    from compressor.checkpoint import STATE_FILE
-
-    if not (folder / STATE_FILE).is_file():
-        raise UserError("E304", "no tokenizer.json", "Save the fast tokenizer beside the weights", str(folder))
-    return find_folder(json.loads((folder / STATE_FILE).read_text())["base"]["reference"])
-
-
-def _stock(folder: Path) -> nn.Module:
-    """A Hugging Face folder with a classification head that is in its file. Raises UserError E621."""
-    import torch
-    from transformers import AutoModelForSequenceClassification
-
-    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        raise UserError("E621", "no model.safetensors", "Pickled weights are not read: convert them", str(folder))
-    try:
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-        )
-    except (ValueError, OSError, KeyError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise UserError("E621", f"not a sequence classifier ({reason})", "Give a folder of one", str(folder)) from error
-    if missing := sorted(loading["missing_keys"]):
-        what = f"the file lacks {len(missing)} tensors of a classifier, e.g. {missing[0]}: they would be random"
-        raise UserError("E621", what, "Give a model that is tuned for classification", str(folder))
-    return model.eval()
-
-
-def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:
-    """ROWS rows of random words, of 2 to MAX_LENGTH tokens (or what the model can number)."""
-    draw, config = np.random.default_rng(seed), model.config
-    most = min(MAX_LENGTH, getattr(config, "max_position_embeddings", None) or MAX_LENGTH)
-    # RoBERTa's positions begin behind its padding: two of them number nothing
-    most = max(2, most - 2 if most < MAX_LENGTH else most)
-    words = sorted(set(range(min(len(tokenizer), config.vocab_size))) - set(tokenizer.all_special_ids))
-    rows = []
-    for length in np.linspace(2, most, ROWS).astype(int):
-        ids = draw.choice(words, size=length).tolist()
-        if config.is_encoder_decoder:  # its head reads the state of the end token
-            ids[-1] = config.eos_token_id
-        row = {"input_ids": ids, "attention_mask": [1] * int(length)}
-        if "token_type_ids" in tokenizer.model_input_names:
-            row["token_type_ids"] = [0] * int(length)
-        rows.append(row)
-    return rows
-
-
-def prove(found: Classifier, precision: str, path: Path) -> ParityResult:
-    """Compare an exported file with its model. Raises CheckError E610 with the block where they part."""
+def prove(found: Found, precision: str, path: Path) -> ParityResult:
+    """Compare an exported classifier with its model. Raises CheckError E610 with the block where they part."""
     from compressor.tasks.features import pad, predict, torch_forward
     from compressor.tasks.kinds import kind_with
     from export.parity import compare, in_other_batches, require
     from export.sessions import run, session
     from export.suspects import suspect_in_graph
+    from export.tokens import by_token, compare_tokens, predict_tokens
 
-    sides = (torch_forward(found.model), partial(run, session(path)))
-    logits = [predict(side, found.rows, found.pad_id) for side in sides]
-    batches = tuple(in_other_batches(side, found.rows, found.pad_id) for side in sides)
+    sides, worst = [torch_forward(found.model), partial(run, session(path))], found.rows[-1]
     kind = {"fp32": "onnx", "int8": "int8 on random rows"}.get(precision, precision)
-    task = kind_with(logits[0].shape[1])
-    # there are no labels: the reference's own answers stand for them
-    result = compare(f"PyTorch -> {path.name}", kind, *logits, task.answers(logits[0]), task=task, batches=batches)
-    worst = pad([found.rows[result.worst_row], found.rows[-1]], found.pad_id)
-    require(result, lambda: suspect_in_graph(found.model, path, worst))
+    hop, tokens = f"PyTorch -> {path.name}", found.kind == "token classification"
+    if tokens:
+        sides = [by_token(side) for side in sides]
+    logits = [(predict_tokens if tokens else predict)(side, found.rows, found.pad_id) for side in sides]
+    batches = tuple(in_other_batches(side, found.rows, found.pad_id) for side in sides)
+    if tokens:
+        result = compare_tokens(hop, kind, *logits, batches=batches)
+    else:  # there are no labels: the reference's own answers stand for them
+        task = kind_with(logits[0].shape[1])
+        result = compare(hop, kind, *logits, task.answers(logits[0]), task=task, batches=batches)
+        worst = found.rows[result.worst_row]
+    require(result, lambda: suspect_in_graph(found.model, path, pad([worst, found.rows[-1]], found.pad_id)))
     return result
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Name, bytes (external data included), inputs and outputs of an ONNX file."""
+def describe(path: Path, precision: str) -> dict[str, Any]:
+    """Name, precision, bytes (external data included), inputs and outputs of an ONNX file."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -250,5 +211,5 @@ def describe(path: Path) -> dict[str, Any]:
         }
         for side in ("input", "output")
     }
-    size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
-    return {"path": path.name, "bytes": size, "inputs": shapes["input"], "outputs": shapes["output"]}
+    size = sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}.data")) if file.is_file())
+    return {"path": path.name, "precision": precision, "bytes": size, "inputs": shapes["input"], "outputs": shapes["output"]}

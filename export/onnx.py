@@ -10,9 +10,10 @@ import contextlib
 import inspect
 import io
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
 
@@ -61,35 +62,55 @@ def can_fuse(model: nn.Module) -> bool:
 
 
 def write_onnx(
-    graph: onnx.ModelProto, folder: Path, *, precisions: Sequence[str] = ("fp32", "int8"), fuse: bool = True
+    graph: onnx.ModelProto,
+    folder: Path,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    fuse: bool = True,
+    limit: int = SINGLE_FILE_LIMIT,
 ) -> dict[str, Path]:
-    """The files of `export_onnx` from its graph, as `trace` gave it."""
+    """The files of `export_onnx` from its graph, as `trace` gave it; `limit` as in `save`."""
     folder.mkdir(parents=True, exist_ok=True)
     writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
     paths = {}
     for precision in precisions:
         paths[precision] = folder / file_name(precision)
-        save(writers[precision](), paths[precision])
+        save(writers[precision](), paths[precision], limit)
     return paths
 
 
 def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
     """The unfused graph with dynamic axes and the weights inside. Raises UserError E601 for a sample that is too small."""
-    import onnx_ir
     import torch
-    from transformers.exporters import OnnxConfig
-    from transformers.exporters.exporter_onnx import OnnxExporter
 
     if min(encoding["input_ids"].shape) < 2:
         raise UserError("E601", f"sample of shape {encoding['input_ids'].shape}", "Give at least 2 rows of 2 tokens")
     # a forward with **kwargs would swallow the others and leave dead inputs in the graph
     accepted = inspect.signature(model.forward).parameters
     inputs = {name: torch.from_numpy(values) for name, values in encoding.items() if name in accepted}
-    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
+    return trace_named(model, inputs, dict.fromkeys(inputs, AXES))
+
+
+def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, Sequence[str | None]]) -> onnx.ModelProto:
+    """The unfused graph of any module that has a `config`. `inputs` are its keyword arguments: tensors, or dicts of them.
+
+    `axes` gives each tensor (its names joined by dots, as the graph will call it) a name an axis, None where that is fixed.
+    Axes of one name must be equal. No size of a named axis may be 1, here, and no two should be equal.
+    """
+    import onnx_ir
+    import torch
+    from transformers.exporters import OnnxConfig
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    def dynamic(name: str, value: Any) -> dict:
+        if isinstance(value, Mapping):
+            return {key: dynamic(f"{name}.{key}", inner) for key, inner in value.items()}
+        return {place: torch.export.Dim.DYNAMIC for place, axis in enumerate(axes[name]) if axis}
+
+    shapes = {name: dynamic(name, value) for name, value in inputs.items()}
     # transformers hands no `verbose` down to torch's exporter, which would print its progress to stdout
     with unchanged(model), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as progress:
-        config = OnnxConfig(dynamic_shapes=dynamic, opset_version=OPSET)
-        program, _ = OnnxExporter().export_program(model, inputs, config)
+        program, _ = OnnxExporter().export_program(model, dict(inputs), OnnxConfig(dynamic_shapes=shapes, opset_version=OPSET))
     logging.getLogger(__name__).info("%s", progress.getvalue().strip())
     for node in program.graph.all_nodes():
         # stack traces and module paths: they hold folders of this machine
@@ -98,7 +119,7 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
     for value in (*program.graph.inputs, *program.graph.outputs):
         value.metadata_props.clear()
     proto = onnx_ir.to_proto(program)
-    _name_axes(proto)
+    _name_axes(proto, axes)
     return proto
 
 
@@ -116,16 +137,16 @@ def unchanged(model: nn.Module):
         model.config.__dict__.update(config)
 
 
-def _name_axes(proto: onnx.ModelProto) -> None:
-    """Give the exporter's symbols (s18, s41, ...) the names batch and sequence, wherever they stand."""
+def _name_axes(proto: onnx.ModelProto, axes: Mapping[str, Sequence[str | None]]) -> None:
+    """Give the exporter's symbols (s18, s41, ...) the names of `axes`, wherever they stand, also in sums (s1 + s70)."""
     names = {}
     for value in proto.graph.input:
-        for axis, dim in zip(AXES, value.type.tensor_type.shape.dim, strict=True):
+        for axis, dim in zip(axes[value.name], value.type.tensor_type.shape.dim, strict=True):
             names[dim.dim_param] = axis
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in names:
-                dim.dim_param = names[dim.dim_param]
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"\bs\d+\b", lambda found: names.get(found[0]) or found[0], dim.dim_param)
 
 
 def fused(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -148,9 +169,9 @@ def quantized_dynamic(proto: onnx.ModelProto) -> onnx.ModelProto:
     return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(proto), {}, ExportFormat.ONNX))
 
 
-def save(proto: onnx.ModelProto, path: Path) -> None:
-    """One file up to 2 GB, above that with PATH.data beside it; `proto` stays as it is."""
-    if proto.ByteSize() < SINGLE_FILE_LIMIT:
+def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> None:
+    """One file of less than `limit` bytes, or one with PATH.data beside it; `proto` stays as it is."""
+    if proto.ByteSize() < limit:
         path.write_bytes(proto.SerializeToString(deterministic=True))
         return
     import onnx_ir

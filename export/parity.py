@@ -28,7 +28,8 @@ depend on where in memory the weights begin."""
 
 @dataclass(frozen=True)
 class Bound:
-    """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`.
+    """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`, or
+    times the largest of those in its row when `of_row`: where every word is one product with one state, it rounds them alike.
 
     Where there is none, `metric_loss` is the most that the task metric may fall, and the kind of task says how far the outputs
     must agree (`Agreement.least`).
@@ -36,6 +37,7 @@ class Bound:
 
     difference: float | None = None
     relative: bool = False
+    of_row: bool = False
     metric_loss: float = 0.0
 
 
@@ -43,10 +45,13 @@ BOUNDS = {
     "removed": Bound(difference=1e-4),
     "merged": Bound(difference=0.0),
     "onnx": Bound(difference=1e-4, relative=True),
+    "onnx, generated": Bound(difference=1e-4, relative=True, of_row=True),
     "served": Bound(difference=1e-5),
     "int8": Bound(metric_loss=0.01),
     "fp16": Bound(difference=2e-2, relative=True),
     "int8 on random rows": Bound(metric_loss=0.1),
+    "int8 on random tokens": Bound(metric_loss=0.1),
+    "int4 on random tokens": Bound(metric_loss=0.5),
 }
 """Every hop's bound, in one table. Where logits are bounded, two logits closer than the bound may swap the label."""
 
@@ -128,7 +133,8 @@ def compare(
 
 
 def _scale(bound: Bound, reference: np.ndarray) -> np.ndarray | float:
-    return np.maximum(1.0, np.abs(reference)) if bound.relative else 1.0
+    scale = np.maximum(1.0, np.abs(reference)) if bound.relative else 1.0
+    return scale.max(axis=-1, keepdims=True) if bound.of_row else scale
 
 
 def _within(kind: str, agreement: Agreement, bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool:
@@ -160,7 +166,8 @@ def describe(bound: Bound, kind: str, task: Kind) -> str:
         return f"{agree.words} {agree.least[kind]:.0%}, metric falls by at most {100 * bound.metric_loss:.1f} points"
     if bound.difference == 0.0:
         return "equal bit for bit"
-    return f"|Δlogit| <= {bound.difference:g}" + (" x max(1, |logit|)" if bound.relative else "")
+    scale = " x max(1, largest |logit| of the row)" if bound.of_row else " x max(1, |logit|)" if bound.relative else ""
+    return f"|Δlogit| <= {bound.difference:g}{scale}"
 
 
 def _hopeless(hop: str, kind: str, reference: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:

@@ -250,9 +250,10 @@ def export(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Export a sequence classifier to ONNX without a pipeline, and prove it on random rows.
+    """Export a classifier, or a model that generates, to ONNX without a pipeline, and prove it on random rows.
 
-    FOLDER is a Hugging Face folder, a hub id, package:NAME/PATH, or a checkpoint that this project made.
+    int8 and int4 of a model that generates are those of its weights. FOLDER is a Hugging Face folder, a hub id,
+    package:NAME/PATH, or a checkpoint that this project made.
     """
     from export.folder import PRECISIONS, export_folder
     from export.tensorrt import profile_of
@@ -266,26 +267,35 @@ def export(
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
         return
-    rows = [
-        (
-            one["path"],
-            f"{one['bytes']:,}",
-            f"{row['max_difference']:.1e}",
-            f"{row['mean_difference']:.1e}",
-            f"{row['agreement']:.1%}",
-        )
-        for one, row in zip(summary["files"].values(), summary["parity"], strict=True)
-    ]
-    _table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "agree"), rows)
-    inputs = next(iter(summary["files"].values()))["inputs"]
-    shapes = ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in inputs.items())
-    click.echo(f"inputs: {shapes} (int64); opset {summary['opset']}; {summary['parity'][0]['rows']} random rows")
+    records = {row["precision"]: row for row in summary["parity"]}
+    files = list(summary["files"].values())
+    rows = [(one["path"], f"{one['bytes']:,}", *_parity_cells(records[one["precision"]])) for one in files]
+    last = ("generated alike",) if summary["kind"] == "generation" else ()
+    _table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "agree", *last), rows)
+    for one in files:
+        if one["precision"] == files[0]["precision"]:
+            click.echo(f"inputs of {one['path']}: {_shapes(one['inputs'])}")
+    what = "rows" if summary["kind"] == "sequence classification" else "tokens"
+    click.echo(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {what}")
     if engine := summary["tensorrt"]:
         built = f"{engine['engine']}, by {engine['library']} {engine['version']}" if engine["engine"] else "not installed here"
         click.echo(f"TensorRT: {built}; {engine['script']} builds the engine in the target container")
     for note in summary["notes"]:
         click.echo(f"note: {note}")
     click.echo(f"export: {_near(out.absolute())}")
+
+
+def _parity_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    generated = (f"{record['generated_agreement']:.1%}",) if "generated_agreement" in record else ()
+    differences = (f"{record['max_difference']:.1e}", f"{record['mean_difference']:.1e}")
+    return (*differences, f"{record['agreement']:.1%}", *generated)
+
+
+def _shapes(inputs: dict[str, list]) -> str:
+    """Inputs of a graph in words; the past of a decoder is counted only."""
+    own = {name: dims for name, dims in inputs.items() if not name.startswith("past_key_values.")}
+    past = f"; past_key_values of {len(inputs) - len(own)} tensors" if len(own) < len(inputs) else ""
+    return ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in own.items()) + f" (int64){past}"
 
 
 @main.command(epilog='Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from transformers import Cache
 
 from compressor.anatomy import Layer
 from compressor.deltas import attach, detach
@@ -28,13 +29,27 @@ class Constant(nn.Module):
 
 
 class EmptyAttention(nn.Module):
-    """An attention without heads. `output` is given where its outgoing layer was a part of it."""
+    """An attention without heads. `output` is given where its outgoing layer was a part of it.
 
-    def __init__(self, output: Constant | None, hands_on_bias: bool):
+    In a cache of keys and values it leaves zeros (batch, 1, tokens, 1): models count the tokens so far in their first block's.
+    """
+
+    def __init__(self, output: Constant | None, hands_on_bias: bool, layer_idx: int | None):
         super().__init__()
-        self.output, self.hands_on_bias = output, hands_on_bias
+        self.output, self.hands_on_bias, self.layer_idx = output, hands_on_bias, layer_idx
 
-    def forward(self, hidden_states: Tensor, *arguments, position_bias: Tensor | None = None, **keywords) -> tuple:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *arguments,
+        position_bias: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        key_value_states: Tensor | None = None,
+        **keywords,
+    ) -> tuple:
+        if past_key_values is not None and key_value_states is None:
+            nothing = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
+            past_key_values.update(nothing, nothing, self.layer_idx)
         states = hidden_states if self.output is None else self.output(hidden_states)
         return (states, position_bias, None) if self.hands_on_bias else (states, None)
 
@@ -50,7 +65,8 @@ def empty(layer: Layer, structure: str) -> None:
     if structure == "neurons":
         layer.module.set_submodule(home, constant if inside else nn.Identity())
         return
-    attention = EmptyAttention(constant if inside else None, layer.row.position_bias == "interface")
+    index = getattr(layer.home(structure), "layer_idx", None)
+    attention = EmptyAttention(constant if inside else None, layer.row.position_bias == "interface", index)
     setattr(attention, layer.blocks.head_size, layer.head_size)
     layer.module.set_submodule(home, attention)
 

@@ -113,7 +113,12 @@ KIND = Kind(
     distillation=distillation_loss,
     metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews)),
     # random rows lie where a classifier is unsure: what holds there finds what is broken, and proves no quality
-    agreement=Agreement(labels_agree, "labels agree", "labels agree on", {"int8": 0.97, "int8 on random rows": 0.9}),
+    agreement=Agreement(
+        labels_agree,
+        "labels agree",
+        "labels agree on",
+        {"int8": 0.97, "int8 on random rows": 0.9, "int8 on random tokens": 0.9, "int4 on random tokens": 0.5},
+    ),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
 )

@@ -24,8 +24,13 @@ TRIED = sorted([*ARCHITECTURES, GATED])
 """Every architecture, and T5 in the form of T5 v1.1 and flan-t5."""
 
 
-def tiny(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0):
-    """A random model: 3 layers, hidden 32, 4 heads, 20 neurons, weights large enough for differences to show."""
+def tiny(
+    model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0, auto: type = AutoModelForSequenceClassification, **keys
+):
+    """A random model: 3 layers, hidden 32, 4 heads, 20 neurons, weights large enough for differences to show.
+
+    `auto` is the Auto class that makes it, `keys` are of its config.
+    """
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
         model_type.removesuffix("-gated"),
@@ -45,9 +50,10 @@ def tiny(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0):
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
             **EXTRA[model_type],
+            **keys,
         },
     )
-    model = AutoModelForSequenceClassification.from_config(config).to(dtype).eval()
+    model = auto.from_config(config).to(dtype).eval()
     prefix = f"{model.base_model_prefix}."
     model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
     return model

@@ -30,7 +30,7 @@ def encoding(rows: int, length: int, pad_id: int = 1) -> dict[str, np.ndarray]:
 def model_of(name: str) -> torch.nn.Module:
     """A tiny random model, dense or unequally pruned."""
     architecture, removals = MODELS[name]
-    model = tiny(architecture, torch.float32)
+    model = tiny(architecture, torch.float32, max_position_embeddings=520)
     if removals:
         remove(model, removals)
     return model

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers import AutoModelForTokenClassification
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint
@@ -67,13 +68,30 @@ def test_a_pruned_checkpoint_and_force(folders, tmp_path):
         export_folder(str(folders / "pruned"), out, precisions=["fp32"], force=True)
     assert (out / "mine.txt").read_text() == "keep"
     (out / "export.json").write_text("{}")
-    export_folder(str(folders / "pruned"), out, precisions=["fp32"], fuse=False, force=True)
+    export_folder(str(folders / "pruned"), out, precisions=["fp32"], fuse=False, force=True, limit=1000)
     assert not (out / "mine.txt").exists()
+    assert (out / "model.onnx.data").stat().st_size > (out / "model.onnx").stat().st_size, "weights beside the graph"
     rows = {"input_ids": np.array([[2, 4, 3], [2, 5, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
     rows["token_type_ids"] = np.zeros_like(rows["input_ids"])
     expected = torch_forward(load(folders / "pruned"))(rows)
     assert abs(run(session(out / "model.onnx"), rows) - expected).max() < 1e-5
     assert graph_values(out / "model.onnx", rows)
+
+
+def test_a_classifier_of_tokens(tmp_path):
+    """Cut; every token of rows of many lengths, alone and in mixed batches."""
+    tokenizer = write_model(tmp_path / "base")
+    model = tiny("bert", torch.float32, auto=AutoModelForTokenClassification)
+    remove(model, {0: Removal([1], [0, 5]), 1: Removal(whole=True)})
+    save_checkpoint(model, tmp_path / "model", tokenizer)
+    summary = export_folder(str(tmp_path / "model"), tmp_path / "onnx", precisions=["fp32", "int8"])
+    assert summary["kind"] == "token classification" and len(summary["labels"]) == 3
+    assert summary["files"]["fp32"]["outputs"] == {"logits": ["batch", "sequence", 3]}
+    assert [row["passed"] for row in summary["parity"]] == [True, True] and summary["parity"][0]["rows"] > 128
+    rows = {"input_ids": np.array([[2, 4, 3], [2, 5, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
+    rows["token_type_ids"] = np.zeros_like(rows["input_ids"])
+    expected = torch_forward(load(tmp_path / "model"))(rows)
+    assert abs(run(session(tmp_path / "onnx" / "model.onnx"), rows) - expected)[rows["attention_mask"] == 1].max() < 1e-5
 
 
 def test_an_architecture_without_a_row_is_tried(folders, tmp_path):
@@ -103,5 +121,5 @@ def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
 
     monkeypatch.setattr(export.onnx, "fused", spoiled)
     with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
-        export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"])
+        export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
     assert not list(tmp_path.iterdir())
