@@ -186,7 +186,8 @@ def noisy(numbers):
 FAULTS = [nan, infinite, shifted, drawn_together, upside_down, shuffled, cut_off, noisy, constant]
 
 
-@pytest.mark.parametrize("kind", sorted(BOUNDS))
+# tokens are classes, never numbers
+@pytest.mark.parametrize("kind", sorted(kind for kind in BOUNDS if not kind.endswith("tokens")))
 def test_the_same_numbers_pass(kind):
     result = compare("hop", kind, NUMBERS, NUMBERS.copy(), SCORES, task=REGRESSION)
     require(result)
