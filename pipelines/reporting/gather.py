@@ -53,6 +53,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "summary": summary(roles, cells, trainable, tunable),
         "variants": [without_samples(row) for row in candidates],
         "steps": gain_steps(roles, cells, candidates),
+        "precision": precision(inputs),
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
         "trainable": trainable,
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
@@ -386,6 +387,12 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
     found = [(a.entry, item) for a in models for item in a.metadata.get("items", [])]
     items = [{"stage": entry, **{key: item[key] for key in asked if key in item}} for entry, item in found]
     return {"items": items, "layers": layers_left(kept, roles["dense"]["layers"])}
+
+
+def precision(inputs: Inputs) -> Record | None:
+    """What `precision: auto` tried and kept; None where the precisions were listed."""
+    exported = inputs.nearest("onnx")
+    return exported.metadata.get("auto") if exported else None
 
 
 def density(roles: dict[str, Record]) -> list[Record]:

@@ -38,7 +38,7 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
     if config.device == "cuda" and exports and "openvino" in exports[-1].config.runtime:
         mend = f"Use device: cpu, or runtime: [onnxruntime] in '{exports[-1].id}'"
         yield Problem("E604", "OpenVINO runs on the CPU", mend, ("device",))
-    if config.device == "cuda" and exports and "int8" in exports[-1].config.precision:
+    if config.device == "cuda" and exports and "int8" in exports[-1].config.possible:
         mend = f"Use device: cpu, or precision: [fp32] in '{exports[-1].id}'"
         yield Problem("E604", "dynamic int8 would run partly on the CPU", mend, ("device",))
 
@@ -70,15 +70,18 @@ def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
 
 def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None) -> np.ndarray:
     """Logits of all validation rows in the candidate's own runtime."""
+    from functools import partial
+
     from compressor.checkpoint import load
     from compressor.tasks.features import torch_forward
+    from export.sessions import run, session
     from pipelines.loading import predict_rows
-    from pipelines.stages.export import session_logits
 
     if candidate.runtime == "pytorch":
-        return predict_rows(torch_forward(load(candidate.path)), data.validation, data, workspace, candidate.name)
-    rows = data.validation
-    return session_logits(candidate.path, candidate.runtime, rows, data, workspace, candidate.name, threads=threads)
+        forward = torch_forward(load(candidate.path))
+    else:
+        forward = partial(run, session(candidate.path, threads=threads))
+    return predict_rows(forward, data.validation, data, workspace, candidate.name)
 
 
 def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,10 @@ class DeployConfig(StageConfig):
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.name == "export"]
     for key in ("runtime", "precision") if exports else ():
-        wanted = getattr(config, key)
-        if wanted and wanted not in getattr(exports[-1].config, key):
+        wanted, exported = getattr(config, key), exports[-1].config
+        if wanted and exported.auto:
+            yield Problem("E725", f"'{exports[-1].id}' chooses the {key} itself (precision: auto)", "Remove it", (key,))
+        elif wanted and wanted not in getattr(exported, key):
             yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
 
 
