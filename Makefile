@@ -10,6 +10,8 @@ RECIPE ?= quickstart
 EXTRAS ?= cpu,openvino,triton,dev
 # the first of these that is 3.11 or 3.12 makes .venv
 PYTHON ?= python3 python3.12 python3.11 /usr/bin/python3
+# tests in as many processes as there are cores, up to 4; a file stays in one, because its tests share what they set up
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 # idle threads that spin take the cores from the ones that work; models come from packages, never from a hub
@@ -55,10 +57,10 @@ run: $(STAMP) ## run the quickstart end to end (another recipe or file: make run
 	@$(BIN)/compress run $(RECIPE)
 
 test: lint ## lint, format check and the fast tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(WORKERS)
 
 test-full: lint ## the same with the long loops
-	@$(BIN)/pytest -m "slow or not slow"
+	@$(BIN)/pytest $(WORKERS) -m "slow or not slow"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -74,10 +74,10 @@ CONTENDERS: dict[str, Callable[[Path], nn.Module]] = {
     "adapter": partial(ours, method="adapter"),
     "prefix": partial(ours, method="prefix"),
     "propetl": partial(ours, method="propetl"),
-    "mixout, all": partial(ours, method="mixout", modules=MATRICES),
-    "diff pruning, all": partial(ours, method="diff_pruning", modules=MATRICES, budget=SHARE),
-    "child f, all": partial(ours, method="child_tuning", modules=MATRICES),
-    "child d, all": partial(ours, method="child_tuning", modules=MATRICES, child="d", ratio=0.3),
+    "mixout all": partial(ours, method="mixout", modules=MATRICES),
+    "diff pruning all": partial(ours, method="diff_pruning", modules=MATRICES, budget=SHARE),
+    "child f all": partial(ours, method="child_tuning", modules=MATRICES),
+    "child d all": partial(ours, method="child_tuning", modules=MATRICES, child="d", ratio=0.3),
     "full": partial(ours, method="full"),
 }
 

@@ -22,7 +22,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from compressor.anatomy import ARCHITECTURES, COMPRESSED
+from compressor.architectures import ARCHITECTURES, COMPRESSED
 from compressor.errors import UserError
 from compressor.pruning.sizes import BY_STACK, Sizes, resize
 from compressor.pruning.surgery import kept_of

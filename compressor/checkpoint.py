@@ -160,7 +160,8 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     """
     from safetensors.torch import save_file
 
-    from compressor.anatomy import COMPRESSED, row_of_model
+    from compressor.anatomy import row_of_model
+    from compressor.architectures import COMPRESSED
     from compressor.deltas import chains
     from compressor.pruning.sizes import per_layer_configs
     from compressor.storage.changes import describe

@@ -93,7 +93,7 @@ def _hub_folder(reference: str) -> Path:
 
 
 def _check_folder(reference: str, folder: Path) -> None:
-    from compressor.anatomy import row_of
+    from compressor.architectures import row_of
 
     if not (folder / "config.json").is_file():
         raise UserError("E304", f"model '{reference}' has no config.json", "Give the folder that holds config.json")
@@ -229,10 +229,17 @@ def padding_id(config: PretrainedConfig, folder: Path) -> int:
 
 def end_id(folder: Path) -> int | None:
     """The end of sentence at which the task head of the model in `folder` reads its answer; None where it does not."""
-    from compressor.anatomy import row_of
+    from compressor.architectures import row_of
 
     config = json.loads((folder / "config.json").read_text())
     return config["eos_token_id"] if row_of(config["model_type"]).head_on_end else None
+
+
+def end_id_of(model: nn.Module) -> int | None:
+    """`end_id` of a live model."""
+    from compressor.anatomy import row_of_model
+
+    return model.config.eos_token_id if row_of_model(model).head_on_end else None
 
 
 def tokenizer_of(folder: Path):

@@ -22,7 +22,7 @@ from compressor.sources import Masked, Own, Scores
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from compressor.cost import Plan
+    from compressor.account import Plan
     from compressor.tasks import TaskConfig
     from compressor.training import Rows
 
@@ -192,7 +192,8 @@ def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
     """`Plan.start` for many tasks: every head is stored, and each row computes one of them."""
     from dataclasses import replace
 
-    from compressor.cost import Plan, shape_of
+    from compressor.account import Plan
+    from compressor.cost import shape_of
     from compressor.models import hollow
     from compressor.tasks.reading import read_task
 

@@ -139,7 +139,7 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
 
 def load_classifier(reference: str) -> Classifier:
     """The model behind a reference with random rows for it. Raises UserError E303, E305, E621."""
-    from compressor.anatomy import ARCHITECTURES
+    from compressor.architectures import ARCHITECTURES
 
     folder = find_folder(reference)
     model = _ours(folder) or _stock(folder)

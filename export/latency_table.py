@@ -179,7 +179,8 @@ def steps(model: nn.Module, rounds: int) -> int:
 
 def exported(name: str, model: nn.Module, encoding: dict[str, np.ndarray], folder: Path, precision: str) -> Variant:
     """A model as a variant of a latency run, exported below `folder`."""
+    from compressor.models import end_id_of
     from export.onnx import export_onnx
 
     path = export_onnx(model, encoding, folder / name, precisions=(precision,))[precision]
-    return Variant(name, "onnxruntime", path, vocabulary=model.config.vocab_size)
+    return Variant(name, "onnxruntime", path, vocabulary=model.config.vocab_size, end=end_id_of(model))

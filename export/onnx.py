@@ -60,7 +60,7 @@ def export_onnx(
 
 def can_fuse(model: nn.Module) -> bool:
     """Whether the fusions leave what a model of this type computes."""
-    from compressor.anatomy import COMPRESSED
+    from compressor.architectures import COMPRESSED
 
     return model.config.model_type.removeprefix(COMPRESSED) not in WRONG_WHEN_FUSED
 

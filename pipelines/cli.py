@@ -195,7 +195,7 @@ def _merges(mergeable: bool | dict[str, bool]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print every property of every architecture.")
 def architectures(as_json: bool) -> None:
     """List the architectures: what can be tuned in them, and what can be removed."""
-    from compressor.anatomy import ARCHITECTURES, facts_of
+    from compressor.architectures import ARCHITECTURES, facts_of
 
     rows = [facts_of(row) for row in ARCHITECTURES.values()]
     if as_json:

@@ -17,7 +17,7 @@ from pipelines.stage import BaseModelReference, Entry, Stage, load_stage
 from serving.bundle import install
 
 if TYPE_CHECKING:
-    from compressor.cost import Plan
+    from compressor.account import Plan
 
 
 EXTRAS = {"openvino": "openvino", "nncf": "openvino"}
@@ -59,7 +59,7 @@ def check_inputs(pipeline: Pipeline) -> Ready:
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     """E113 for every length that the absolute positions of the model in this folder cannot number."""
-    from compressor.anatomy import row_of
+    from compressor.architectures import row_of
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config)
@@ -78,7 +78,7 @@ def make_plan(ready: Ready) -> Plan | None:
 
     None when no stage changes it: building the account is the one check that has to import torch.
     """
-    from compressor.cost import Plan
+    from compressor.account import Plan
 
     pipeline = ready.pipeline
     if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):

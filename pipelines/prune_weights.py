@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictFloat, Tag, model_validator
 
-from compressor.cost import Plan, Sparsity, share
+from compressor.account import Plan, Sparsity
+from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.modules import MODULES, Modules

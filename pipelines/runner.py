@@ -33,7 +33,7 @@ from pipelines.yaml_source import KeyPath
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from compressor.cost import Plan
+    from compressor.account import Plan
 
 LOCK_FILE = "pipeline.lock.yaml"
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, 
 from compressor.errors import UserError
 
 if TYPE_CHECKING:
-    from compressor.cost import Plan
+    from compressor.account import Plan
     from compressor.tasks import TaskConfig
 
 STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")

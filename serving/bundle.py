@@ -69,7 +69,10 @@ def stage_backends(bundle: Bundle, folder: Path) -> None:
     """Lay out in `folder` what Triton wants for --backend-directory: the python backend with its stub, and our own."""
     shutil.copytree(bundle.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(bundle.stub, folder / "python")
-    shutil.copytree(BACKENDS, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    for model in BACKENDS.glob("*/model.py"):
+        (folder / model.parent.name).mkdir()
+        for file in (model, BACKENDS / "batching.py"):
+            shutil.copy2(file, folder / model.parent.name)
 
 
 def environment(bundle: Bundle) -> dict[str, str]:

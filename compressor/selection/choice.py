@@ -12,7 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from compressor.cost import Places
+from compressor.account import Places
 from compressor.errors import UserError
 from compressor.selection.settings import SettingName
 from compressor.sources import top_mask

@@ -408,7 +408,7 @@ def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     if not found or "table" not in found[-1]:
         return found
     last = found[-1]
-    pair = [find(candidates, model, last["precision"]) for model in ("dense", "compressed")]
+    pair = [find(candidates, model, last["precision"], "onnxruntime") for model in ("dense", "compressed")]
     cell = (last["batch"], last["length"])
     if all(pair) and cell in [(one["batch"], one["length"]) for one in pair[0]["latency"]]:
         dense, compressed = (p50(row, cell) for row in pair)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from compressor.cost import Plan
+from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.modules import MODULES, STRUCTURES
 from compressor.pruning.names import LOSS_POWER, Criterion, Structure

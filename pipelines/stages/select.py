@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compressor.cost import Places, Plan
+from compressor.account import Places, Plan
 from compressor.errors import UserError
 from compressor.methods import GROUND, On, ground_of
 from compressor.modules import Modules

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compressor.cost import ModelShape, Plan, Trained, added_by, share
+from compressor.account import Plan, Trained
+from compressor.cost import ModelShape, added_by, share
 from compressor.methods import (
     GROUND,
     NAMES,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from compressor.anatomy import ARCHITECTURES
+from compressor.architectures import ARCHITECTURES
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply
 from compressor.methods.selective import ground

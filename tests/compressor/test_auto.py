@@ -11,7 +11,8 @@ from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModel, AutoModelForS
 
 import compressor.auto
 from compressor import load
-from compressor.anatomy import ARCHITECTURES, COMPRESSED, layers_of
+from compressor.anatomy import layers_of
+from compressor.architectures import ARCHITECTURES, COMPRESSED
 from compressor.checkpoint import save_checkpoint
 from compressor.cost import shape_of
 from compressor.errors import UserError

@@ -8,7 +8,8 @@ import torch_pruning
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compressor.anatomy import layers_of, row_of
+from compressor.anatomy import layers_of
+from compressor.architectures import row_of
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, shape_of
 from compressor.deltas import LowRank, Sparse, merge_all, merged_copy

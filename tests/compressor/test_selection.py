@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.account import Places
 from compressor.anatomy import matrices_of
-from compressor.cost import Places
 from compressor.errors import UserError
 from compressor.methods import Options
 from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from compressor.anatomy import row_of
+from compressor.architectures import row_of
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import batches, pad, predict

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compressor.account import Places
 from compressor.anatomy import layers_of
-from compressor.cost import Places, shape_of
+from compressor.cost import shape_of
 from compressor.deltas import LowRank, chain, merge_all, settle_links
 from compressor.errors import UserError
 from compressor.inserts import Adapter

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from compressor import load
-from compressor.anatomy import ARCHITECTURES
+from compressor.architectures import ARCHITECTURES
 from compressor.errors import UserError
 from compressor.models import tokenizer_of
 from compressor.tasks.features import pad

@@ -11,8 +11,8 @@ from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.pruning.surgery import Removal, remove
 from export import latency_table
-from export.latency import summarize
-from export.latency_table import LatencyTable, fit, measure_table, probes, undisturbed
+from export.latency import measure, summarize
+from export.latency_table import LatencyTable, exported, fit, measure_table, probes, undisturbed
 from tests.compressor.conftest import tiny
 
 FACTS = {"batch": 2, "shape": {"layers": (1, 2)}}
@@ -100,3 +100,10 @@ def test_real_models_are_exported_and_timed(monkeypatch):
         "neurons": [0, layer.neurons],
     }
     assert table.ms(before) > 0
+
+
+def test_a_model_that_reads_its_answer_at_the_end_gets_rows_with_one(tmp_path):
+    model = tiny("t5", torch.float32)
+    sample = {"input_ids": np.array([[7, 8, 3], [9, 3, 1]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
+    variant = exported("t5", model, sample, tmp_path, "fp32")
+    assert measure([variant], [(2, 5)], 2, threads=1)[0].p50 > 0

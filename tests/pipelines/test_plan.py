@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from compressor.anatomy import ARCHITECTURES, layers_of
-from compressor.cost import Plan, shape_of
+from compressor.account import Plan
+from compressor.anatomy import layers_of
+from compressor.architectures import ARCHITECTURES
+from compressor.cost import shape_of
 from compressor.deltas import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply

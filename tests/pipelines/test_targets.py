@@ -6,8 +6,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from compressor.account import Plan
 from compressor.anatomy import layers_of
-from compressor.cost import Plan, shape_of
+from compressor.cost import shape_of
 from compressor.errors import UserError
 from export.latency_table import LatencyTable
 from pipelines import targets
