@@ -74,8 +74,15 @@ def write_onnx(
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
     """The files of `export_onnx` from its graph, as `trace` gave it; the nodes `excluded` (of `matrices`) stay fp32 in int8."""
+    from export.half import brain, half
+
     folder.mkdir(parents=True, exist_ok=True)
-    writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph, excluded)}
+    writers = {
+        "fp32": lambda: fused(graph) if fuse else graph,
+        "int8": lambda: quantized_dynamic(graph, excluded),
+        "fp16": lambda: half(graph),
+        "bf16": lambda: brain(graph),
+    }
     paths = {}
     for precision in precisions:
         paths[precision] = folder / file_name(precision)

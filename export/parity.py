@@ -44,6 +44,8 @@ BOUNDS = {
     "served": Bound(difference=1e-5),
     "int8": Bound(agreement=0.97, metric_loss=0.01),
     "fp16": Bound(difference=2e-2, relative=True),
+    # bf16 has 3 bits less
+    "bf16": Bound(difference=0.16, relative=True),
     # random rows lie where a classifier is unsure: this finds what is broken, and proves no quality
     "int8 on random rows": Bound(agreement=0.9, metric_loss=0.1),
 }

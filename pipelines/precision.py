@@ -134,7 +134,8 @@ class Search:
         from pipelines.hops import compare_answers
 
         hop, rows = hop_of(NAME, trial.runtime, trial.precision), self.data.validation
-        answers = self.answers[trial.path] = answers_of(trial.path, hop, self.data, self.workspace, self.inputs.threads)
+        asked = (hop, self.data, self.workspace, self.inputs.threads)
+        answers = self.answers[trial.path] = answers_of(trial.path, trial.precision, *asked)
         result = compare_answers(hop, kind_of(trial.precision), self.reference, answers, rows)
         self.results[trial.path] = result
         trial = judged(trial, result, self.budget / 100)

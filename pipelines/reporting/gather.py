@@ -27,6 +27,9 @@ Record = dict[str, Any]
 RUNTIMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 """What a runtime is called in a sentence."""
 
+NARROWEST = ("int8", "fp16", "bf16", "fp32")
+"""Precisions, the first that is there being what is shown where nothing is deployed."""
+
 DONE = {"tune": "tuned", "prune": "pruned", "recover": "recovered", "merge": "merged"}
 """What a stage leaves behind, in words."""
 
@@ -46,7 +49,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, cells),
-        "notes": notes(roles, cells, candidates),
+        "notes": notes(roles, cells, candidates) + left_out_note(measurements),
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
@@ -84,7 +87,7 @@ def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
     wanted = [(repository.metadata["runtime"], repository.metadata["precision"])] if repository else []
     roles = {
         "dense": next(row for row in candidates if row["name"] == measurements["baseline"]),
-        "compressed": next(compressed[key] for key in (*wanted, (first, "int8"), (first, "fp32")) if key in compressed),
+        "compressed": next(compressed[key] for key in (*wanted, *((first, name) for name in NARROWEST)) if key in compressed),
     }
     runtime = find(candidates, "dense", "fp32", roles["compressed"]["runtime"])
     return {**roles, "runtime": runtime} if runtime else roles
@@ -165,6 +168,13 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
         lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
     lines += fastest_note(compressed, candidates, cells[-1])
     return lines + zeros_note(compressed) + inserts_note(compressed, str(cells[-1][1]))
+
+
+def left_out_note(measurements: Record) -> list[str]:
+    """Which exported files were not measured, and why."""
+    skipped = measurements.get("left_out", [])
+    names = ", ".join(row["name"] for row in skipped)
+    return [f"Not measured on this device: {names} ({skipped[0]['why']})."] if skipped else []
 
 
 def zeros_note(compressed: Record) -> list[str]:
@@ -320,11 +330,12 @@ def gain_steps(roles: dict[str, Record], cells: list[tuple[int, int]], candidate
     A change that was not measured on its own is named together with the next one.
     """
     pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
-    runtime = roles["compressed"]["runtime"]
+    runtime, narrow = (roles["compressed"][key] for key in ("runtime", "precision"))
+    narrow = "int8" if narrow == "fp32" else narrow
     words = [
         (RUNTIMES[runtime], roles.get("runtime")),
         ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
-        ("int8", find(candidates, "compressed", "int8", runtime)),
+        (narrow, find(candidates, "compressed", narrow, runtime)),
     ]
     there, changes = [("dense PyTorch fp32", roles["dense"])], []
     for change, record in words:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from export.half import FOR_CUDA
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
             yield Problem("E725", f"'{exports[-1].id}' chooses the {key} itself (precision: auto)", "Remove it", (key,))
         elif wanted and wanted not in getattr(exported, key):
             yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
+
+    if exports and set(exports[-1].config.precision) <= set(FOR_CUDA):
+        mend = f"Add fp32 to precision in '{exports[-1].id}'"
+        yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", mend)
 
 
 def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Stage `export`: the dense and the compressed model for each runtime, in fp32 and int8, each proven against PyTorch."""
+"""Stage `export`: the dense and the compressed model for each runtime and precision, each file proven against PyTorch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
+from export.half import FOR_CUDA
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ class ExportConfig(StageConfig):
     """`precision` and `runtime` list what is written, each precision for each runtime. int8 is dynamic in ONNX Runtime and
     static in OpenVINO: calibrated on `calibration_rows` training rows (default 128), drawn at random with the seed.
 
+    fp16 and bf16 are files for CUDA: ONNX Runtime's alone.
+
     `precision: auto` writes one compressed file: the fastest, over the runtimes named, that loses at most `accuracy_budget`
     points (default 0.5) of the metric; timed at `batch` x `length` (default 8 x 128, or the task's max_length where less)."""
 
-    precision: list[Literal["fp32", "int8", "auto"]] = Field(default=["fp32", "int8"], min_length=1)
+    precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(default=["fp32", "int8"], min_length=1)
     runtime: list[Literal["onnxruntime", "openvino"]] = Field(default=["onnxruntime"], min_length=1)
     calibration_rows: int | None = Field(default=None, ge=1, description="training rows that static int8 is calibrated on")
     accuracy_budget: float | None = Field(default=None, ge=0, le=1, description="points that precision: auto may lose")
@@ -58,6 +61,10 @@ class ExportConfig(StageConfig):
         """The precisions that may come out."""
         return ["fp32", "int8"] if self.auto else self.precision
 
+    def precisions_of(self, runtime: str) -> list[str]:
+        """What is written for one runtime."""
+        return [name for name in self.precision if runtime == "onnxruntime" or name not in FOR_CUDA]
+
 
 def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     models = [entry for entry in earlier if entry.name in ("tune", "prune", "recover", "merge")]
@@ -69,6 +76,9 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     if config.auto and len(config.precision) > 1:
         mend = "Write precision: auto alone, or list precisions"
         yield Problem("E640", "auto chooses among fp32 and int8; beside it nothing is to be listed", mend, ("precision",))
+    if idle := [WORDS[name] for name in config.runtime if not config.precisions_of(name)]:
+        mend = "Add the runtime onnxruntime alone, or fp32 or int8 to precision"
+        yield Problem("E642", f"{' and '.join(config.precision)} are files for CUDA, none for {idle[0]}", mend, ("runtime",))
     for key in OF_AUTO:
         if getattr(config, key) is not None and not config.auto:
             yield Problem("E641", "nothing is chosen here", "Remove it, or write precision: auto", (key,))
@@ -112,7 +122,7 @@ def export_one(
     parity, files = [], {}
     for (runtime, precision), path in paths.items():
         hop = hop_of(name, runtime, precision)
-        answers = answers_of(path, hop, data, workspace, inputs.threads)
+        answers = answers_of(path, precision, hop, data, workspace, inputs.threads)
         result = compare_graph(hop, kind_of(precision), model, reference, path, answers, data.validation, data)
         parity.append(result.to_json())
         files.setdefault(runtime, {})[precision] = record(name, path, answers, data)
@@ -121,7 +131,8 @@ def export_one(
 
 def hop_of(name: str, runtime: str, precision: str) -> str:
     """What the comparison of a file is called."""
-    return f"{name}: PyTorch -> {WORDS[runtime]} {precision}"
+    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision == "bf16" else ""
+    return f"{name}: PyTorch -> {WORDS[runtime]} {precision}{emulated}"
 
 
 def kind_of(precision: str) -> str:
@@ -129,13 +140,13 @@ def kind_of(precision: str) -> str:
     return "onnx" if precision == "fp32" else precision
 
 
-def answers_of(path: Path, hop: str, data: Data, workspace: Workspace, threads: int | None) -> Answers:
+def answers_of(path: Path, precision: str, hop: str, data: Data, workspace: Workspace, threads: int | None) -> Answers:
     """What a file says of all validation rows. Raises CheckError E611 where it does not run, UserError E602."""
+    from export.half import proving_session
     from export.sessions import run as run_session
-    from export.sessions import session
     from pipelines.hops import ask, runs
 
-    live = session(path, threads=threads)
+    live = proving_session(path, precision, threads)
     with runs(hop):
         return ask(partial(run_session, live), data.validation, data, workspace, hop)
 
@@ -164,7 +175,7 @@ def write(
         bar.advance()
         for runtime in config.runtime:
             rows = calibration(config, data, seed)
-            made = write_runtime(runtime, graph, model, folder, config.precision, rows)
+            made = write_runtime(runtime, graph, model, folder, config.precisions_of(runtime), rows)
             paths |= {(runtime, precision): path for precision, path in made.items()}
             bar.advance()
     return paths
@@ -216,7 +227,7 @@ def surroundings(config: ExportConfig) -> dict[str, Any]:
 
 STAGE = Stage(
     name="export",
-    summary="write fp32 and int8 for ONNX Runtime and OpenVINO, dense and compressed, each proven against PyTorch",
+    summary="write fp32, int8, fp16, bf16 for ONNX Runtime or OpenVINO, dense and compressed, proven against PyTorch",
     config=ExportConfig,
     produces="onnx",
     needs=("model",),

@@ -45,6 +45,23 @@ def test_the_default_is_the_first_runtime_and_int8():
     assert chosen(["onnxruntime"], ["fp32"]) == ("onnxruntime", "fp32")
 
 
+def test_files_for_cuda_need_a_runtime_that_has_it():
+    assert problems(export, {"precision": ["fp16", "bf16"]}) == []
+    assert problems(export, {"precision": ["fp32", "fp16"], "runtime": ["onnxruntime", "openvino"]}) == []
+    assert problems(export, {"precision": "fp16", "runtime": "openvino"}) == [("E642", ("runtime",))]
+    both = export.ExportConfig(precision=["fp32", "fp16"], runtime=["openvino", "onnxruntime"])
+    assert [both.precisions_of(name) for name in both.runtime] == [["fp32"], ["fp32", "fp16"]]
+
+
+def test_a_cpu_runs_no_file_for_cuda():
+    only, beside = entry(export, precision=["fp16", "bf16"]), entry(export, precision=["fp32", "fp16"])
+    assert problems(benchmark, {}, only) == [("E643", ("device",))]
+    assert problems(deploy, {}, only) == [("E643", ())]
+    assert (
+        problems(benchmark, {"device": "cuda"}, only) == problems(benchmark, {}, beside) == problems(deploy, {}, beside) == []
+    )
+
+
 def test_openvino_is_not_measured_on_cuda():
     only = entry(export, runtime="openvino", precision="fp32")
     assert problems(benchmark, {"device": "cuda"}, only) == [("E604", ("device",))]
