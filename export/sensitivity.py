@@ -56,8 +56,8 @@ def rank(
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module multiplies with, or looks up in, a matrix called weight."""
-    weight = getattr(module, "weight", None)
+    """Whether a module multiplies with, or looks up in, a matrix of its own called weight."""
+    weight = module._parameters.get("weight")
     return weight is not None and weight.dim() == 2
 
 

@@ -167,7 +167,8 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
         speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
         lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
     lines += fastest_note(compressed, candidates, cells[-1])
-    return lines + zeros_note(compressed) + inserts_note(compressed, str(cells[-1][1]))
+    length = str(cells[-1][1])
+    return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
 
 
 def left_out_note(measurements: Record) -> list[str]:
@@ -196,6 +197,18 @@ def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, 
     fastest = min((row for row in candidates if row["model"] == "dense"), key=lambda row: p50(row, cell))
     speed = faster(p50(fastest, cell), p50(compressed, cell))
     return [f"Against the fastest dense variant of any runtime, {fastest['name']}: {speed} at batch {cell[0]}."]
+
+
+def apart_note(compressed: Record, length: str) -> list[str]:
+    """Says what deltas cost that were not merged."""
+    apart = compressed.get("apart") or {"parameters": 0}
+    if not apart["parameters"]:
+        return []
+    flops = apart["flops"][length]
+    return [
+        f"The deltas are kept apart (merge: false): {apart['parameters']:,} parameters and {giga(flops)} FLOPs for a row of "
+        f"{length} tokens ({percent(flops / compressed['flops'][length])}), which merging would save. All figures include them."
+    ]
 
 
 def inserts_note(compressed: Record, length: str) -> list[str]:

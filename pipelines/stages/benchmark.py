@@ -94,16 +94,21 @@ def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: i
     return predict_rows(forward, data.validation, data, workspace, candidate.name)
 
 
-def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
+def cost_of(
+    shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any], apart: dict[str, int] | None = None
+) -> dict[str, Any]:
     """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and how
-    much of this adapters and prefixes are."""
+    much of this adapters and prefixes are, and deltas that were kept `apart` (their parameters and multiply-adds a token)."""
     from compressor.cost import paper_flops_ratio
 
-    bare = shape.bare
+    bare, apart = shape.bare, apart or {"parameters": 0, "macs": 0}
+    beside = {length: 2 * length * apart["macs"] for length in lengths}
+    flops = {length: shape.flops(length) + beside[length] for length in lengths}
     return {
-        "parameters": shape.parameters,
-        "flops": {str(length): shape.flops(length) for length in lengths},
-        "flops_ratio": {str(length): shape.flops(length) / dense.flops(length) for length in lengths},
+        "parameters": shape.parameters + apart["parameters"],
+        "flops": {str(length): count for length, count in flops.items()},
+        "flops_ratio": {str(length): count / dense.flops(length) for length, count in flops.items()},
+        "apart": {"parameters": apart["parameters"], "flops": {str(length): count for length, count in beside.items()}},
         "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
         "inserted": {
             "kinds": shape.inserted_kinds,
@@ -124,7 +129,7 @@ def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
 
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record a candidate, latencies of one interleaved run, and the machine."""
-    from compressor.checkpoint import load, save_checkpoint
+    from compressor.checkpoint import save_checkpoint
     from compressor.cost import shape_of
     from compressor.deltas import merge_all
     from compressor.models import end_id
@@ -143,7 +148,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         rows = [row for row in every if row not in skipped]
         for row in skipped:
             workspace.say(f"{row.name} is not measured: a file for CUDA")
-        models = {"dense": dense, "compressed": load(merged.folder)}
+        models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
         shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
         logits = {row.name: logits_of(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
@@ -153,6 +158,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
     delta = delta_of_tune(inputs.dense.metadata)
+    apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference = logits[rows[0].name]
     records = []
     for row in rows:
@@ -165,10 +171,10 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "precision": row.precision,
                 "bytes": row.bytes,
                 "nonzeros": left[row.model],
-                "density": merged.metadata["density"] if row.model == "compressed" else [],
+                "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
                 "quality": quality(logits[row.name], data.validation.labels),
                 "difference_interval": [low, high],
-                **cost_of(shapes[row.model], shapes["dense"], config.length, delta),
+                **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
             }
         )

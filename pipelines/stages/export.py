@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
+from compressor.errors import UserError
 from export.half import FOR_CUDA
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
+    from compressor.account import Plan
     from pipelines.hops import Answers
     from pipelines.loading import Data
 
@@ -37,12 +39,15 @@ class ExportConfig(StageConfig):
     fp16 and bf16 are files for CUDA: ONNX Runtime's alone.
 
     `precision: auto` writes one compressed file: the fastest, over the runtimes named, that loses at most `accuracy_budget`
-    points (default 0.5) of the metric; timed at `batch` x `length` (default 8 x 128, or the task's max_length where less)."""
+    points (default 0.5) of the metric; timed at `batch` x `length` (default 8 x 128, or the task's max_length where less).
+
+    `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
 
     precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(default=["fp32", "int8"], min_length=1)
     runtime: list[Literal["onnxruntime", "openvino"]] = Field(default=["onnxruntime"], min_length=1)
     calibration_rows: int | None = Field(default=None, ge=1, description="training rows that static int8 is calibrated on")
     accuracy_budget: float | None = Field(default=None, ge=0, le=1, description="points that precision: auto may lose")
+    merge: bool = Field(default=True, description="false: deltas stay apart, as products of their own")
     batch: int | None = Field(default=None, ge=1, description="rows of a call that precision: auto times")
     length: int | None = Field(default=None, ge=2, description="tokens a row there")
 
@@ -68,8 +73,12 @@ class ExportConfig(StageConfig):
 
 def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     models = [entry for entry in earlier if entry.name in ("tune", "prune", "recover", "merge")]
-    if models and models[-1].name != "merge":
-        yield Problem("E504", f"'{models[-1].id}' leaves deltas that are not merged", "Put a merge before export")
+    if models and models[-1].name == "merge" and not config.merge:
+        yield Problem("E644", "the model is merged: no delta is left to keep apart", "Remove the merge", ("merge",))
+    if models and models[-1].name != "merge" and config.merge:
+        yield Problem(
+            "E504", f"'{models[-1].id}' leaves deltas that are not merged", "Put a merge before export, or merge: false in it"
+        )
     if config.calibration_rows and not ("openvino" in config.runtime and "int8" in config.possible):
         mend = "Remove it, or export int8 for the runtime openvino"
         yield Problem("E606", "nothing here is calibrated", mend, ("calibration_rows",))
@@ -84,27 +93,47 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
             yield Problem("E641", "nothing is chosen here", "Remove it, or write precision: auto", (key,))
 
 
+def plan(config: ExportConfig, plan: Plan) -> Plan:
+    """Raises UserError E644 where `merge: false` cannot be."""
+    from compressor.factored import require_factorable
+
+    if not config.merge:
+        if plan.sparsity:
+            raise UserError(
+                "E644", "a mask over single weights lies over the sum of base and delta", "Put a merge before export"
+            )
+        require_factorable(plan.model, trained=False)
+    return plan
+
+
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Export the dense model (the last tuned one, merged) and the compressed one, and prove both."""
+    from dataclasses import asdict
+
     from compressor.deltas import merge_all
+    from compressor.factored import apart_of, require_factorable
     from pipelines.loading import load_data, load_model
     from pipelines.precision import choose_precision
 
     data = load_data(inputs)
     dense = merge_all(load_model(inputs.dense, inputs.base))
     compressed = load_model(inputs.nearest("model"), inputs.base)
+    apart = {}
+    if not config.merge:
+        require_factorable(compressed)
+        apart = {"apart": asdict(apart_of(compressed))}
     if not config.auto:
         parity, files = [], {}
         for name, model in (("dense", dense), ("compressed", compressed)):
             records, files[name] = export_one(name, model, config, data, workspace, inputs)
             parity += records
-        return {"files": files, "parity": parity, "labels": data.label_names}
+        return {"files": files, "parity": parity, "labels": data.label_names, **apart}
     records, ours, account = choose_precision(compressed, config, data, workspace, inputs)
     # what the compressed file is compared with in the report
     plain = config.model_copy(update={"precision": ["fp32"], "runtime": list(ours)})
     parity, theirs = export_one("dense", dense, plain, data, workspace, inputs)
     files = {"dense": theirs, "compressed": ours}
-    return {"files": files, "parity": parity + records, "labels": data.label_names, "auto": account}
+    return {"files": files, "parity": parity + records, "labels": data.label_names, "auto": account, **apart}
 
 
 def export_one(
@@ -117,8 +146,9 @@ def export_one(
     from compressor.tasks.features import torch_forward
     from pipelines.hops import ask, compare_graph
 
-    paths = write(name, model, config, data, workspace, inputs.seed)
+    # before its deltas are taken apart for the graph: that is to be proven as well
     reference = ask(torch_forward(model), data.validation, data, workspace, f"{name} in PyTorch")
+    paths = write(name, model, config, data, workspace, inputs.seed)
     parity, files = [], {}
     for (runtime, precision), path in paths.items():
         hop = hop_of(name, runtime, precision)
@@ -182,11 +212,13 @@ def write(
 
 
 def traced(model: nn.Module, data: Data) -> onnx.ModelProto:
-    """The unfused graph of a model."""
+    """The unfused graph of a model. Where it still has deltas these become products of their own, in the model too."""
+    from compressor.deltas import chains
+    from compressor.factored import factor_all
     from compressor.tasks.features import pad
     from export.onnx import trace
 
-    return trace(model, pad(data.validation.sample(2).tokens, data.pad_id))
+    return trace(factor_all(model) if any(chains(model)) else model, pad(data.validation.sample(2).tokens, data.pad_id))
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:
@@ -208,12 +240,14 @@ def write_runtime(
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
     """The files of one runtime from the graph of `model`: precision -> path."""
+    from compressor.factored import factored
     from export.onnx import can_fuse, write_onnx
     from export.openvino import export_openvino
 
     options = {"precisions": precisions, "excluded": excluded}
     if runtime == "onnxruntime":
-        return write_onnx(graph, folder, fuse=can_fuse(model), **options)
+        # fusions would join the deltas of several matrices, and their names would go
+        return write_onnx(graph, folder, fuse=can_fuse(model) and not any(factored(model)), **options)
     return export_openvino(graph, folder, rows=rows, **options)
 
 
@@ -237,6 +271,7 @@ STAGE = Stage(
     version=3,
     run=run,
     check=check,
+    plan=plan,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
     surroundings=lambda config: surroundings(config) if config.auto else {},
 )

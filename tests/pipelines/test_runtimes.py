@@ -3,9 +3,12 @@
 import pytest
 
 from compressor.errors import UserError
+from pipelines.config import load_pipeline
 from pipelines.preflight import check_packages
+from pipelines.runner import run_pipeline
 from pipelines.stage import Entry
-from pipelines.stages import benchmark, deploy, export
+from pipelines.stages import benchmark, deploy, export, merge, tune
+from tests.tiny import write_pipeline
 
 
 def entry(module, **config):
@@ -60,6 +63,29 @@ def test_a_cpu_runs_no_file_for_cuda():
     assert (
         problems(benchmark, {"device": "cuda"}, only) == problems(benchmark, {}, beside) == problems(deploy, {}, beside) == []
     )
+
+
+def test_deltas_are_merged_or_kept_apart_but_not_both():
+    tuned, merged = Entry("tune", "tune", tune.TuneConfig(method="lora")), Entry("merge", "merge", merge.MergeConfig())
+    assert problems(export, {}, tuned) == [("E504", ())]
+    assert problems(export, {"merge": False}, tuned) == problems(export, {}, tuned, merged) == []
+    assert problems(export, {"merge": False}, tuned, merged) == [("E644", ("merge",))]
+
+
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [
+        ({"tune": {"method": "bitfit"}}, "kind 'offset'"),
+        ({"tune": {"method": "full"}}, "no delta"),
+        ({"prune": [{"structure": "weights", "pattern": "2:4"}]}, "a mask"),
+    ],
+)
+def test_deltas_that_cannot_be_apart_are_told_before_anything_runs(tmp_path, stage, fault):
+    lora = {"tune": {"method": "lora", "rank": 2}}
+    stages = [stage, {"export": {"merge": False}}] if "tune" in stage else [lora, stage, {"export": {"merge": False}}]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages))
+    with pytest.raises(UserError, match=rf"E644 .*stages\[{len(stages) - 1}\].export: .*{fault}"):
+        run_pipeline(pipeline, tmp_path / "runs", dry_run=True)
 
 
 def test_openvino_is_not_measured_on_cuda():
