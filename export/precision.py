@@ -17,14 +17,16 @@ MOST_EXCLUDED = 0.5
 
 @dataclass(frozen=True)
 class Trial:
-    """One file that may be kept. `excluded` are the matrices that stay fp32 in it, `ms` its median time, `result` its
-    comparison with the fp32 model in PyTorch, `verdict` why it is kept or not."""
+    """One file that may be kept. `excluded` are the matrices that stay fp32 in it, `ms` its median time and `speed` that of the
+    fastest fp32 file over it, both of its last run by the clock, `result` its comparison with the fp32 model in PyTorch,
+    `verdict` why it is kept or not."""
 
     runtime: str
     precision: str
     path: Path
     excluded: tuple[str, ...] = ()
     ms: float | None = None
+    speed: float | None = None
     result: ParityResult | None = None
     within: bool = False
     verdict: str = ""
@@ -37,7 +39,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """As it stands in an artifact's metadata."""
         judged = {"loss": self.loss, "agreement": self.result.agreement} if self.result else {}
-        names = ("runtime", "precision", "ms", "within", "verdict")
+        names = ("runtime", "precision", "ms", "speed", "within", "verdict")
         return {**{name: getattr(self, name) for name in names}, "excluded": len(self.excluded), **judged}
 
 

@@ -55,7 +55,7 @@ def choose_precision(
         plain = [search.in_fp32(runtime) for runtime in config.runtime]
         whole = [search.written(runtime, ()) for runtime in config.runtime]
         kept, tried = choose([*plain, *whole], clock=search.clock, judge=search.judge, spared=search.spared)
-        workspace.say(f"kept: {words(kept)}, {kept.ms:.3g} ms")
+        workspace.say(f"kept: {words(kept)}, {kept.speed:.2f} x the speed of fp32")
         beside = next(trial for trial in plain if trial.runtime == kept.runtime)
         chosen, files = list(dict.fromkeys([beside.path, kept.path])), {}
         for path in chosen:
@@ -69,7 +69,8 @@ def choose_precision(
 
 def words(trial: Trial) -> str:
     """'OpenVINO int8, 4 matrices in fp32'."""
-    spared = f", {len(trial.excluded)} matrices in fp32" if trial.excluded else ""
+    count = len(trial.excluded)
+    spared = f", {count} {'matrix' if count == 1 else 'matrices'} in fp32" if count else ""
     return f"{WORDS[trial.runtime]} {trial.precision}{spared}"
 
 
@@ -154,7 +155,8 @@ class Search:
         with self.workspace.progress("timing what may be kept", ROUNDS) as bar:
             options = {"threads": self.inputs.threads, "seed": self.inputs.seed, "on_round": bar.advance}
             times = {one.variant: one.p50 for one in measure(variants, [self.cell], ROUNDS, **options)}
-        return [replace(trial, ms=times[str(trial.path)]) for trial in trials]
+        plain = min(times[str(trial.path)] for trial in trials if trial.precision == "fp32")
+        return [replace(trial, ms=(ms := times[str(trial.path)]), speed=plain / ms) for trial in trials]
 
     def spared(self, trial: Trial) -> Iterator[Trial]:
         """Files of an int8 trial in which 1, 2, 4, ... of the most sensitive matrices stay in fp32."""

@@ -55,14 +55,24 @@ def steps(report: Record) -> Table:
 
 
 def tried(report: Record) -> Table:
-    columns = ("runtime", "precision", "left in fp32", "p50 ms", "metric against fp32", "labels agree", "verdict")
+    columns = (
+        "runtime",
+        "precision",
+        "matrices in fp32",
+        "p50 ms",
+        "speed of fp32",
+        "metric against fp32",
+        "labels agree",
+        "verdict",
+    )
     account = report["precision"]
     rows = account and [
         (
             row["runtime"],
             row["precision"],
-            f"{row['excluded']:,} matrices" if row["excluded"] else "",
+            f"{row['excluded']:,}" if row["precision"] != "fp32" else "all",
             significant(row["ms"]) if row["ms"] else "not timed",
+            factor(row["speed"]) if row["speed"] else "",
             points(-row["loss"]) if "loss" in row else "",
             percent(row["agreement"]) if "agreement" in row else "",
             f"kept: {row['verdict']}" if row["kept"] else row["verdict"],
@@ -70,11 +80,12 @@ def tried(report: Record) -> Table:
         for row in account["tried"]
     ]
     note = account and (
-        f"The fastest first, timed in {account['rounds']} interleaved rounds of {account['batch']} × {account['length']} "
-        f"tokens; kept is the first that loses at most {account['budget']:g} points. Compared with the compressed model in "
-        f"PyTorch (fp32) on all {account['rows']:,} validation rows: chosen on them, its figure there is a little optimistic."
+        f"The fastest first; kept is the first that loses at most {account['budget']:g} points against the compressed model in "
+        f"PyTorch (fp32) on all {account['rows']:,} validation rows: chosen on them, its figure there is a little optimistic. "
+        f"Timed in {account['rounds']} interleaved rounds of {account['batch']} × {account['length']} tokens; a file with "
+        "matrices in fp32 in a later run, so compare its factor (1 is the fastest fp32 file of the same run) and not its ms."
     )
-    return Table("precision", "Which precision is kept, and why", note, columns, "llrrrrl", rows)
+    return Table("precision", "Which precision is kept, and why", note, columns, "llrrrrrl", rows)
 
 
 def sensitivity(report: Record) -> Table:

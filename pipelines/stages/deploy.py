@@ -52,7 +52,9 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
     exported, base = inputs.nearest("onnx"), inputs.base.folder
     end = end_id(base)
     files = exported.metadata["files"]["compressed"]
-    runtime, precision = config.chosen(list(files), list(next(iter(files.values()))))
+    # as export names them: the keys of stored metadata are sorted
+    runtimes = exported.metadata.get("runtimes") or list(files)
+    runtime, precision = config.chosen(runtimes, list(files[config.runtime or runtimes[0]]))
     options = {
         "labels": data.label_names,
         "tokenizer_folder": base,
@@ -89,7 +91,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=("onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers"),
-    version=2,
+    version=3,
     extras=lambda config: ("openvino",) if config.runtime == "openvino" else (),
     run=run,
     check=check,

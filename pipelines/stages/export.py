@@ -127,13 +127,14 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         for name, model in (("dense", dense), ("compressed", compressed)):
             records, files[name] = export_one(name, model, config, data, workspace, inputs)
             parity += records
-        return {"files": files, "parity": parity, "labels": data.label_names, **apart}
+        return {"files": files, "parity": parity, "labels": data.label_names, "runtimes": config.runtime, **apart}
     records, ours, account = choose_precision(compressed, config, data, workspace, inputs)
     # what the compressed file is compared with in the report
     plain = config.model_copy(update={"precision": ["fp32"], "runtime": list(ours)})
     parity, theirs = export_one("dense", dense, plain, data, workspace, inputs)
     files = {"dense": theirs, "compressed": ours}
-    return {"files": files, "parity": parity + records, "labels": data.label_names, "auto": account, **apart}
+    facts = {"labels": data.label_names, "runtimes": list(ours), "auto": account, **apart}
+    return {"files": files, "parity": parity + records, **facts}
 
 
 def export_one(

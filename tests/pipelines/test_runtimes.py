@@ -1,14 +1,16 @@
 """What `runtime` may ask for, found before anything runs."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from compressor.errors import UserError
 from pipelines.config import load_pipeline
 from pipelines.preflight import check_packages
 from pipelines.runner import run_pipeline
-from pipelines.stage import Entry
+from pipelines.stage import Artifact, BaseModelReference, Entry, Inputs
 from pipelines.stages import benchmark, deploy, export, merge, tune
-from tests.tiny import write_pipeline
+from tests.tiny import write_model, write_pipeline
 
 
 def entry(module, **config):
@@ -46,6 +48,19 @@ def test_the_default_is_the_first_runtime_and_int8():
     chosen = deploy.DeployConfig().chosen
     assert chosen(["openvino", "onnxruntime"], ["fp32", "int8"]) == ("openvino", "int8")
     assert chosen(["onnxruntime"], ["fp32"]) == ("onnxruntime", "fp32")
+
+
+def test_the_first_runtime_is_the_first_that_export_names(tmp_path):
+    """The keys of stored metadata are sorted."""
+    files = {"onnxruntime": {"fp32": {"path": "a.onnx"}}, "openvino": {"fp32": {"path": "a.xml"}, "int8": {"path": "b.xml"}}}
+    metadata = {"files": {"compressed": files}, "runtimes": ["openvino", "onnxruntime"]}
+    exported = Artifact(tmp_path, "export-0", "onnx", "export", "export", {}, metadata)
+    task = SimpleNamespace(kind="classification", max_length=9)
+    inputs = Inputs(BaseModelReference("", write_model(tmp_path / "model"), ""), task, 0, (exported,))
+    data = SimpleNamespace(label_names=["a", "b"], pad_id=0)
+    assert deploy.contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")
+    only = deploy.DeployConfig(runtime="onnxruntime")
+    assert deploy.contents(only, inputs, data)[:3] == ("onnxruntime", "fp32", tmp_path / "a.onnx")
 
 
 def test_files_for_cuda_need_a_runtime_that_has_it():
