@@ -137,10 +137,11 @@ def _write_generator(
 def write_tensorrt(graph: onnx.ModelProto, folder: Path, profile: Profile, paths: dict[str, Path]) -> dict[str, Any]:
     """Add the fp16 graph to `paths`, write its script, and build its engine where TensorRT is installed."""
     from export import tensorrt
+    from export.half import half
     from export.onnx import file_name, save
 
     paths["fp16"], sparse = folder / file_name("fp16"), tensorrt.is_two_of_four(graph)
-    save(tensorrt.half(graph), paths["fp16"])
+    save(half(graph), paths["fp16"])
     script = tensorrt.write_script(paths["fp16"], folder, profile, sparse=sparse)
     module = tensorrt.find_module()
     facts = {"script": script.name, "sparse": sparse, "profile": asdict(profile), "engine": None}

@@ -6,11 +6,13 @@ by whoever calls this (export/parity.py).
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import io
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from compressor.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     import onnx
+    import onnx_ir
     from torch import nn
 
 OPSET = 20
@@ -27,6 +30,8 @@ AXES = ("batch", "sequence")
 WRONG_WHEN_FUSED = ("t5",)
 """Model types whose logits ONNX Runtime's fusions change: transformers 5.23 makes every attention of T5's decoder, also that to
 its encoder, a GroupQueryAttention, which is wrong from the second block on. The graph as it was traced is right."""
+PRODUCTS = ("MatMul", "Gemm", "Gather")
+SCOPES = "pkg.torch.onnx.name_scopes"
 SINGLE_FILE_LIMIT = 2_000_000_000
 """Bytes; protobuf cannot hold more, so larger models get a MODEL.data file beside them."""
 
@@ -68,10 +73,19 @@ def write_onnx(
     precisions: Sequence[str] = ("fp32", "int8"),
     fuse: bool = True,
     limit: int = SINGLE_FILE_LIMIT,
+    excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """The files of `export_onnx` from its graph, as `trace` gave it; `limit` as in `save`."""
+    """The files of `export_onnx` from its graph, as `trace` gave it; the nodes `excluded` (of `matrices`) stay fp32 in int8,
+    `limit` is as in `save`."""
+    from export.half import brain, half
+
     folder.mkdir(parents=True, exist_ok=True)
-    writers = {"fp32": lambda: fused(graph) if fuse else graph, "int8": lambda: quantized_dynamic(graph)}
+    writers = {
+        "fp32": lambda: fused(graph) if fuse else graph,
+        "int8": lambda: quantized_dynamic(graph, excluded),
+        "fp16": lambda: half(graph),
+        "bf16": lambda: brain(graph),
+    }
     paths = {}
     for precision in precisions:
         paths[precision] = folder / file_name(precision)
@@ -112,6 +126,7 @@ def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, 
     with unchanged(model), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as progress:
         program, _ = OnnxExporter().export_program(model, dict(inputs), OnnxConfig(dynamic_shapes=shapes, opset_version=OPSET))
     logging.getLogger(__name__).info("%s", progress.getvalue().strip())
+    _name_products(program)
     for node in program.graph.all_nodes():
         # stack traces and module paths: they hold folders of this machine
         node.metadata_props.clear()
@@ -121,6 +136,26 @@ def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, 
     proto = onnx_ir.to_proto(program)
     _name_axes(proto, axes)
     return proto
+
+
+def _name_products(program: onnx_ir.Model) -> None:
+    """Call every product and look-up after the module that it is in, which is how a quantizer is told what to leave alone."""
+    taken: Counter[str] = Counter()
+    for node in program.graph.all_nodes():
+        if node.op_type in PRODUCTS:
+            # "['', 'bert', 'bert.encoder', ..., 'bert.encoder.layer.0.attention.self.query', 'linear']"
+            path = ast.literal_eval(node.metadata_props.get(SCOPES, "['', '']"))[-2] or "model"
+            taken[path] += 1
+            node.name = path if taken[path] == 1 else f"{path}#{taken[path]}"
+
+
+def matrices(graph: onnx.ModelProto) -> list[str]:
+    """The nodes of a graph of `trace` whose weights a quantizer turns to int8, in order: linear matrices and embeddings, by the
+    names of their modules. (The products of two activations in attention are none: only OpenVINO's int8 has them.)"""
+    from onnx import TensorProto
+
+    weights = {one.name for one in graph.graph.initializer if one.data_type == TensorProto.FLOAT and len(one.dims) == 2}
+    return [node.name for node in graph.graph.node if node.op_type in PRODUCTS and weights & set(node.input)]
 
 
 @contextlib.contextmanager
@@ -159,13 +194,19 @@ def fused(proto: onnx.ModelProto) -> onnx.ModelProto:
     return onnx_ir.to_proto(program)
 
 
-def quantized_dynamic(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with int8 weights (one scale a channel) and activations quantized at run time; embeddings are int8 too."""
+def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = ()) -> onnx.ModelProto:
+    """The graph with int8 weights (one scale a channel) and activations quantized at run time; embeddings are int8 too.
+
+    The nodes `excluded`, by name, stay as they are.
+    """
     import onnx_ir
     from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
     from transformers.exporters.configs import ExportFormat
 
-    quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig(per_channel=True))
+    # a Gemm is made NAME_MatMul and an addition first
+    both = [name for one in excluded for name in (one, f"{one}_MatMul")]
+    config = OnnxRuntimeDynamicConfig(per_channel=True, nodes_to_exclude=both)
+    quantizer = OnnxRuntimeQuantizer(config)
     return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(proto), {}, ExportFormat.ONNX))
 
 

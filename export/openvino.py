@@ -41,12 +41,18 @@ def file_name(precision: str) -> str:
 
 
 def export_openvino(
-    graph: onnx.ModelProto, folder: Path, *, precisions: Sequence[str], rows: Sequence[dict[str, np.ndarray]] = ()
+    graph: onnx.ModelProto,
+    folder: Path,
+    *,
+    precisions: Sequence[str],
+    rows: Sequence[dict[str, np.ndarray]] = (),
+    excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
     """Write FOLDER/model.xml and FOLDER/model_int8.xml as asked; returns precision -> path.
 
     `graph` is the unfused fp32 graph (export/onnx.py's `trace`): the fused operators exist in ONNX Runtime only. `rows`
-    are padded batches, int64 (batch, length), that int8 is calibrated on. Equal inputs give equal bytes.
+    are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of export/onnx.py's
+    `matrices`) stay fp32 in it. Equal inputs give equal bytes.
     Raises UserError E901 (extra missing), E605 (int8 without rows).
     """
     require_openvino()
@@ -62,7 +68,7 @@ def export_openvino(
         for precision in precisions:
             model = openvino.Core().read_model(Path(scratch, "model.onnx"))
             if precision == "int8":
-                model = quantized_static(model, rows)
+                model = quantized_static(model, rows, excluded)
             name_nodes(model)
             paths[precision] = folder / file_name(precision)
             # without the argument fp32 weights are stored as fp16
@@ -70,16 +76,21 @@ def export_openvino(
     return paths
 
 
-def quantized_static(model: openvino.Model, rows: Sequence[dict[str, np.ndarray]]) -> openvino.Model:
+def quantized_static(
+    model: openvino.Model, rows: Sequence[dict[str, np.ndarray]], excluded: Sequence[str] = ()
+) -> openvino.Model:
     """int8 weights (one scale a channel) and activations with scales that were calibrated, by NNCF: SmoothQuant, then bias
-    correction. Embeddings are int8 too."""
+    correction. Embeddings are int8 too. The nodes `excluded`, by name, stay as they are."""
     names = [value.get_any_name() for value in model.inputs]
     # its bars and its log go to stdout
     with contextlib.redirect_stdout(io.StringIO()):
         import nncf
 
         dataset = nncf.Dataset(rows, lambda row: {name: row[name] for name in names})
-        return nncf.quantize(model, dataset, subset_size=len(rows), model_type=nncf.ModelType.TRANSFORMER)
+        options = {"subset_size": len(rows), "model_type": nncf.ModelType.TRANSFORMER}
+        # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a name that was fused away is none that was misspelt
+        both = [name for one in excluded for name in (one, f"{one}/WithoutBiases")]
+        return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=both, validate=False), **options)
 
 
 def name_nodes(model: openvino.Model) -> None:

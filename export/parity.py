@@ -49,6 +49,8 @@ BOUNDS = {
     "served": Bound(difference=1e-5),
     "int8": Bound(metric_loss=0.01),
     "fp16": Bound(difference=2e-2, relative=True),
+    # bf16 has 3 bits less
+    "bf16": Bound(difference=0.16, relative=True),
     "int8 on random rows": Bound(metric_loss=0.1),
     "int8 on random tokens": Bound(metric_loss=0.1),
     "int4 on random tokens": Bound(metric_loss=0.5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,21 +25,30 @@ def runtime_of(path: Path) -> Runtime:
 
 
 def session(
-    path: Path, *, device: Device = "cpu", threads: int | None = None
+    path: Path, *, device: Device = "cpu", threads: int | None = None, swapped: Mapping[str, np.ndarray] | None = None
 ) -> onnxruntime.InferenceSession | OpenVINOSession:
     """A session with every graph optimization; `threads` defaults to one a core. `path` is an .onnx, or OpenVINO's .xml.
 
-    Raises UserError E602 (file missing or of another kind), E904 (CUDA asked for and not there: ONNX Runtime would go on
-    with the CPU without a word; OpenVINO has none) and E901 (OpenVINO is not installed).
+    `swapped` takes the place of the file's own weights of those names, in ONNX Runtime: another delta on the same file, where
+    deltas are apart.
+
+    Raises UserError E602 (file missing or of another kind), E645 (`swapped` is not of this file), E904 (CUDA asked for and not
+    there: ONNX Runtime would go on with the CPU without a word; OpenVINO has none) and E901 (OpenVINO is not installed).
     """
     if not path.is_file():
         raise UserError("E602", "no such model file", "Check the path, or export the model again", str(path))
-    make = openvino_session if runtime_of(path) == "openvino" else onnx_session
-    return make(path, device, threads)
+    if runtime_of(path) == "onnxruntime":
+        return onnx_session(path, device, threads, swapped or {})
+    if swapped:
+        raise UserError("E645", "OpenVINO takes no other weights for a file", "Use the ONNX file", str(path))
+    return openvino_session(path, device, threads)
 
 
-def onnx_session(path: Path, device: Device, threads: int | None) -> onnxruntime.InferenceSession:
+def onnx_session(
+    path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]
+) -> onnxruntime.InferenceSession:
     """ONNX Runtime's session of an existing file. Raises UserError as `session` does."""
+    import numpy as np
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -50,6 +59,10 @@ def onnx_session(path: Path, device: Device, threads: int | None) -> onnxruntime
     options.log_severity_level = 3
     if threads:
         options.intra_op_num_threads = threads
+    check_swapped(path, swapped)
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(one)) for name, one in swapped.items()}
+    for name, value in values.items():
+        options.add_initializer(name, value)
     try:
         live = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[device]])
     except (
@@ -71,6 +84,24 @@ def onnx_session(path: Path, device: Device, threads: int | None) -> onnxruntime
             "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu",
         )
     return live
+
+
+def check_swapped(path: Path, swapped: Mapping[str, np.ndarray]) -> None:
+    """Raises UserError E645 where a file has no such weights: ONNX Runtime would go on with the file's own without a word."""
+    if not swapped:
+        return
+    import onnx
+
+    stored = {tensor.name: tensor for tensor in onnx.load(path, load_external_data=False).graph.initializer}
+    for name, values in swapped.items():
+        here = stored.get(name)
+        if (
+            here is None
+            or tuple(here.dims) != values.shape
+            or here.data_type != onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
+        ):
+            what = f"the file has no weight '{name}' of {values.dtype} {list(values.shape)}"
+            raise UserError("E645", what, "Give a delta of the same form, on a file with merge: false in fp32", str(path))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """ONNX -> TensorRT: an engine where `tensorrt` or TensorRT for RTX is installed, and everywhere the script that builds one.
 
 Networks are strongly typed, the one way that TensorRT 10, 11 and RTX share: the types are those of the graph, so fp16 is a
-graph in fp16 (`half`) and int8 a graph with QuantizeLinear and DequantizeLinear; no builder flag decides. An engine runs with
-the very version that built it: that stands beside it, and is compared before it is read.
+graph in fp16 (export/half.py) and int8 a graph with QuantizeLinear and DequantizeLinear; no builder flag decides. An engine
+runs with the very version that built it: that stands beside it, and is compared before it is read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
 """The last is what the RTX wheels install: NVIDIA's package `tensorrt_rtx`, which only hands it on, is not on PyPI."""
 RTX = "tensorrt_rtx"
 ENGINE, SCRIPT, CACHE = "model.plan", "build_engine.sh", "timing.cache"
-KEPT_IN_FP32 = ("LayerNormalization", "Softmax", "ReduceMean", "Pow", "Sqrt")
-"""Operators whose sums or squares leave fp16 (65504)."""
 
 
 @dataclass(frozen=True)
@@ -51,33 +49,6 @@ def find_module() -> ModuleType | None:
     """TensorRT's Python module, whichever is installed, or None."""
     name = next((name for name in MODULES if importlib.util.find_spec(name)), None)
     return importlib.import_module(name) if name else None
-
-
-def half(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The unfused fp32 graph in fp16; inputs, outputs and KEPT_IN_FP32 stay as they are."""
-    import onnx
-    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)  # the converter works in place
-    _own_weights(copy)
-    blocked = [*DEFAULT_OP_BLOCK_LIST, *KEPT_IN_FP32]
-    # the constant that masks attention is the least float: a sum with -65504 would be infinite
-    return convert_float_to_float16(copy, keep_io_types=True, op_block_list=blocked, max_finite_val=1e4)
-
-
-def _own_weights(proto: onnx.ModelProto) -> None:
-    """Give every node that stays in fp32 weights of its own: the converter makes one cast a use, all with the same name."""
-    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
-        if node.op_type not in KEPT_IN_FP32:
-            continue
-        for place, name in enumerate(node.input):
-            if name in weights:
-                node.input[place] = f"{node.name}_{name}_{place}"
-                own = proto.graph.initializer.add()
-                own.CopyFrom(weights[name])
-                own.name = node.input[place]
 
 
 def is_two_of_four(proto: onnx.ModelProto) -> bool:

@@ -266,11 +266,12 @@ class _Reference:
         """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization."""
         from functools import partial
 
-        from export.sessions import plain_session, run, session
+        from export.half import proving_session
+        from export.sessions import plain_session, run
         from pipelines.hops import ask, compare_graph, runs
 
         data, workspace = self.verification.data, self.verification.workspace
-        live = session(path, threads=self.verification.threads)
+        live = proving_session(path, kind, self.verification.threads)
         hop = f"{self.name} -> {path.name}"
         self._load()
         rows = data.validation

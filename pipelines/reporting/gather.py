@@ -30,6 +30,9 @@ Record = dict[str, Any]
 RUNTIMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 """What a runtime is called in a sentence."""
 
+NARROWEST = ("int8", "fp16", "bf16", "fp32")
+"""Precisions, the first that is there being what is shown where nothing is deployed."""
+
 DONE = {"tune": "tuned", "prune": "pruned", "recover": "recovered", "merge": "merged"}
 """What a stage leaves behind, in words."""
 
@@ -50,13 +53,14 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, cells, metric),
-        "notes": notes(roles, cells, candidates, metric),
+        "notes": notes(roles, cells, candidates, metric) + left_out_note(measurements),
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
         "summary": summary(roles, cells, trainable, tunable, metric),
         "variants": [without_samples(row) for row in candidates],
         "steps": gain_steps(roles, cells, candidates, metric),
+        "precision": precision(inputs),
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
         "trainable": trainable,
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
@@ -102,7 +106,7 @@ def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
     wanted = [(repository.metadata["runtime"], repository.metadata["precision"])] if repository else []
     roles = {
         "dense": next(row for row in candidates if row["name"] == measurements["baseline"]),
-        "compressed": next(compressed[key] for key in (*wanted, (first, "int8"), (first, "fp32")) if key in compressed),
+        "compressed": next(compressed[key] for key in (*wanted, *((first, name) for name in NARROWEST)) if key in compressed),
     }
     runtime = find(candidates, "dense", "fp32", roles["compressed"]["runtime"])
     return {**roles, "runtime": runtime} if runtime else roles
@@ -182,7 +186,15 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
         speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
         lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
     lines += fastest_note(compressed, candidates, cells[-1])
-    return lines + zeros_note(compressed) + inserts_note(compressed, str(cells[-1][1]))
+    length = str(cells[-1][1])
+    return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
+
+
+def left_out_note(measurements: Record) -> list[str]:
+    """Which exported files were not measured, and why."""
+    skipped = measurements.get("left_out", [])
+    names = ", ".join(row["name"] for row in skipped)
+    return [f"Not measured on this device: {names} ({skipped[0]['why']})."] if skipped else []
 
 
 def zeros_note(compressed: Record) -> list[str]:
@@ -204,6 +216,18 @@ def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, 
     fastest = min((row for row in candidates if row["model"] == "dense"), key=lambda row: p50(row, cell))
     speed = faster(p50(fastest, cell), p50(compressed, cell))
     return [f"Against the fastest dense variant of any runtime, {fastest['name']}: {speed} at batch {cell[0]}."]
+
+
+def apart_note(compressed: Record, length: str) -> list[str]:
+    """Says what deltas cost that were not merged."""
+    apart = compressed.get("apart") or {"parameters": 0}
+    if not apart["parameters"]:
+        return []
+    flops = apart["flops"][length]
+    return [
+        f"The deltas are kept apart (merge: false): {apart['parameters']:,} parameters and {giga(flops)} FLOPs for a row of "
+        f"{length} tokens ({percent(flops / compressed['flops'][length])}), which merging would save. All figures include them."
+    ]
 
 
 def inserts_note(compressed: Record, length: str) -> list[str]:
@@ -344,11 +368,12 @@ def gain_steps(
     A change that was not measured on its own is named together with the next one.
     """
     pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
-    runtime = roles["compressed"]["runtime"]
+    runtime, narrow = (roles["compressed"][key] for key in ("runtime", "precision"))
+    narrow = "int8" if narrow == "fp32" else narrow
     words = [
         (RUNTIMES[runtime], roles.get("runtime")),
         ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
-        ("int8", find(candidates, "compressed", "int8", runtime)),
+        (narrow, find(candidates, "compressed", narrow, runtime)),
     ]
     there, changes = [("dense PyTorch fp32", roles["dense"])], []
     for change, record in words:
@@ -411,6 +436,12 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
     found = [(a.entry, item) for a in models for item in a.metadata.get("items", [])]
     items = [{"stage": entry, **{key: item[key] for key in asked if key in item}} for entry, item in found]
     return {"items": items, "layers": layers_left(kept, roles["dense"]["layers"])}
+
+
+def precision(inputs: Inputs) -> Record | None:
+    """What `precision: auto` tried and kept; None where the precisions were listed."""
+    exported = inputs.nearest("onnx")
+    return exported.metadata.get("auto") if exported else None
 
 
 def density(roles: dict[str, Record]) -> list[Record]:

@@ -25,7 +25,7 @@ class Table:
 
 def tables(report: Record) -> list[Table]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
-    every = (summary, steps, density, trainable, parity, variants, latency)
+    every = (summary, steps, tried, sensitivity, density, trainable, parity, variants, latency)
     return [table for table in (make(report) for make in every) if table.rows]
 
 
@@ -53,6 +53,61 @@ def steps(report: Record) -> Table:
         rows.append((step["step"], *times, human_bytes(step["bytes"]), hundredths(step[metric["key"]], metric["unit"])))
     note = "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain."
     return Table("steps", "Where the gain comes from", note, columns, "l" + "r" * (len(columns) - 1), rows)
+
+
+def tried(report: Record) -> Table:
+    columns = (
+        "runtime",
+        "precision",
+        "matrices in fp32",
+        "p50 ms",
+        "speed of fp32",
+        "metric against fp32",
+        "labels agree",
+        "verdict",
+    )
+    account = report["precision"]
+    rows = account and [
+        (
+            row["runtime"],
+            row["precision"],
+            f"{row['excluded']:,}" if row["precision"] != "fp32" else "all",
+            significant(row["ms"]) if row["ms"] else "not timed",
+            factor(row["speed"]) if row["speed"] else "",
+            points(-row["loss"]) if "loss" in row else "",
+            percent(row["agreement"]) if "agreement" in row else "",
+            f"kept: {row['verdict']}" if row["kept"] else row["verdict"],
+        )
+        for row in account["tried"]
+    ]
+    note = account and (
+        f"The fastest first; kept is the first that loses at most {account['budget']:g} points against the compressed model in "
+        f"PyTorch (fp32) on all {account['rows']:,} validation rows: chosen on them, its figure there is a little optimistic. "
+        f"Timed in {account['rounds']} interleaved rounds of {account['batch']} × {account['length']} tokens; a file with "
+        "matrices in fp32 in a later run, so compare its factor (1 is the fastest fp32 file of the same run) and not its ms."
+    )
+    return Table("precision", "Which precision is kept, and why", note, columns, "llrrrrrl", rows)
+
+
+def sensitivity(report: Record) -> Table:
+    account = report["precision"]
+    rows = account and [
+        (
+            runtime,
+            row["name"],
+            significant(row["difference"]),
+            "fp32" if runtime == account["kept"]["runtime"] and row["name"] in account["kept"]["excluded"] else "",
+        )
+        for runtime, ranking in account["sensitivity"].items()
+        for row in ranking
+    ]
+    note = account and (
+        f"Mean |Δlogit| over {account['ranking_rows']} training rows when that matrix alone is rounded to 8 bits, in PyTorch: "
+        f"the first of the ranking. At most {percent(account['most_excluded'])} of the matrices may stay in fp32."
+    )
+    return Table(
+        "sensitivity", "Which matrices int8 hurts most", note, ("runtime", "matrix", "|Δlogit|", "left in"), "llrl", rows
+    )
 
 
 def density(report: Record) -> Table:

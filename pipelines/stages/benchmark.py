@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PositiveInt
 
 from compressor.modules import STRUCTURES
+from export.half import FOR_CUDA
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.export import WORDS
 
@@ -39,9 +40,13 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
     if config.device == "cuda" and exports and "openvino" in exports[-1].config.runtime:
         mend = f"Use device: cpu, or runtime: [onnxruntime] in '{exports[-1].id}'"
         yield Problem("E604", "OpenVINO runs on the CPU", mend, ("device",))
-    if config.device == "cuda" and exports and "int8" in exports[-1].config.precision:
+    if config.device == "cuda" and exports and "int8" in exports[-1].config.possible:
         mend = f"Use device: cpu, or precision: [fp32] in '{exports[-1].id}'"
         yield Problem("E604", "dynamic int8 would run partly on the CPU", mend, ("device",))
+
+    if config.device == "cpu" and exports and set(exports[-1].config.precision) <= set(FOR_CUDA):
+        mend = f"Use device: cuda, or add fp32 to precision in '{exports[-1].id}'"
+        yield Problem("E643", "every exported file is for CUDA", mend, ("device",))
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Candidate:
 
 
 def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
-    """Dense PyTorch, then every exported file, dense first."""
+    """Dense PyTorch, then every exported file, dense first; those for CUDA too."""
     exported = inputs.nearest("onnx")
     weights = sum(path.stat().st_size for path in dense_folder.glob("*.safetensors"))
     rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
@@ -69,8 +74,13 @@ def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
     return rows
 
 
-def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None) -> np.ndarray:
-    """Logits of all validation rows in the candidate's own runtime."""
+def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
+    """Files that this device is not for."""
+    return [row for row in rows if device == "cpu" and row.precision in FOR_CUDA]
+
+
+def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> np.ndarray:
+    """Logits of all validation rows in the candidate's own runtime; of a file for CUDA on the `device` that is measured."""
     from compressor.checkpoint import load
     from compressor.tasks.features import torch_forward
     from export.sessions import run, session
@@ -79,20 +89,26 @@ def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: i
     if candidate.runtime == "pytorch":
         forward = torch_forward(load(candidate.path))
     else:
-        forward = partial(run, session(candidate.path, threads=threads))
+        device = device if candidate.precision in FOR_CUDA else "cpu"
+        forward = partial(run, session(candidate.path, device=device, threads=threads))
     return predict_rows(forward, data.validation, data, workspace, candidate.name)
 
 
-def cost_of(shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any]) -> dict[str, Any]:
+def cost_of(
+    shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any], apart: dict[str, int] | None = None
+) -> dict[str, Any]:
     """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and how
-    much of this adapters and prefixes are."""
+    much of this adapters and prefixes are, and deltas that were kept `apart` (their parameters and multiply-adds a token)."""
     from compressor.cost import paper_flops_ratio
 
-    bare = shape.bare
+    bare, apart = shape.bare, apart or {"parameters": 0, "macs": 0}
+    beside = {length: 2 * length * apart["macs"] for length in lengths}
+    flops = {length: shape.flops(length) + beside[length] for length in lengths}
     return {
-        "parameters": shape.parameters,
-        "flops": {str(length): shape.flops(length) for length in lengths},
-        "flops_ratio": {str(length): shape.flops(length) / dense.flops(length) for length in lengths},
+        "parameters": shape.parameters + apart["parameters"],
+        "flops": {str(length): count for length, count in flops.items()},
+        "flops_ratio": {str(length): count / dense.flops(length) for length, count in flops.items()},
+        "apart": {"parameters": apart["parameters"], "flops": {str(length): count for length, count in beside.items()}},
         "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
         "inserted": {
             "kinds": shape.inserted_kinds,
@@ -113,7 +129,7 @@ def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
 
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record a candidate, latencies of one interleaved run, and the machine."""
-    from compressor.checkpoint import load, save_checkpoint
+    from compressor.checkpoint import save_checkpoint
     from compressor.cost import shape_of
     from compressor.deltas import merge_all
     from compressor.models import end_id
@@ -127,10 +143,14 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     with tempfile.TemporaryDirectory() as scratch:
         dense = merge_all(load_model(inputs.dense, inputs.base))
         save_checkpoint(dense, Path(scratch), inputs.base.folder)
-        rows, merged = candidates(inputs, Path(scratch)), inputs.nearest("model")
-        models = {"dense": dense, "compressed": load(merged.folder)}
+        every, merged = candidates(inputs, Path(scratch)), inputs.nearest("model")
+        skipped = left_out(every, config.device)
+        rows = [row for row in every if row not in skipped]
+        for row in skipped:
+            workspace.say(f"{row.name} is not measured: a file for CUDA")
+        models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
         shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
-        logits = {row.name: logits_of(row, data, workspace, inputs.threads) for row in rows}
+        logits = {row.name: logits_of(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
         variants = [Variant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
         grid = [(batch, length) for length in config.length for batch in config.batch]
@@ -138,6 +158,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
     delta = delta_of_tune(inputs.dense.metadata)
+    apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference = logits[rows[0].name]
     records = []
     for row in rows:
@@ -150,10 +171,10 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "precision": row.precision,
                 "bytes": row.bytes,
                 "nonzeros": left[row.model],
-                "density": merged.metadata["density"] if row.model == "compressed" else [],
+                "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
                 "quality": data.validation.quality(logits[row.name]),
                 "difference_interval": [low, high],
-                **cost_of(shapes[row.model], shapes["dense"], config.length, delta),
+                **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
             }
         )
@@ -163,6 +184,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         "machine": machine([STAGE], inputs.threads, {"openvino"} & {row.runtime for row in rows}),
         "baseline": rows[0].name,
         "candidates": records,
+        "left_out": [{"name": row.name, "bytes": row.bytes, "why": "a file for CUDA"} for row in skipped],
     }
     (workspace.folder / "measurements.json").write_text(json.dumps(result, indent=1) + "\n")
     return {"candidates": [row.name for row in rows]}
@@ -176,7 +198,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
-    version=4,
+    version=5,
     run=run,
     check=check,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],

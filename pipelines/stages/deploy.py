@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from export.half import FOR_CUDA
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
@@ -33,9 +34,15 @@ class DeployConfig(StageConfig):
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.name == "export"]
     for key in ("runtime", "precision") if exports else ():
-        wanted = getattr(config, key)
-        if wanted and wanted not in getattr(exports[-1].config, key):
+        wanted, exported = getattr(config, key), exports[-1].config
+        if wanted and exported.auto:
+            yield Problem("E725", f"'{exports[-1].id}' chooses the {key} itself (precision: auto)", "Remove it", (key,))
+        elif wanted and wanted not in getattr(exported, key):
             yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
+
+    if exports and set(exports[-1].config.precision) <= set(FOR_CUDA):
+        mend = f"Add fp32 to precision in '{exports[-1].id}'"
+        yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", mend)
 
 
 def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
@@ -45,7 +52,9 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
     exported, base = inputs.nearest("onnx"), inputs.base.folder
     end = end_id(base)
     files = exported.metadata["files"]["compressed"]
-    runtime, precision = config.chosen(list(files), list(next(iter(files.values()))))
+    # as export names them: the keys of stored metadata are sorted
+    runtimes = exported.metadata.get("runtimes") or list(files)
+    runtime, precision = config.chosen(runtimes, list(files[config.runtime or runtimes[0]]))
     options = {
         "labels": data.label_names,
         "tokenizer_folder": base,
@@ -82,7 +91,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=("onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers"),
-    version=2,
+    version=3,
     extras=lambda config: ("openvino",) if config.runtime == "openvino" else (),
     run=run,
     check=check,

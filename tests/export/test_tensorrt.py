@@ -9,16 +9,15 @@ from onnx import numpy_helper
 
 from compressor.errors import UserError
 from compressor.tasks.features import torch_forward
+from export.half import KEPT_IN_FP32, half
 from export.onnx import save
 from export.sessions import run, session
 from export.tensorrt import (
     CACHE,
-    KEPT_IN_FP32,
     RTX,
     build_engine,
     check_engine,
     find_module,
-    half,
     is_two_of_four,
     library_of,
     profile_of,

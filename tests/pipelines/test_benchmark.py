@@ -43,7 +43,8 @@ def ready(tmp_path_factory):
     pipeline = load_pipeline(write_pipeline(folder, stages=STAGES, rows=24))
     made = run_pipeline(pipeline, folder / "runs").artifacts
     write_onnx(folder / "tiny.onnx")
-    files = {name: {"onnxruntime": {"fp32": {"path": "tiny.onnx", "bytes": 1}}} for name in ("dense", "compressed")}
+    file = {"path": "tiny.onnx", "bytes": 1}
+    files = {name: {"onnxruntime": {"fp32": file, "fp16": file}} for name in ("dense", "compressed")}
     exported = Artifact(folder, "export-0", "onnx", "export", "export", {}, {"files": files})
     base = BaseModelReference("./model", folder / "model", "")
     return Inputs(base, pipeline.task, 0, (made["merge"], exported), dense=made["tune"], threads=3)
@@ -65,7 +66,7 @@ def measured(ready, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("measured")
     bar = SimpleNamespace(advance=lambda steps=1: None)
-    workspace = SimpleNamespace(folder=folder, progress=lambda description, total: nullcontext(bar))
+    workspace = SimpleNamespace(folder=folder, progress=lambda description, total: nullcontext(bar), say=lambda text: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export.sessions, "session", watched_session)
         patch.setattr(export.latency, "measure", watched_measure)
@@ -81,3 +82,9 @@ def test_the_measurements_name_their_machine(measured):
     machine = measured[0]["machine"]
     assert machine["threads"] == 3 and machine["cpu"] and machine["cores"] >= 1
     assert machine["packages"] == package_versions(STAGE)
+
+
+def test_files_for_cuda_are_left_out_on_the_cpu_and_that_is_told(measured):
+    account = measured[0]
+    assert [row["name"] for row in account["candidates"]] == ["dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32"]
+    assert [row["name"] for row in account["left_out"]] == ["dense ONNX fp16", "compressed ONNX fp16"]

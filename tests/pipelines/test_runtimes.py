@@ -1,11 +1,16 @@
 """What `runtime` may ask for, found before anything runs."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from compressor.errors import UserError
+from pipelines.config import load_pipeline
 from pipelines.preflight import check_packages
-from pipelines.stage import Entry
-from pipelines.stages import benchmark, deploy, export
+from pipelines.runner import run_pipeline
+from pipelines.stage import Artifact, BaseModelReference, Entry, Inputs
+from pipelines.stages import benchmark, deploy, export, merge, tune
+from tests.tiny import write_model, write_pipeline
 
 
 def entry(module, **config):
@@ -43,6 +48,59 @@ def test_the_default_is_the_first_runtime_and_int8():
     chosen = deploy.DeployConfig().chosen
     assert chosen(["openvino", "onnxruntime"], ["fp32", "int8"]) == ("openvino", "int8")
     assert chosen(["onnxruntime"], ["fp32"]) == ("onnxruntime", "fp32")
+
+
+def test_the_first_runtime_is_the_first_that_export_names(tmp_path):
+    """The keys of stored metadata are sorted."""
+    files = {"onnxruntime": {"fp32": {"path": "a.onnx"}}, "openvino": {"fp32": {"path": "a.xml"}, "int8": {"path": "b.xml"}}}
+    metadata = {"files": {"compressed": files}, "runtimes": ["openvino", "onnxruntime"]}
+    exported = Artifact(tmp_path, "export-0", "onnx", "export", "export", {}, metadata)
+    task = SimpleNamespace(kind="classification", max_length=9)
+    inputs = Inputs(BaseModelReference("", write_model(tmp_path / "model"), ""), task, 0, (exported,))
+    data = SimpleNamespace(label_names=["a", "b"], pad_id=0)
+    assert deploy.contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")
+    only = deploy.DeployConfig(runtime="onnxruntime")
+    assert deploy.contents(only, inputs, data)[:3] == ("onnxruntime", "fp32", tmp_path / "a.onnx")
+
+
+def test_files_for_cuda_need_a_runtime_that_has_it():
+    assert problems(export, {"precision": ["fp16", "bf16"]}) == []
+    assert problems(export, {"precision": ["fp32", "fp16"], "runtime": ["onnxruntime", "openvino"]}) == []
+    assert problems(export, {"precision": "fp16", "runtime": "openvino"}) == [("E642", ("runtime",))]
+    both = export.ExportConfig(precision=["fp32", "fp16"], runtime=["openvino", "onnxruntime"])
+    assert [both.precisions_of(name) for name in both.runtime] == [["fp32"], ["fp32", "fp16"]]
+
+
+def test_a_cpu_runs_no_file_for_cuda():
+    only, beside = entry(export, precision=["fp16", "bf16"]), entry(export, precision=["fp32", "fp16"])
+    assert problems(benchmark, {}, only) == [("E643", ("device",))]
+    assert problems(deploy, {}, only) == [("E643", ())]
+    assert (
+        problems(benchmark, {"device": "cuda"}, only) == problems(benchmark, {}, beside) == problems(deploy, {}, beside) == []
+    )
+
+
+def test_deltas_are_merged_or_kept_apart_but_not_both():
+    tuned, merged = Entry("tune", "tune", tune.TuneConfig(method="lora")), Entry("merge", "merge", merge.MergeConfig())
+    assert problems(export, {}, tuned) == [("E504", ())]
+    assert problems(export, {"merge": False}, tuned) == problems(export, {}, tuned, merged) == []
+    assert problems(export, {"merge": False}, tuned, merged) == [("E644", ("merge",))]
+
+
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [
+        ({"tune": {"method": "bitfit"}}, "kind 'offset'"),
+        ({"tune": {"method": "full"}}, "no delta"),
+        ({"prune": [{"structure": "weights", "pattern": "2:4"}]}, "a mask"),
+    ],
+)
+def test_deltas_that_cannot_be_apart_are_told_before_anything_runs(tmp_path, stage, fault):
+    lora = {"tune": {"method": "lora", "rank": 2}}
+    stages = [stage, {"export": {"merge": False}}] if "tune" in stage else [lora, stage, {"export": {"merge": False}}]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages))
+    with pytest.raises(UserError, match=rf"E644 .*stages\[{len(stages) - 1}\].export: .*{fault}"):
+        run_pipeline(pipeline, tmp_path / "runs", dry_run=True)
 
 
 def test_openvino_is_not_measured_on_cuda():

@@ -325,3 +325,56 @@ def test_a_target_stands_beside_what_was_measured(write, monkeypatch, target, sa
     folder = write()
     assert says in page(folder).text and says in (folder / "report.md").read_text()
     assert load(folder)["targets"][0]["stage"] == "prune"
+
+
+def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
+    int8 = {"runtime": "onnxruntime", "precision": "int8", "ms": 78.0, "speed": 3.1}
+    tried = [
+        {
+            **int8,
+            "excluded": 0,
+            "loss": 0.0063,
+            "agreement": 0.9875,
+            "kept": False,
+            "verdict": "loses 0.63 points, 0.5 allowed",
+        },
+        {**int8, "excluded": 1, "loss": 0.0012, "agreement": 0.991, "kept": True, "verdict": "within the budget"},
+        {
+            **int8,
+            "precision": "fp32",
+            "excluded": 0,
+            "ms": 240.0,
+            "speed": 1.0,
+            "kept": False,
+            "verdict": "slower than what is kept",
+        },
+    ]
+    ranking = [
+        {"name": "bert.embeddings.token_type_embeddings", "difference": 0.0161},
+        {"name": "classifier", "difference": 0.001},
+    ]
+    account = {
+        "budget": 0.5, "rows": 800, "ranking_rows": 32, "most_excluded": 0.5, "batch": 8, "length": 128, "rounds": 10,
+        "tried": tried, "sensitivity": {"onnxruntime": ranking}, "matrices": {"onnxruntime": 41},
+        "kept": {"runtime": "onnxruntime", "precision": "int8", "excluded": ["bert.embeddings.token_type_embeddings"]},
+    }  # fmt: skip
+    kind, metadata = STAGES["export"]
+    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "auto": account}))
+    text = (write() / "report.md").read_text()
+    assert "| onnxruntime | int8 | 0 | 78.0 | 3.10 × | −0.6 points | 98.8 % | loses 0.63 points, 0.5 allowed |" in text
+    assert "| onnxruntime | int8 | 1 | 78.0 | 3.10 × | −0.1 points | 99.1 % | kept: within the budget |" in text
+    assert r"| onnxruntime | bert.embeddings.token\_type\_embeddings | 0.0161 | fp32 |" in text
+    assert "a little optimistic" in text
+
+
+def test_files_that_were_not_measured_and_deltas_that_were_not_merged_are_told(write):
+    def edit(measured):
+        measured["left_out"] = [{"name": "dense ONNX fp16", "bytes": 1, "why": "a file for CUDA"}]
+        for row in measured["candidates"]:
+            row["apart"] = {"parameters": 147_648, "flops": {"128": 37_797_888}}
+
+    notes = load(write(edit=edit))["notes"]
+    assert "Not measured on this device: dense ONNX fp16 (a file for CUDA)." in notes
+    assert any(
+        note.startswith("The deltas are kept apart (merge: false): 147,648 parameters and 0.0378 G FLOPs") for note in notes
+    )

@@ -1,0 +1,123 @@
+"""Which matrix does int8 hurt most? Each is quantized alone, in PyTorch, and what the logits lose by it is measured.
+
+No runtime is asked: one file for every matrix would take longest. Both runtimes quantize weights alike; their activations
+differ (dynamic or static), and so does this. Whether a model is good enough is judged on the real files, not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compressor.tasks.features import Encoding, torch_forward
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What the logits lose when this matrix alone is int8: the mean |Δlogit| over the rows that were tried."""
+
+    name: str
+    difference: float
+
+
+def rank(
+    model: nn.Module,
+    names: Sequence[str],
+    batches: Sequence[Encoding],
+    *,
+    static: bool,
+    on_step: Callable[[], None] = lambda: None,
+) -> list[Sensitivity]:
+    """The matrices of `model` called `names`, the most sensitive first. `batches` are padded rows, int64 (batch, length).
+
+    Weights get one scale an output channel (embeddings one in all), inputs one scale: of the whole of `batches` where
+    `static`, else of each call. Names that are no module with a matrix are left out. The model comes out as it went in.
+    """
+    wanted = {name: module for name, module in model.named_modules() if name in set(names) and has_matrix(module)}
+    forward = torch_forward(model)
+    with _watching(wanted) as ranges:
+        reference = np.concatenate([forward(batch) for batch in batches])
+    found = []
+    for name, module in wanted.items():
+        with quantized(module, ranges.get(name) if static else None):
+            answer = np.concatenate([forward(batch) for batch in batches])
+        found.append(Sensitivity(name, float(np.abs(answer - reference).mean())))
+        on_step()
+    return sorted(found, key=lambda one: -one.difference)
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module multiplies with, or looks up in, a matrix of its own called weight."""
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2
+
+
+@contextlib.contextmanager
+def _watching(modules: dict[str, nn.Module]) -> Iterator[dict[str, Range]]:
+    """Fill a dict with the least and the largest input of every module while the model runs."""
+    ranges: dict[str, Range] = {}
+
+    def see(name: str):
+        def hook(_module: object, inputs: tuple[Tensor, ...]) -> None:
+            low, high = ranges.get(name, (0.0, 0.0))
+            ranges[name] = (min(low, float(inputs[0].min())), max(high, float(inputs[0].max())))
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(see(name)) for name, module in modules.items()]
+    try:
+        yield ranges
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def quantized(module: nn.Module, inputs: Range | None) -> Iterator[None]:
+    """One module with its weight and its inputs rounded to 8 bits. `inputs` is their range; None: that of each call."""
+    from torch import nn
+
+    def hook(_module: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (_rounded(given[0], inputs or (float(given[0].min()), float(given[0].max()))), *given[1:])
+
+    weight = module.weight
+    # replaced in this module alone: a tied weight stays what it is elsewhere
+    module._parameters["weight"] = nn.Parameter(_rounded_weight(module), requires_grad=False)
+    handle = None if isinstance(module, nn.Embedding) else module.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        module._parameters["weight"] = weight
+        if handle:
+            handle.remove()
+
+
+def _rounded(values: Tensor, limits: Range) -> Tensor:
+    """Values (any shape) on the 256 steps between the limits, 0 among them."""
+    import torch
+
+    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
+    scale = max((high - low) / 255, 1e-12)
+    return torch.fake_quantize_per_tensor_affine(values, scale, round(-low / scale), 0, 255)
+
+
+def _rounded_weight(module: nn.Module) -> Tensor:
+    """The weight in int8: one scale an output channel, for an embedding one in all."""
+    from torch import nn
+
+    weight = module.weight.detach()
+    if isinstance(module, nn.Embedding):
+        return _rounded(weight, (float(weight.min()), float(weight.max())))
+    # a linear layer stores (out, in), a Conv1D (in, out)
+    inner = 1 if isinstance(module, nn.Linear) else 0
+    scale = weight.abs().amax(dim=inner, keepdim=True).clamp_min(1e-12) / 127
+    return (weight / scale).round() * scale

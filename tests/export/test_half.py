@@ -1,0 +1,134 @@
+"""fp16 and bf16 graphs: the same function, with sums of squares and angles in fp32; bf16 is proven by an emulation."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+
+from compressor.errors import UserError
+from compressor.tasks.features import torch_forward
+from export.half import brain, emulated, half, proving_session
+from export.onnx import save, trace, write_onnx
+from export.parity import BOUNDS, compare
+from export.sessions import plain_session, run, session
+from tests.compressor.conftest import TRIED, tiny
+from tests.export.conftest import encoding
+
+ROWS = encoding(4, 12)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """name -> (model, graph, paths by precision), made on first use."""
+    found = {}
+
+    def make(name):
+        if name not in found:
+            model = tiny(name, torch.float32)
+            graph = trace(model, encoding(2, 9))
+            folder = tmp_path_factory.mktemp(name)
+            found[name] = model, graph, write_onnx(graph, folder, precisions=("fp16", "bf16"))
+        return found[name]
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in TRIED if name[:2] != "t5" and name != "llama")]
+)
+def test_it_is_the_same_function_within_its_bound(name, precision, made):
+    model, _, paths = made(name)
+    want, got = torch_forward(model)(ROWS), run(proving_session(paths[precision], precision, 1), ROWS)
+    assert compare("half", precision, want, got, want.argmax(axis=1)).passed
+    assert got.dtype == np.float32 and abs(got - want).max() > 1e-5
+
+
+def test_weights_are_half_as_large_and_the_file_is_valid(made):
+    _, graph, paths = made("llama")
+    for path in paths.values():
+        onnx.checker.check_model(str(path), full_check=True)
+        assert weights(onnx.load(path)) < 0.6 * weights(graph)
+
+
+def weights(graph):
+    """Bytes of the floats that a graph holds."""
+    tensors = [onnx.numpy_helper.to_array(tensor) for tensor in graph.graph.initializer]
+    return sum(values.nbytes for values in tensors if values.dtype != np.int64)
+
+
+def test_angles_are_fp32_from_the_positions_on(made):
+    """A cast to fp16 and back between them would leave a rotary angle of 3,000 with steps of 2."""
+    _, _, paths = made("llama")
+    proto = onnx.shape_inference.infer_shapes(onnx.load(paths["fp16"]))
+    types = {one.name: one.type.tensor_type.elem_type for one in (*proto.graph.value_info, *proto.graph.input)}
+    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    waiting = [node for node in proto.graph.node if node.op_type in ("Cos", "Sin")]
+    seen = 0
+    assert waiting
+    while waiting:
+        node = waiting.pop()
+        if node.op_type != "Shape":
+            seen += 1
+            assert TensorProto.FLOAT16 not in [types.get(name) for name in (*node.input, *node.output)][: len(node.input)]
+            waiting += [makers[name] for name in node.input if name in makers]
+    assert seen > 4
+
+
+def test_squares_that_overflow_fp16_do_not(made, tmp_path):
+    """Hidden states of 1,000: their squares are 15 times the largest number of fp16."""
+    model, graph, _ = made("llama")
+    model, large = copy.deepcopy(model), onnx.ModelProto()
+    large.CopyFrom(graph)
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 1000 / model.model.embed_tokens.weight.abs().mean()
+    stored = next(one for one in large.graph.initializer if one.name == "model.embed_tokens.weight")
+    stored.CopyFrom(onnx.numpy_helper.from_array(model.model.embed_tokens.weight.detach().numpy(), stored.name))
+    save(half(large), tmp_path / "fp16.onnx")
+    want, got = torch_forward(model)(ROWS), run(session(tmp_path / "fp16.onnx"), ROWS)
+    assert np.isfinite(got).all() and compare("half", "fp16", want, got, want.argmax(axis=1)).passed
+
+
+def test_bf16_is_rounded_at_every_step_in_the_emulation(made):
+    """It differs from the fp32 graph by bf16's steps, and by more than a graph whose weights alone are rounded."""
+    model, _, paths = made("llama")
+    proto = onnx.load(paths["bf16"])
+    rounded = emulated(proto)
+    casts = sum(node.op_type == "Cast" and node.attribute[0].i == TensorProto.BFLOAT16 for node in rounded.graph.node)
+    assert casts > 20 and not any(one.data_type == TensorProto.BFLOAT16 for one in rounded.graph.initializer)
+    want = torch_forward(model)(ROWS)
+    error = abs(run(plain_session(rounded.SerializeToString()), ROWS) - want).max()
+    finer = abs(run(session(paths["fp16"]), ROWS) - want).max()
+    assert 4 * finer < error < BOUNDS["bf16"].difference
+
+
+def test_bf16_weights_are_rounded_once_from_fp32(made):
+    _, graph, paths = made("llama")
+    exact = {tensor.name: tensor for tensor in graph.graph.initializer}
+    stored = [one for one in onnx.load(paths["bf16"]).graph.initializer if one.data_type == TensorProto.BFLOAT16]
+    assert len(stored) > 20
+    for tensor in stored:
+        values = onnx.numpy_helper.to_array(exact[tensor.name]).clip(-1e4, 1e4)
+        want = torch.tensor(values).bfloat16().float().numpy()
+        assert np.array_equal(onnx.numpy_helper.to_array(tensor).astype(np.float32), want)
+
+
+def test_a_graph_comes_out_as_it_went_in_and_equal_graphs_give_equal_files(made):
+    _, graph, paths = made("llama")
+    before = graph.SerializeToString()
+    again = {"fp16": half(graph), "bf16": brain(graph)}
+    assert graph.SerializeToString() == before
+    for name, proto in again.items():
+        assert proto.SerializeToString(deterministic=True) == paths[name].read_bytes()
+
+
+def test_a_damaged_file_is_told(tmp_path):
+    (tmp_path / "model_bf16.onnx").write_bytes(b"nothing")
+    for path in (tmp_path / "model_bf16.onnx", Path("missing.onnx")):
+        with pytest.raises(UserError, match="E602"):
+            proving_session(path, "bf16", 1)

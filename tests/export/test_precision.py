@@ -1,0 +1,185 @@
+"""Which file `precision: auto` keeps, which matrices it finds sensitive, and that those stay fp32 in both runtimes."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from compressor.tasks.features import torch_forward
+from export.onnx import matrices, trace, write_onnx
+from export.openvino import export_openvino
+from export.precision import Trial, choose, counts, judged
+from export.sensitivity import rank
+from export.sessions import run, session
+from tests.compressor.conftest import tiny
+from tests.export.conftest import encoding
+
+FP32 = {"within": True, "verdict": "the last resort"}
+
+
+def result(loss, passed=True):
+    return SimpleNamespace(metric_reference=0.9, metric_candidate=0.9 - loss, passed=passed, bound="b", agreement=0.9)
+
+
+def search(speeds, losses, budget=0.005, unlike=()):
+    """What `choose` keeps and tries: `speeds` and `losses` by (runtime, matrices left in fp32)."""
+
+    def trial(runtime, spared=0):
+        return Trial(runtime, "int8", Path(runtime, str(spared)), tuple(str(number) for number in range(spared)))
+
+    def clock(trials):
+        ms = [speeds["fp32"] if one.precision == "fp32" else speeds[one.runtime, len(one.excluded)] for one in trials]
+        return [replace(one, ms=time) for one, time in zip(trials, ms, strict=True)]
+
+    def judge(one):
+        key = (one.runtime, len(one.excluded))
+        return judged(one, result(losses[key], key not in unlike), budget)
+
+    def spared(one):
+        return (trial(one.runtime, count) for count in counts(9))
+
+    plain = Trial("a", "fp32", Path("fp32"), **FP32)
+    runtimes = sorted({runtime for runtime, count in losses if not count})
+    kept, tried = choose([plain, *map(trial, runtimes)], clock=clock, judge=judge, spared=spared)
+    return (kept.runtime, kept.precision, len(kept.excluded)), [
+        (one.runtime, one.precision, len(one.excluded), one.within) for one in tried
+    ]
+
+
+def test_the_fastest_within_the_budget_is_kept():
+    speeds = {"fp32": 3, ("a", 0): 2, ("b", 0): 1}
+    kept, tried = search(speeds, {("a", 0): 0.0, ("b", 0): 0.005})
+    assert kept == ("b", "int8", 0)
+    assert tried == [("b", "int8", 0, True), ("a", "fp32", 0, True), ("a", "int8", 0, False)]
+
+
+def test_fp32_is_kept_where_it_is_the_fastest():
+    assert search({"fp32": 1, ("a", 0): 2}, {("a", 0): 0.0})[0] == ("a", "fp32", 0)
+
+
+def test_matrices_are_spared_before_a_precision_is_given_up():
+    speeds = {"fp32": 9, ("a", 0): 1, ("a", 4): 5}
+    kept, tried = search(speeds, {("a", 0): 0.02, ("a", 1): 0.02, ("a", 2): 0.006, ("a", 4): 0.005})
+    assert kept == ("a", "int8", 4)
+    assert [one[2] for one in tried] == [0, 1, 2, 4, 0]
+
+
+def test_a_file_with_spared_matrices_takes_its_place_in_the_queue():
+    speeds = {"fp32": 9, ("a", 0): 1, ("b", 0): 4, ("a", 1): 5}
+    assert search(speeds, {("a", 0): 0.02, ("a", 1): 0.0, ("b", 0): 0.0})[0] == ("b", "int8", 0)
+    assert search(speeds | {("b", 0): 6}, {("a", 0): 0.02, ("a", 1): 0.0, ("b", 0): 0.0})[0] == ("a", "int8", 1)
+
+
+def test_fp32_is_the_last_resort_and_a_failed_bound_is_no_file_to_keep():
+    losses = {("a", count): 0.02 for count in (0, 1, 2, 4)}
+    speeds = {"fp32": 9, ("a", 0): 1, ("a", 1): 2}
+    assert search(speeds, losses)[0] == ("a", "fp32", 0)
+    assert search(speeds, {("a", 0): 0.0, ("a", 1): 0.0}, unlike={("a", 0)})[0] == ("a", "int8", 1)
+
+
+def test_half_of_the_matrices_may_be_spared():
+    assert list(counts(41)) == [1, 2, 4, 8, 16, 20]
+    assert list(counts(3)) == [1]
+    assert list(counts(1)) == []
+
+
+@pytest.fixture(scope="module")
+def outlier():
+    """A tiny BERT whose second ffn_out multiplies with one giant input, and its graph."""
+    model = tiny("bert", torch.float32)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
+        model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
+    return model, trace(model, encoding(2, 9))
+
+
+LOUD = "bert.encoder.layer.1.output.dense"
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_the_matrix_behind_an_outlier_is_the_most_sensitive(outlier, static):
+    model, graph = outlier
+    batches, names = [encoding(4, 9), encoding(2, 20)], matrices(graph)
+    before = [torch_forward(model)(batch) for batch in batches]
+    steps = []
+    found = rank(model, [*names, "no such module"], batches, static=static, on_step=lambda: steps.append(1))
+    assert {one.name for one in found} == set(names) and len(steps) == len(names)
+    assert found[0].name == LOUD and found[0].difference > 5 * found[1].difference > 0
+    assert all(np.array_equal(torch_forward(model)(batch), old) for batch, old in zip(batches, before, strict=True))
+
+
+def test_a_tied_weight_is_rounded_in_one_place_only():
+    """GPT-2's score reads what wte's weight made: rounding one embedding must leave the other users of its tensor."""
+    model = tiny("gpt2", torch.float32)
+    model.transformer.wpe.weight = model.transformer.wte.weight
+    batch = encoding(2, 9)
+    both = rank(model, ["transformer.wte", "transformer.wpe"], [batch], static=False)
+    assert len({one.difference for one in both}) == 2
+
+
+def test_products_are_called_after_their_modules(outlier):
+    model, graph = outlier
+    names = matrices(graph)
+    assert {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | torch.nn.Embedding)} == set(
+        names
+    )
+    assert len(names) == len(set(names))
+
+
+def integers(path):
+    """The names of what a file multiplies in int8, by their weights' types."""
+    graph = onnx.load(path).graph
+    return sum(node.op_type == "MatMulInteger" for node in graph.node)
+
+
+def test_what_is_spared_stays_fp32_in_onnx_runtime(outlier, tmp_path):
+    model, graph = outlier
+    batch, names = encoding(4, 12), matrices(graph)
+    want = torch_forward(model)(batch)
+    errors, products = [], []
+    for number, excluded in enumerate(((), (LOUD,), names)):
+        path = write_onnx(graph, tmp_path / str(number), precisions=["int8"], excluded=excluded)["int8"]
+        errors.append(np.abs(run(session(path), batch) - want).mean())
+        products.append(integers(path))
+    assert products[0] - products[1] == 1 and products[2] == 0
+    assert errors[1] < 0.2 * errors[0] and errors[2] < 1e-4
+
+
+def test_what_is_spared_stays_fp32_in_openvino(outlier, tmp_path):
+    pytest.importorskip("nncf", reason="the extra openvino is not installed")
+    _, graph = outlier
+    names = matrices(graph)
+    rows = [encoding(4, length) for length in (9, 20)]
+    kinds = []
+    for number, excluded in enumerate(([LOUD, "classifier"], names)):
+        path = export_openvino(graph, tmp_path / str(number), precisions=["int8"], rows=rows, excluded=excluded)["int8"]
+        ops = {op.get_friendly_name().removesuffix("/WithoutBiases"): op for op in nodes_of(path) if is_product(op)}
+        kinds.append({name: stored(op) for name, op in ops.items() if name in names})
+    assert kinds[0][LOUD] == kinds[0]["classifier"] == "f32" and list(kinds[0].values()).count("f32") == 2
+    assert set(kinds[0].values()) == {"f32", "i8"} and set(kinds[1].values()) == {"f32"}
+    assert set(kinds[0]) == set(kinds[1]) == set(names)
+
+
+def nodes_of(path):
+    import openvino
+
+    return openvino.Core().read_model(path).get_ordered_ops()
+
+
+def is_product(op):
+    return op.get_type_name() in ("MatMul", "Gather")
+
+
+def stored(op):
+    """The type in which the weights behind a product are stored; that of a product without weights is what it computes in."""
+    types = []
+    for place in range(len(op.inputs())):
+        source = op.input_value(place).get_node()
+        while source.get_type_name() in ("Convert", "Multiply", "Subtract", "Transpose", "FakeQuantize", "Reshape"):
+            source = source.input_value(0).get_node()
+        types.append(source.get_output_element_type(0).get_type_name())
+    return "i8" if {"i8", "u8"} & set(types) else "f32"

@@ -1,0 +1,96 @@
+"""`precision: auto` on a model that int8 breaks in one matrix: it is found, left in fp32, and told. And mistakes around it."""
+
+import json
+import logging
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.tasks.features import predict, torch_forward
+from export.sessions import run as run_session
+from export.sessions import session
+from pipelines import precision
+from pipelines.loading import Data, Rows
+from pipelines.stage import Inputs
+from pipelines.stages import benchmark, deploy, export
+from pipelines.stages.export import ExportConfig
+from tests.compressor.conftest import tiny
+from tests.pipelines.test_runtimes import entry, problems
+
+LOUD = "bert.encoder.layer.1.output.dense"
+AUTO = entry(export, precision="auto")
+
+
+def rows_of(model, count):
+    """Rows of unequal length, each with the label that the model gives it, and those of which it is the surest."""
+    draw = np.random.default_rng(count)
+    ids = [draw.integers(3, 99, size=draw.integers(3, 20)).tolist() for _ in range(4 * count)]
+    tokens = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
+    logits = predict(torch_forward(model), tokens, 1)
+    surest = np.argsort(np.diff(np.sort(logits, axis=1))[:, -1])[-count:]
+    return Rows([tokens[row] for row in surest], logits[surest].argmax(axis=1))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """(records, files, account, folder, what was said, data); the clock says that int8 is the fastest."""
+    model = tiny("bert", torch.float32)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
+        model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
+    data = Data(rows_of(model, 40), rows_of(model, 60), ["a", "b", "c"], 1)
+    bar, said, folder = SimpleNamespace(advance=lambda steps=1: None), [], tmp_path_factory.mktemp("kept")
+    workspace = SimpleNamespace(folder=folder, progress=lambda *_: nullcontext(bar), say=said.append, log=logging.getLogger())
+    inputs = Inputs(None, SimpleNamespace(max_length=64), 0, threads=1)
+
+    def clock(self, trials):
+        return [replace(trial, ms=(ms := {"int8": 1.0, "fp32": 2.0}[trial.precision]), speed=2 / ms) for trial in trials]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision.Search, "clock", clock)
+        made = precision.choose_precision(model, ExportConfig(precision="auto"), data, workspace, inputs)
+    return *made, folder, said, data
+
+
+def test_only_the_matrix_that_int8_breaks_stays_in_fp32(kept):
+    records, files, account, _, said, _ = kept
+    assert account["kept"] == {"runtime": "onnxruntime", "precision": "int8", "excluded": [LOUD]}
+    assert [(one["precision"], one["excluded"], one["kept"]) for one in account["tried"]] == [
+        ("int8", 0, False),
+        ("int8", 1, True),
+        ("fp32", 0, False),
+    ]
+    assert account["sensitivity"]["onnxruntime"][0]["name"] == LOUD and account["matrices"]["onnxruntime"] == 23
+    assert (account["batch"], account["length"], account["budget"]) == (8, 64, 0.5)
+    assert list(files) == ["onnxruntime"] and list(files["onnxruntime"]) == ["fp32", "int8"]
+    assert [record["passed"] for record in records] == [True, True]
+    assert said[-1] == "kept: ONNX int8, 1 matrix in fp32, 2.00 x the speed of fp32"
+    json.dumps(account)
+
+
+def test_the_file_that_is_published_is_the_one_that_was_judged(kept):
+    _, files, account, folder, _, data = kept
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["model.onnx", "model_int8.onnx"]
+    live = session(folder / files["onnxruntime"]["int8"]["path"])
+    logits = predict(lambda batch: run_session(live, batch), data.validation.tokens, 1)
+    agree = (logits.argmax(axis=1) == data.validation.labels).mean()
+    assert agree == 1 - account["tried"][1]["loss"] == account["tried"][1]["agreement"]
+
+
+def test_keys_of_auto_mean_nothing_without_it_and_auto_stands_alone():
+    assert problems(export, {"precision": "auto", "accuracy_budget": 0.5, "batch": 1, "length": 32}) == []
+    assert problems(export, {"accuracy_budget": 0.5}) == [("E641", ("accuracy_budget",))]
+    assert problems(export, {"batch": 1, "length": 9}) == [("E641", ("batch",)), ("E641", ("length",))]
+    assert problems(export, {"precision": ["auto", "int8"]}) == [("E640", ("precision",))]
+    assert problems(export, {"precision": "auto", "runtime": "openvino", "calibration_rows": 9}) == []
+
+
+def test_what_auto_may_keep_is_known_to_the_stages_behind_it():
+    assert problems(deploy, {}, AUTO) == []
+    assert problems(deploy, {"precision": "int8"}, AUTO) == [("E725", ("precision",))]
+    assert problems(deploy, {"runtime": "onnxruntime"}, AUTO) == [("E725", ("runtime",))]
+    assert problems(benchmark, {"device": "cuda"}, AUTO) == [("E604", ("device",))]
