@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compressor.tasks.features import predict, torch_forward
+from compressor.tasks.kinds import kind_of
 from export.sessions import run as run_session
 from export.sessions import session
 from pipelines import precision
@@ -32,7 +33,7 @@ def rows_of(model, count):
     tokens = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
     logits = predict(torch_forward(model), tokens, 1)
     surest = np.argsort(np.diff(np.sort(logits, axis=1))[:, -1])[-count:]
-    return Rows([tokens[row] for row in surest], logits[surest].argmax(axis=1))
+    return Rows([tokens[row] for row in surest], logits[surest].argmax(axis=1), kind_of("classification"))
 
 
 @pytest.fixture(scope="module")
