@@ -9,6 +9,7 @@ from compressor.checkpoint import load_state
 from compressor.deltas import LowRank, chain, chains
 from compressor.inserts import Adapter
 from pipelines.config import load_pipeline
+from pipelines.loading import load_data
 from pipelines.runner import run_pipeline
 from pipelines.stage import BaseModelReference, Inputs
 from pipelines.stages.select import start
@@ -27,7 +28,7 @@ def starts(pipeline, artifacts, select: str, before: str | None):
     entry = next(entry for entry in pipeline.stages if entry.id == select)
     base = BaseModelReference("./model", pipeline.source_folder / "model", "")
     found = Inputs(base, pipeline.task, pipeline.seed, (artifacts[before],) if before else ())
-    return {matrix.path: matrix.original for matrix in start(entry.config, found, ["class0", "class1", "class2"])[1]}
+    return {matrix.path: matrix.original for matrix in start(entry.config, found, load_data(found))[1]}
 
 
 def only_omega_moved(pipeline, artifacts, select: str, training: str, before: str | None = None) -> bool:
