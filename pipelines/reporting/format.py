@@ -78,3 +78,7 @@ def verdict(low: float, high: float) -> str:
 def milliseconds(value: float) -> str:
     """12.345 -> '12.3 ms'."""
     return f"{significant(value)} ms"
+
+
+def giga(count: float) -> str:
+    return f"{significant(count / 1e9)} G"

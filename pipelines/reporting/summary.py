@@ -1,0 +1,162 @@
+"""The rows of a report's tables that compare the dense with the compressed model."""
+
+from __future__ import annotations
+
+from compressor.cost import human_bytes
+from compressor.tasks.kinds import Metric
+from pipelines.reporting.candidates import RUNTIMES, Record, find, p50, timing
+from pipelines.reporting.format import (
+    factor,
+    faster,
+    gain,
+    giga,
+    hundredths,
+    interval,
+    milliseconds,
+    points,
+    significant,
+    smaller,
+    verdict,
+)
+
+
+def summary(
+    roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record], tunable: int, metric: Metric
+) -> list[Record]:
+    """Rows of strings: metric, dense PyTorch, dense fp32 in the deployed runtime, compressed, and the change against either."""
+    length = str(cells[-1][1])
+    rows = [
+        quality_row(roles, metric),
+        *(trainable_row(row, tunable) for row in trainable),
+        compare(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
+        *inserted_row(roles),
+        compare(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
+        compare(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
+        compare(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
+        papers_row(roles["compressed"]["paper_flops_ratio"]),
+        *(latency_row(roles, cell) for cell in cells),
+    ]
+    throughput = f"throughput, batch {cells[-1][0]} × {cells[-1][1]}"
+    return [*rows, compare(roles, throughput, lambda row: timing(row, cells[-1])["throughput"], rows_per_second, more)]
+
+
+def inserted_row(roles: dict[str, Record]) -> list[Record]:
+    """The parameters of adapters and prefixes, where there are some."""
+    kinds = roles["compressed"]["inserted"]["kinds"]
+    if not kinds:
+        return []
+    shown = {role: f"{record['inserted']['parameters']:,}" for role, record in roles.items()}
+    return [{"metric": f"of these {kinds}", **shown, "change": "not mergeable"}]
+
+
+def rows_per_second(value: float) -> str:
+    return f"{significant(value)} rows/s"
+
+
+def relative(before: float, after: float) -> str:
+    return factor(after / before)
+
+
+def more(before: float, after: float) -> str:
+    return gain(after / before, "more", "less", "no gain")
+
+
+def compare(roles: dict[str, Record], metric: str, value, show, change) -> Record:
+    """One row: `value` of each role, shown by `show`; `change(before, after)` against dense PyTorch and the runtime alone."""
+    row = {"metric": metric, **{role: show(value(record)) for role, record in roles.items()}}
+    row["change"] = change(value(roles["dense"]), value(roles["compressed"]))
+    if "runtime" in roles:
+        row["change_runtime"] = change(value(roles["runtime"]), value(roles["compressed"]))
+    return row
+
+
+def papers_row(ratio: float) -> Record:
+    """The papers divide by the dense linear layers without deltas, so dense is 1 by definition; four digits, as printed."""
+    return {"metric": "FLOPs, the papers' way", "dense": "1 ×", "compressed": factor(ratio, 4), "change": factor(ratio, 4)}
+
+
+def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
+    """p50 of one (batch, length), each factor with the 95 % interval that the rounds allow."""
+    metric = f"p50 latency, batch {cell[0]} × {cell[1]}"
+    row = compare(roles, metric, lambda record: p50(record, cell), milliseconds, faster)
+    for key, role in (("change", "dense"), ("change_runtime", "runtime")):
+        if role in roles:
+            low, high = speedup_interval(timing(roles[role], cell), timing(roles["compressed"], cell))
+            low, high = (1 / high, 1 / low) if "slower" in row[key] else (low, high)
+            row[key] += f" ({significant(low)} to {significant(high)})"
+    return row
+
+
+def speedup_interval(before: Record, after: Record) -> tuple[float, float]:
+    """95 % bootstrap interval of the ratio of medians; rounds are interleaved, so both are judged on the same draws."""
+    import numpy as np
+
+    times = np.array([before["samples_ms"], after["samples_ms"]])
+    draws = np.random.default_rng(0).integers(0, times.shape[1], size=(2000, times.shape[1]))
+    slow, fast = np.median(times[:, draws], axis=2)
+    low, high = np.percentile(slow / fast, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
+    """The main metric with intervals; against dense PyTorch the paired interval and what it allows one to say."""
+
+    def shown(record: Record) -> str:
+        quality = record["quality"]
+        return f"{hundredths(quality[metric.key], metric.unit)} ({interval(*quality['interval'])})"
+
+    def change(before: float, after: float) -> str:
+        return points(after - before)
+
+    title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
+    row = compare(roles, title, lambda record: record["quality"][metric.key], str, change)
+    low, high = roles["compressed"]["difference_interval"]
+    row["change"] += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high)}"
+    return {**row, **{role: shown(record) for role, record in roles.items()}}
+
+
+def trainable_row(row: Record, dense: int) -> Record:
+    """Trainable parameters of one training stage beside all that full tuning would move; the task head apart."""
+    return {
+        "metric": f"trainable in {row['stage']} (task head {row['head']:,} apart)",
+        "dense": f"{dense:,}",
+        "compressed": f"{row['body']:,}",
+        "change": f"{significant(100 * row['share_of_dense'])} % of dense",
+    }
+
+
+def gain_steps(
+    roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record], metric: Metric
+) -> list[Record]:
+    """The way from dense PyTorch to what is deployed, one change at a time; factors are against the step before.
+
+    A change that was not measured on its own is named together with the next one.
+    """
+    pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
+    runtime, narrow = (roles["compressed"][key] for key in ("runtime", "precision"))
+    narrow = "int8" if narrow == "fp32" else narrow
+    words = [
+        (RUNTIMES[runtime], roles.get("runtime")),
+        ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
+        (narrow, find(candidates, "compressed", narrow, runtime)),
+    ]
+    there, changes = [("dense PyTorch fp32", roles["dense"])], []
+    for change, record in words:
+        changes.append(change)
+        if record:
+            there.append((f"+ {' + '.join(changes)}", record))
+            changes = []
+    rows = []
+    for (step, record), (_, before) in zip(there, [there[0], *there], strict=False):
+        speeds = [
+            {"batch": cell[0], "p50": p50(record, cell), "speedup": p50(before, cell) / p50(record, cell)} for cell in cells
+        ]
+        quality = {metric.key: record["quality"][metric.key]}
+        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], **quality, "latency": speeds})
+    return rows
+
+
+def density(roles: dict[str, Record]) -> list[Record]:
+    """What is not zero in the matrices of the merged blocks, by pattern; empty where no weight was masked."""
+    rows = roles["compressed"]["density"]
+    return rows if any(row["pattern"] for row in rows) else []

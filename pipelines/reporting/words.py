@@ -1,0 +1,126 @@
+"""What a report says in sentences: the headline, and what a reader might otherwise conclude wrongly."""
+
+from __future__ import annotations
+
+from compressor.cost import human_bytes
+from compressor.tasks.kinds import Metric
+from pipelines.reporting.candidates import RUNTIMES, Record, find, p50
+from pipelines.reporting.format import (
+    faster,
+    gain,
+    giga,
+    hundredths,
+    percent,
+    points,
+    sentence,
+    smaller,
+    verdict,
+)
+
+
+def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Metric) -> str:
+    """The run in one sentence; what the runtime alone would give stands beside what compression gives."""
+    dense, compressed, cell = roles["dense"], roles["compressed"], cells[-1]
+    speed = gain(p50(dense, cell) / p50(compressed, cell), "faster", "slower", "No faster", 2)
+    alone = ""
+    if "runtime" in roles:
+        name = roles["runtime"]["name"].removesuffix(" fp32")
+        alone = f" ({faster(p50(roles['runtime'], cell), p50(compressed, cell), 2)} against {name})"
+    ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
+    judged = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
+    return (
+        f"{speed} than dense PyTorch at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
+        f"{metric.name} {ours} against {theirs} dense: {judged} on {compressed['quality']['rows']:,} rows"
+    )
+
+
+def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record], metric: Metric) -> list[str]:
+    """What a reader has to know to judge the headline: the share of the runtime, of int8, and the doubt in the quality."""
+    dense, compressed = roles["dense"], roles["compressed"]
+    batch = cells[-1][0]
+    low, high = compressed["difference_interval"]
+    change = compressed["quality"][metric.key] - dense["quality"][metric.key]
+    lines = [
+        f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over "
+        f"the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}."
+    ]
+    runtime = compressed["runtime"]
+    if "runtime" in roles:
+        alone = faster(p50(dense, cells[-1]), p50(roles["runtime"], cells[-1]))
+        ours = faster(p50(roles["runtime"], cells[-1]), p50(compressed, cells[-1]))
+        words = f"{RUNTIMES[runtime]} alone, dense and in fp32: {alone} at batch {batch}. Compression on top of it: {ours}."
+        lines.append(words)
+    else:
+        name = roles["compressed"]["name"].split()[1]
+        lines.append(f"Dense {name} fp32 was not exported: how much of the gain the runtime alone would give is not known.")
+    fp32, int8 = (find(candidates, "compressed", precision, runtime) for precision in ("fp32", "int8"))
+    if fp32 and int8:
+        lines.append(int8_note(fp32, int8, cells))
+    quantized = find(candidates, "dense", "int8", runtime)
+    if quantized and int8:
+        speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
+        lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
+    lines += fastest_note(compressed, candidates, cells[-1])
+    length = str(cells[-1][1])
+    return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
+
+
+def left_out_note(measurements: Record) -> list[str]:
+    """Which exported files were not measured, and why."""
+    skipped = measurements.get("left_out", [])
+    names = ", ".join(row["name"] for row in skipped)
+    return [f"Not measured on this device: {names} ({skipped[0]['why']})."] if skipped else []
+
+
+def zeros_note(compressed: Record) -> list[str]:
+    """Says what zeros that stay where they are do not give."""
+    masked = [row for row in compressed["density"] if row["pattern"]]
+    if not masked:
+        return []
+    entries, left = (sum(row[key] for row in masked) for key in ("entries", "nonzeros"))
+    return [
+        f"{entries - left:,} of the {entries:,} weights in the masked matrices are zero. They are stored and computed like any "
+        "other: the file is no smaller and ONNX Runtime no faster. Only 2:4 can be faster, on GPUs with kernels for it."
+    ]
+
+
+def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, int]) -> list[str]:
+    """Where several runtimes were measured: against the fastest that the dense model can be had, whatever runtime."""
+    if len({row["runtime"] for row in candidates if row["model"] == "dense"}) < 3:
+        return []
+    fastest = min((row for row in candidates if row["model"] == "dense"), key=lambda row: p50(row, cell))
+    speed = faster(p50(fastest, cell), p50(compressed, cell))
+    return [f"Against the fastest dense variant of any runtime, {fastest['name']}: {speed} at batch {cell[0]}."]
+
+
+def apart_note(compressed: Record, length: str) -> list[str]:
+    """Says what deltas cost that were not merged."""
+    apart = compressed.get("apart") or {"parameters": 0}
+    if not apart["parameters"]:
+        return []
+    flops = apart["flops"][length]
+    return [
+        f"The deltas are kept apart (merge: false): {apart['parameters']:,} parameters and {giga(flops)} FLOPs for a row of "
+        f"{length} tokens ({percent(flops / compressed['flops'][length])}), which merging would save. All figures include them."
+    ]
+
+
+def inserts_note(compressed: Record, length: str) -> list[str]:
+    """Says that the method cannot be merged, and what that costs the deployed model."""
+    inserted = compressed["inserted"]
+    if not inserted["kinds"]:
+        return []
+    flops, size = inserted["flops"][length], f"{inserted['parameters']:,}"
+    return [
+        f"The tuning is not mergeable: its {inserted['kinds']} stay in the deployed model. They are {size} of its parameters "
+        f"({human_bytes(inserted['bytes'])} in fp32) and {giga(flops)} of its FLOPs for a row of {length} tokens "
+        f"({percent(flops / compressed['flops'][length])}); all sizes and latencies here include them."
+    ]
+
+
+def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
+    """Says plainly where int8 buys no time."""
+    ratios = [p50(fp32, cell) / p50(int8, cell) for cell in cells]
+    words = [gain(ratio, "the speed", "slower", "nothing here") for ratio in ratios]
+    speeds = ", ".join(f"{word} at batch {cell[0]}" for word, cell in zip(words, cells, strict=True))
+    return f"int8 over fp32 (both compressed) gives {speeds}; its file is {smaller(fp32['bytes'], int8['bytes'])}."
