@@ -21,8 +21,9 @@ TAGS = [name for name in ARCHITECTURES if name != "t5"]
 """transformers' token classifier of a T5 has an encoder only, which is not the row's."""
 MODELS = [(name, auto, tied) for name, auto in GENERATES.items() for tied in (True, False)]
 MODELS += [(name, AutoModelForTokenClassification, True) for name in TAGS]
-NO_ATTENTION = {0: Removal(heads=[0, 1])}
-"""Llama's first block, where the tokens in the cache are counted."""
+ALL_HEADS = Removal(heads=[0, 1, 2, 3])
+NO_ATTENTION = {"llama": {0: Removal(heads=[0, 1])}, "gpt2": {0: ALL_HEADS}, "t5": {4: ALL_HEADS}, "t5-gated": {4: ALL_HEADS}}
+"""Blocks without any: the first, where the tokens in the cache are counted, and one behind an encoder."""
 
 
 def logits(model) -> torch.Tensor:
@@ -57,10 +58,9 @@ def test_it_loads_with_the_same_bits(architecture, auto, tied, tmp_path):
 
 @pytest.mark.parametrize("architecture", GENERATES)
 def test_cut_equals_masked_token_by_token(architecture):
-    """`generate` of transformers, which keeps a cache and pads on the left; also where the first block has no attention."""
-    plan = NO_ATTENTION if architecture == "llama" else {0: Removal(heads=[0, 1, 2, 3])} if architecture == "gpt2" else {}
+    """`generate` of transformers, which keeps a cache and pads on the left; some blocks have no attention."""
     models = [tiny(architecture, auto=GENERATES[architecture], max_position_embeddings=128) for _ in range(2)]
-    removals = {**plan_of(architecture), **plan}
+    removals = {**plan_of(architecture), **NO_ATTENTION[architecture]}
     remove(models[0], removals)
     silence(models[1], removals)
     rows = encoding(2, 7)
