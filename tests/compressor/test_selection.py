@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from compressor.account import Places
 from compressor.anatomy import matrices_of
+from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import Options
 from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select
@@ -83,7 +84,7 @@ def test_the_budget_is_exact_in_every_scope(scope, ratio, seed):
         for path in group:
             chosen[start + omega[path].long()] = True
             start += scores[path].numel()
-        assert chosen.sum() == int(ratio * len(flat))
+        assert chosen.sum() == share(ratio, len(flat))
         best = torch.sort(flat, descending=True, stable=True).indices[: chosen.sum()]
         assert torch.equal(best.sort().values, chosen.nonzero().flatten())
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.anatomy import layers_of, matrices_of
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
+from compressor.cost import share
 from compressor.deltas import Mask, chain, chains, merge_all, merge_deltas, merged_copy
 from compressor.errors import UserError
 from compressor.methods import Options, apply, set_trainable
@@ -84,7 +85,7 @@ def brute_force(item: WeightsItem, scores: dict[str, torch.Tensor], adapted: set
         groups.setdefault((own, path if item.scope == "matrix" else None), []).append(path)
     for (own, _), paths in groups.items():
         ranked = sorted((v, n, i) for n, path in enumerate(paths) for i, v in enumerate(scores[path].flatten().tolist()))
-        for _, number, index in ranked[: int(item.share_of(own) * len(ranked))]:
+        for _, number, index in ranked[: share(item.share_of(own), len(ranked))]:
             gone[paths[number]].add(index)
     return gone
 

@@ -399,7 +399,7 @@ FAULTS = [
     Fault(truncated_external_data, "export", GRAPH, "E602"),
     Fault(truncated_graph, "export", GRAPH, "E602"),
     Fault(truncated_checkpoint, "merge", MERGED, "E305"),
-    Fault(another_config, "merge", MERGED, "E305"),
+    Fault(another_config, "merge", MERGED, "E308"),
     Fault(wrong_per_layer_config, "merge", MERGED, "E305"),
     Fault(head_count_that_disagrees, "merge", MERGED, "E610", suspect="block 0, from its output on"),
     Fault(nan_in_a_weight, "merge", MERGED, "E610", suspect="block 0, from its query on"),
