@@ -11,7 +11,7 @@ EXTRAS ?= cpu,openvino,triton,dev
 # the first of these that is 3.11 or 3.12 makes .venv
 PYTHON ?= python3 python3.12 python3.11 /usr/bin/python3
 # tests in as many processes as there are cores, up to 4; a file stays in one, because its tests share what they set up
-WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 # idle threads that spin take the cores from the ones that work; models come from packages, never from a hub
