@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from compressor.anatomy import matrices_of
+from compressor.backward import by_factors
 from compressor.dense import dense_links
 from compressor.methods import Options, apply
 from compressor.models import build, resolve
@@ -112,7 +113,8 @@ def stepper(model: nn.Module, batch: int, length: int) -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = model(**inputs).loss
+        with by_factors(model):
+            loss = model(**inputs).loss
         (loss + sum(link.penalty() for link in links)).backward()
         for link in links:
             link.thin()

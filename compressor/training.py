@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from compressor.backward import by_factors
 from compressor.deltas import settle_links
 from compressor.dense import Dense, dense_links, gates_of, project, reseed
 from compressor.distillation import HiddenTeacher
@@ -292,7 +293,8 @@ def train(
     callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
     trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)
     checkpoint = newest(work)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    with by_factors(model):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
         raise UserError(
             "E406", f"training diverged at learning_rate {schedule.learning_rate:g}", "Lower it, e.g. to a third of that"
