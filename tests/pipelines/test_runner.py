@@ -16,9 +16,10 @@ import yaml
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.config import load_pipeline
 from pipelines.environment import accelerator
-from pipelines.runner import Stopped, run_pipeline
+from pipelines.runner import run_pipeline
 from pipelines.store import Store
 from tests.pipelines import toys
+from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
 
 IDS = ("select", "tune", "prune", "report")
@@ -228,67 +229,39 @@ def test_a_dry_run_writes_nothing(project, out):
     assert tree(out) == before
 
 
-def start(function):
-    """Run `function` in a forked child; gives its pid. Its exit code is 0, or the one of Stopped."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            function()
-            code = 0
-        except Stopped as stop:
-            code = stop.exit_code
-        finally:
-            os._exit(code)
-    return pid
-
-
-def wait(pid):
-    """The exit code of a child, negative after a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def until(path):
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_stopped_goes_on_where_it_was(project, out, capfd, number, exit_code):
+def test_a_run_that_is_stopped_goes_on_where_it_was(project, out, tmp_path, number, exit_code):
     out.mkdir()
     (out / "trouble-tune").write_text("hang")
-    pid = start(lambda: go(project, out))
-    until(out / "hanging")
+    process = start(tmp_path / "said", go, project, out)
+    until(out / "hanging", process)
     with pytest.raises(UserError) as error:
         go(project, out)
-    assert error.value.code == "E802" and f"process {pid} " in str(error.value)
-    os.kill(pid, number)
-    assert wait(pid) == exit_code
-    assert (
-        f"Stopped by {number.name}: 1 of 4 stages are finished and kept. The same command continues." in capfd.readouterr().out
-    )
+    assert error.value.code == "E802" and f"process {process.pid} " in str(error.value)
+    os.kill(process.pid, number)
+    assert wait(process) == exit_code
+    said = (tmp_path / "said").read_text()
+    assert f"Stopped by {number.name}: 1 of 4 stages are finished and kept. The same command continues." in said
     assert [path.name.split("-")[0] for path in (out / ".store").iterdir()] == ["select"]
     assert json.loads((out / "toy" / "run.json").read_text())["status"] == "stopped"
     (out / "trouble-tune").unlink()
     assert go(project, out).reused == ("select",)
 
 
-def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, capfd):
+def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, tmp_path, capfd):
     out.mkdir()
     (out / "trouble-tune").write_text("hang")
-    pid = start(lambda: go(project, out))
-    until(out / "hanging")
+    process = start(tmp_path / "said", go, project, out)
+    until(out / "hanging", process)
     other = threading.Thread(target=go, args=(project, out, "name=other"))
     other.start()
     said = ""
-    while f"waiting for process {pid}" not in said:
+    while f"waiting for process {process.pid}" not in said:
         said += capfd.readouterr().out
         time.sleep(0.005)
     (out / "trouble-tune").unlink()
     other.join(30)
-    assert wait(pid) == 0
+    assert wait(process) == 0
     assert sorted(calls(out)) == sorted([*IDS, "report"])
 
 
@@ -302,27 +275,29 @@ def watch(out, report):
     sys.addaudithook(hook)
 
 
-def killed_at(moment, project, out):
-    """Start a run that SIGKILLs itself before its file-system operation number `moment`; gives its exit code."""
+def go_until(moment, project, out):
+    """A run that SIGKILLs itself before its file-system operation number `moment`."""
     left = iter(range(moment, -1, -1))
-
-    def run():
-        watch(out, lambda: next(left) or os.kill(os.getpid(), signal.SIGKILL))
-        go(project, out)
-
-    return wait(start(run))
+    watch(out, lambda: next(left) or os.kill(os.getpid(), signal.SIGKILL))
+    go(project, out)
 
 
-def test_a_killed_run_ends_in_the_same_bytes(project, out, tmp_path, capfd):
+def go_counting(count, project, out):
+    """A run that writes a dot to the file `count` for every file-system operation."""
+    watch(out, lambda: count.open("a").write("."))
+    go(project, out)
+
+
+def test_a_killed_run_ends_in_the_same_bytes(project, tmp_path):
     go(project, tmp_path / "whole")
-    expected, count = tree(tmp_path / "whole" / ".store"), tmp_path / "count"
-    wait(start(lambda: (watch(tmp_path / "counted", lambda: count.open("a").write(".")), go(project, tmp_path / "counted"))))
+    expected, count, said = tree(tmp_path / "whole" / ".store"), tmp_path / "count", tmp_path / "said"
+    assert wait(start(said, go_counting, count, project, tmp_path / "counted")) == 0
     operations = count.stat().st_size
     assert operations > 100
     interrupted = set()
     for moment in sorted(random.Random(0).sample(range(1, operations), 10)):
         folder = tmp_path / f"killed-{moment}"
-        assert killed_at(moment, project, folder) == -signal.SIGKILL
+        assert wait(start(said, go_until, moment, project, folder)) == -signal.SIGKILL
         finished = [path.name.split("-")[0] for path in sorted((folder / ".store").glob("[!.]*"))]
         result = go(project, folder)
         assert sorted(result.reused) == finished

@@ -18,7 +18,7 @@ from pipelines.served import find_repository
 from pipelines.sweep import Variant, summarize, sweep, values_of, variants_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
-from tests.pipelines.test_runner import start, until, wait
+from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
 from tests.tiny import STAGES, write_pipeline
 
@@ -37,12 +37,23 @@ def toy(config, inputs, workspace):
     return {**metadata, "quality": {"accuracy": accuracy, "matthews": -accuracy, "interval": [0.0, 1.0], "rows": 2}}
 
 
-@pytest.fixture
-def project(project, monkeypatch):
-    """The project of toys, whose models have a quality, on 100 training rows."""
+def measure_quality(monkeypatch):
+    """Put toys with a quality in the place of those without one."""
     for stage in toys.STAGES:
         if stage.produces == "model":
             monkeypatch.setattr(sys.modules[f"pipelines.stages.{stage.name}"], "STAGE", dataclasses.replace(stage, run=toy))
+
+
+def go_measured(project, out):
+    """`go` where nothing but the toys is installed."""
+    measure_quality(pytest.MonkeyPatch())
+    go(project, out)
+
+
+@pytest.fixture
+def project(project, monkeypatch):
+    """The project of toys, whose models have a quality, on 100 training rows."""
+    measure_quality(monkeypatch)
     (project.parent / "train.tsv").write_text(ROWS)
     return project
 
@@ -232,10 +243,10 @@ def test_a_variant_that_fails_is_named_and_the_finished_ones_are_kept(project, o
 def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
     out.mkdir()
     (out / "trouble-1").write_text("hang")
-    pid = start(lambda: go(project, out))
-    until(out / "hanging")
-    os.kill(pid, signal.SIGTERM)
-    assert wait(pid) == 143
+    process = start(tmp_path / "said", go_measured, project, out)
+    until(out / "hanging", process)
+    os.kill(process.pid, signal.SIGTERM)
+    assert wait(process) == 143
     (out / "trouble-1").unlink()
     assert calls(out) == ["select", "tune", "prune", "select", "tune"]
     whole = go(project, tmp_path / "whole")
