@@ -32,7 +32,7 @@ from torch import nn  # noqa: E402
 
 from compressor.anatomy import layers_of  # noqa: E402
 from compressor.checkpoint import save_checkpoint  # noqa: E402
-from compressor.models import build, head_names, resolve  # noqa: E402
+from compressor.models import build, resolve  # noqa: E402
 from compressor.pruning.surgery import Removal, remove  # noqa: E402
 from export.latency import LEAST_ROUNDS, Measurement, Variant, time_shape, workers  # noqa: E402
 from export.latency_worker import encoding  # noqa: E402
@@ -65,9 +65,8 @@ def model_of(reference: str) -> nn.Module:
         return build(resolve(reference).folder, ["0", "1"])
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(reference.removeprefix("random:")))
-    model.head_parameter_names = head_names(model)
-    return model.eval()
+    config = AutoConfig.for_model(reference.removeprefix("random:"))
+    return AutoModelForSequenceClassification.from_config(config).eval()
 
 
 def pruned(model: nn.Module, heads: float, neurons: float) -> nn.Module:

@@ -8,6 +8,9 @@ import pytest
 pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
 from benchmarks import cpu
+from compressor import load
+from compressor.anatomy import layers_of
+from compressor.checkpoint import save_checkpoint
 from export.latency import summarize
 
 NAMES = [*(f"{plan} {kind}" for plan in cpu.PLANS for kind in cpu.KINDS), cpu.CONTROL]
@@ -49,3 +52,10 @@ def test_a_second_run_goes_on_and_measures_void_cells_again(bench, tmp_path):
 
 def test_no_time_left_measures_nothing(bench):
     assert bench("--time-limit", "0.001") == (0, [])
+
+
+def test_a_shape_without_weights_becomes_a_checkpoint(tmp_path):
+    """In the shape that its config has by default; halved, and loaded again by the worker that will time it."""
+    model = cpu.pruned(cpu.model_of("random:distilbert"), 0.5, 0.5)
+    save_checkpoint(model, tmp_path, tmp_path)
+    assert [layer.heads for layer in layers_of(load(tmp_path))] == [6] * 6
