@@ -179,6 +179,29 @@ def run(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str
     return live.run(["logits"], {name: values for name, values in encoding.items() if name in wanted})[0]
 
 
+class Bound:
+    """An ONNX Runtime session with one batch on its device: each call computes it there, and nothing is copied to or fro."""
+
+    def __init__(self, live: onnxruntime.InferenceSession, encoding: dict[str, np.ndarray], device: Device):
+        import numpy as np
+        from onnxruntime import OrtValue
+
+        self.live, self.binding = live, live.io_binding()
+        for name in {value.name for value in live.get_inputs()} & encoding.keys():
+            there = OrtValue.ortvalue_from_numpy(np.ascontiguousarray(encoding[name]), device, 0)
+            self.binding.bind_ortvalue_input(name, there)
+        self.binding.bind_output("logits", device)
+
+    def __call__(self) -> None:
+        """One pass, finished when it returns."""
+        self.live.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
+
+    def logits(self) -> np.ndarray:
+        """Of the last call, (batch, classes)."""
+        return self.binding.copy_outputs_to_cpu()[0]
+
+
 def plain_session(model: Path | bytes) -> onnxruntime.InferenceSession:
     """A session on the CPU that runs a graph as it is written: to tell a fault of the file from one of the optimizer.
 

@@ -11,7 +11,7 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.onnx import export_onnx, fused, save, trace
 from export.parity import compare
-from export.sessions import run, session
+from export.sessions import Bound, run, session
 from tests.compressor.conftest import TRIED, plan_of, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, encoding, model_of
@@ -170,3 +170,12 @@ def test_cuda_that_is_not_there_is_an_error_not_the_cpu(exported):
         pytest.skip("this machine has CUDA")
     with pytest.raises(UserError, match="E904"):
         session(exported("bert-dense").fp32, device="cuda")
+
+
+def test_a_batch_that_is_bound_computes_what_a_run_does(exported):
+    """What times a GPU, on the CPU; the second call writes over the first one's answers."""
+    live, batch = session(exported("mpnet-unequal").fused), encoding(3, 33)
+    bound = Bound(live, batch, "cpu")
+    for _ in range(2):
+        bound()
+        assert np.array_equal(bound.logits(), run(live, batch))
