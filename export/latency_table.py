@@ -1,4 +1,4 @@
-"""How long the parts of a model take in ONNX Runtime: a table that prices every pruned model of the same dense one.
+"""How long the parts of a model take in ONNX Runtime or OpenVINO: a table that prices every pruned model of the same dense one.
 
 Whole models are timed, with all blocks at one width, in one interleaved run: caches, fusions and threads are then those of a
 real model, which a block of its own would not have. The differences to the dense model, shared out among the blocks, are what
@@ -130,6 +130,7 @@ def measure_table(
     *,
     batch: int,
     length: int,
+    runtime: str = "onnx",
     precision: str = "fp32",
     threads: int | None = None,
     rounds: int = 20,
@@ -138,7 +139,7 @@ def measure_table(
     """Export the dense `model` (no chains) and its probes, time all of them in one run and fit the table.
 
     `encoding` is a sample to trace with, int64 (2 or more, 2 or more). `on_step(n)` is called with n of `steps(model, rounds)`.
-    Raises UserError E603.
+    Raises UserError E603, E901.
     """
     from compressor.cost import shape_of
     from compressor.pruning.surgery import remove
@@ -150,7 +151,7 @@ def measure_table(
             cut = copy.deepcopy(model)
             remove(cut, removals)
             shapes.append(shape_of(cut))
-            variants.append(exported(str(number), cut, encoding, Path(scratch), precision))
+            variants.append(exported(str(number), cut, encoding, Path(scratch), precision, runtime))
             on_step(EXPORT_STEPS)
         options = {"threads": threads, "on_round": lambda: on_step(1)}
         times = undisturbed(measure(variants, [(batch, length)], rounds, **options))
@@ -177,10 +178,25 @@ def steps(model: nn.Module, rounds: int) -> int:
     return EXPORT_STEPS * (1 + len(probes(model))) + rounds
 
 
-def exported(name: str, model: nn.Module, encoding: dict[str, np.ndarray], folder: Path, precision: str) -> Variant:
-    """A model as a variant of a latency run, exported below `folder`."""
-    from compressor.models import end_id_of
-    from export.onnx import export_onnx
+def exported(
+    name: str,
+    model: nn.Module,
+    encoding: dict[str, np.ndarray],
+    folder: Path,
+    precision: str = "fp32",
+    runtime: str = "onnx",
+) -> Variant:
+    """A model as a variant of a latency run, exported below `folder` for a runtime: "onnx" or "openvino". Raises E901.
 
-    path = export_onnx(model, encoding, folder / name, precisions=(precision,))[precision]
-    return Variant(name, "onnxruntime", path, vocabulary=model.config.vocab_size, end=end_id_of(model))
+    OpenVINO's static int8 is calibrated on `encoding`: how long a graph takes does not depend on its scales.
+    """
+    from compressor.models import end_id_of
+    from export.onnx import export_onnx, trace
+    from export.openvino import export_openvino
+
+    if runtime == "openvino":
+        paths = export_openvino(trace(model, encoding), folder / name, precisions=(precision,), rows=[encoding])
+    else:
+        paths = export_onnx(model, encoding, folder / name, precisions=(precision,))
+    runs_in = {"onnx": "onnxruntime"}.get(runtime, runtime)
+    return Variant(name, runs_in, paths[precision], vocabulary=model.config.vocab_size, end=end_id_of(model))

@@ -45,7 +45,7 @@ class Target(BaseModel):
     parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
     batch: int = Field(default=1, ge=1)
     length: int = Field(default=128, ge=2, description="tokens a row")
-    runtime: Literal["onnx"] = "onnx"
+    runtime: Literal["onnx", "openvino"] = "onnx"
     precision: Literal["fp32", "int8"] = "fp32"
     rounds: int = Field(default=20, ge=3, description="of the measuring")
 
@@ -231,6 +231,7 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
                 facts,
                 batch=target.batch,
                 length=target.length,
+                runtime=target.runtime,
                 precision=target.precision,
                 threads=inputs.threads,
                 rounds=target.rounds,
@@ -277,13 +278,23 @@ def surroundings(target: Target) -> dict[str, Any]:
     """The machine and the runtime that a timed target is about. Raises UserError E901."""
     from pipelines.environment import distribution, machine
 
-    runtime = distribution("onnxruntime")
-    if runtime is None:
+    facts = machine((), None)
+    return {"runtime": " ".join(map(distribution, packages_of(target))), **{key: facts[key] for key in ("cpu", "cores")}}
+
+
+def packages_of(target: Target) -> tuple[str, ...]:
+    """The distributions that decide what a timed target costs. Raises UserError E901 for one that is missing."""
+    from export.openvino import PACKAGES, require_openvino
+    from pipelines.environment import distribution
+
+    if target.runtime == "openvino":
+        require_openvino()
+        return PACKAGES
+    if distribution("onnxruntime") is None:
         raise UserError(
             "E901", f"a target of {target.goal} needs the package onnxruntime", "Install it: pip install onnxruntime"
         )
-    facts = machine((), None)
-    return {"runtime": runtime, **{key: facts[key] for key in ("cpu", "cores")}}
+    return ("onnxruntime",)
 
 
 def sample_of(data: Data) -> dict[str, np.ndarray]:
@@ -305,7 +316,8 @@ def measured(
         workspace.progress("measuring what the target asks for", target.rounds) as bar,
     ):
         pair = (("dense", dense), ("pruned", pruned))
-        variants = [exported(name, model, sample_of(data), Path(scratch), target.precision) for name, model in pair]
+        how = (target.precision, target.runtime)
+        variants = [exported(name, model, sample_of(data), Path(scratch), *how) for name, model in pair]
         options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
         times = undisturbed(measure(variants, [(target.batch, target.length)], target.rounds, **options))
     return [times["dense"], times["pruned"]]

@@ -85,14 +85,18 @@ def test_what_disturbs_some_rounds_is_left_out_of_the_ratios():
     assert undisturbed([quiet]) == {"quiet": pytest.approx(11.0)}
 
 
-def test_real_models_are_exported_and_timed(monkeypatch):
+@pytest.mark.parametrize(("runtime", "precision"), [("onnx", "fp32"), ("openvino", "int8")])
+def test_real_models_are_exported_and_timed(runtime, precision, monkeypatch):
     """One block, and nothing between all and none: three graphs. The model comes out as it went in."""
+    if runtime == "openvino":
+        pytest.importorskip("nncf", reason="the extra openvino is not installed")
     monkeypatch.setattr(latency_table, "KNOTS", (0.0,))
     model = tiny("bert", torch.float32)
     remove(model, {1: Removal(whole=True), 2: Removal(whole=True)})
     before, done = shape_of(model), []
     sample = {name: np.ones((2, 4), dtype=np.int64) for name in ("input_ids", "attention_mask")}
-    table = measure_table(model, sample, FACTS, batch=2, length=6, rounds=3, threads=1, on_step=done.append)
+    how = {"runtime": runtime, "precision": precision, "rounds": 3, "threads": 1}
+    table = measure_table(model, sample, FACTS, batch=2, length=6, on_step=done.append, **how)
     assert sum(done) == latency_table.steps(model, 3) and shape_of(model) == before
     layer = before.layers[0]
     assert {name: [units for units, _ in row] for name, row in table.sublayers.items()} == {
@@ -105,5 +109,5 @@ def test_real_models_are_exported_and_timed(monkeypatch):
 def test_a_model_that_reads_its_answer_at_the_end_gets_rows_with_one(tmp_path):
     model = tiny("t5", torch.float32)
     sample = {"input_ids": np.array([[7, 8, 3], [9, 3, 1]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
-    variant = exported("t5", model, sample, tmp_path, "fp32")
+    variant = exported("t5", model, sample, tmp_path)
     assert measure([variant], [(2, 5)], 2, threads=1)[0].p50 > 0

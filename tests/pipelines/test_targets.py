@@ -109,16 +109,26 @@ def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, 
 
 
 def test_a_table_is_of_one_graph():
-    """Other weights and labels: the same. Another activation in the same shape: not."""
+    """Other weights and labels: the same. Another activation in the same shape: not. Nor another runtime."""
     inputs = Inputs(base=None, task=None, seed=0, threads=1)
 
-    def name(model):
-        return targets.table_name(targets.facts_of(Target(speedup=2.0), model, inputs))
+    def name(model, **where):
+        return targets.table_name(targets.facts_of(Target(speedup=2.0, **where), model, inputs))
 
     model, other, relu = tiny("bert", seed=0), tiny("bert", seed=1), tiny("bert")
     other.config.id2label = {0: "x", 1: "y", 2: "z"}
     relu.config.hidden_act = "relu"
     assert name(model) == name(other) != name(relu)
+    pytest.importorskip("nncf", reason="the extra openvino is not installed")
+    assert name(model) != name(model, runtime="openvino")
+
+
+@pytest.mark.parametrize(("runtime", "package"), [("onnx", "onnxruntime"), ("openvino", ".*not_there")])
+def test_a_time_needs_its_runtime(runtime, package, monkeypatch):
+    monkeypatch.setattr("pipelines.environment.distribution", lambda name: None)
+    monkeypatch.setattr("export.openvino.PACKAGES", ("openvino", "not_there"))
+    with pytest.raises(UserError, match=f"E901 .*needs the package {package}"):
+        targets.surroundings(Target(speedup=2.0, runtime=runtime))
 
 
 def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasured, compress):
