@@ -189,7 +189,8 @@ MISTAKES = [
     Mistake(
         "an unknown runtime",
         pruning("target: {speedup: 2, length: 64, runtime: onyx}"),
-        "E104 {file}:7: stages[2].prune.target.runtime: must be 'onnx', not 'onyx'",
+        "E104 {file}:7: stages[2].prune.target.runtime: must be 'onnx' or 'openvino', not 'onyx'",
+        "'onnx'?",
     ),
     Mistake(
         "a misspelt target", pruning("target: {speedupp: 2}"), "E102 {file}:7: stages[2].prune.target.speedupp", "'speedup'?"
