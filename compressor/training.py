@@ -122,8 +122,8 @@ class SeededGroups(LengthGroupedSampler):
 
 
 class TaskTrainer(Trainer):
-    """Trainer with our loss (that of the task's kind as a mean over the batch, or distillation), our parameter groups, and
-    checkpoints that hold what training moves instead of the whole model.
+    """Trainer with our loss (that of the task's kind as a mean over the batch, or distillation), our parameter groups, deltas
+    trained by the gradients of their factors, and checkpoints that hold what training moves instead of the whole model.
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
     that may add to the loss, `share` says how much of its rate a step (from 0) has, where that is not one linear decay;
@@ -145,6 +145,10 @@ class TaskTrainer(Trainer):
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
         # encoders take **kwargs, from which Trainer concludes that their loss is a token sum: accumulation then doubles it
         self.model_accepts_loss_kwargs = False
+
+    def train(self, *arguments, **options):
+        with by_factors(self.model):
+            return super().train(*arguments, **options)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels, taught = inputs.pop("labels"), inputs.pop("teacher", None)
@@ -293,8 +297,7 @@ def train(
     callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
     trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)
     checkpoint = newest(work)
-    with by_factors(model):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
         raise UserError(
             "E406", f"training diverged at learning_rate {schedule.learning_rate:g}", "Lower it, e.g. to a third of that"
