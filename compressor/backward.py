@@ -9,6 +9,7 @@ tokens, of which a low-rank link keeps r (m + n) sums. With G = ∂L/∂y (T, ou
 from __future__ import annotations
 
 import contextlib
+import itertools
 import types
 from collections.abc import Iterator
 
@@ -37,32 +38,42 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, *tensors = context.saved_tensors
-        of_x, _, of_bias, _, *_ = context.needs_input_grad
-        rows = gradient.flatten(end_dim=-2)
-        left = iter(tensors)
-        pulled = [one for link in context.links for one in _pull(link, x.flatten(end_dim=-2), rows, left)]
+        of_x, _, of_bias, _, *of_tensors = context.needs_input_grad
+        rows, inputs = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2)
+        left, needed, pulled = iter(tensors), iter(of_tensors), []
+        for link in context.links:
+            own = list(itertools.islice(left, TENSORS[type(link)]))
+            # those of an earlier stage are frozen
+            trained = any(list(itertools.islice(needed, len(own))))
+            pulled += _pull(link, inputs, rows, *own) if trained else [None] * len(own)
         return gradient @ matrix if of_x else None, None, rows.sum(0) if of_bias else None, None, *pulled
+
+
+TENSORS = {LowRank: 2, Sparse: 1}
+"""How many tensors a link has."""
 
 
 def _tensors(link: Delta) -> tuple[Tensor, ...]:
     return (link.A, link.B) if isinstance(link, LowRank) else (link.values,)
 
 
-def _pull(link: Delta, x: Tensor, gradient: Tensor, tensors: Iterator[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients of a link's tensors, the next of `tensors`, from x (T, in) and G (T, out)."""
+def _pull(link: Delta, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of a link's `tensors` from x (T, in) and G (T, out)."""
     if link.place.rows is not None:
         gradient = gradient[:, slice(*link.place.rows)]
     if isinstance(link, LowRank):
-        A, B = next(tensors), next(tensors)
+        A, B = tensors
         inner = link.scale * (gradient @ B)
         return inner.T @ x, gradient.T @ (link.scale * (x @ A.T))
-    next(tensors)
     row, column = link.omega // x.shape[1], link.omega % x.shape[1]
     return ((gradient.index_select(1, row) * x.index_select(1, column)).sum(0),)
 
 
 def _separable(layer: nn.Module) -> bool:
-    """Whether every link of the weight has a gradient of its own: not a mask, not one whose tensors are computed, too."""
+    """Whether the weight is frozen under links that each have a gradient of their own: not a mask, not one whose tensors are
+    computed, too."""
+    if original(layer).requires_grad:  # full tuning on top of deltas
+        return False
     for link in chain(layer):
         plain = isinstance(link, LowRank) and isinstance(link.source, Own) and not parametrize.is_parametrized(link.source)
         few = isinstance(link, Sparse) and link.values.numel() <= SPARSE * original(layer).numel()

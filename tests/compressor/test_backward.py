@@ -1,6 +1,7 @@
 """Gradients by factors are those of the parametrized weight, for every method that has them, on every architecture."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from compressor import backward
 from compressor.backward import by_factors
 from compressor.deltas import Mask, attach, chains, original
 from compressor.errors import UserError
-from tests.compressor.conftest import TRIED, encoding, tiny, tuned
+from compressor.methods import apply
+from tests.compressor.conftest import OPTIONS, TRIED, encoding, tiny, tuned
 
 MODULES = ("query", "value", "output", "ffn_in", "ffn_out")
 BY_FACTORS = ("lora", "dsee", "selective")
@@ -51,6 +53,21 @@ def test_gradients_are_those_of_the_weight(case, architecture, products):
     assert bool(products) == (case in BY_FACTORS)
     assert torch.equal(again, loss)  # the forward is the merged one
     assert found.keys() == expected.keys() and len(found) > 2
+    for name, gradient in expected.items():
+        assert torch.allclose(found[name], gradient, rtol=1e-10, atol=1e-12), name
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+@pytest.mark.parametrize("case", ["full", "lora"])
+def test_what_is_trained_on_top_of_deltas_gets_its_gradient(case, architecture, products):
+    """Full tuning moves the weight below them; another LoRA leaves them as they are."""
+    model = tuned(tiny(architecture), "lora", MODULES)
+    apply(model, case, replace(OPTIONS, modules=MODULES, group="2"))
+    _, expected = gradients(model)
+    with by_factors(model):
+        _, found = gradients(model)
+    assert bool(products) == (case == "lora")
+    assert found.keys() == expected.keys() and any(".weight" in name for name in found)
     for name, gradient in expected.items():
         assert torch.allclose(found[name], gradient, rtol=1e-10, atol=1e-12), name
 
