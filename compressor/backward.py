@@ -9,7 +9,6 @@ tokens, of which a low-rank link keeps r (m + n) sums. With G = ∂L/∂y (T, ou
 from __future__ import annotations
 
 import contextlib
-import itertools
 import types
 from collections.abc import Iterator
 
@@ -38,19 +37,14 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, *tensors = context.saved_tensors
-        of_x, _, of_bias, _, *of_tensors = context.needs_input_grad
-        rows, inputs = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2)
-        left, needed, pulled = iter(tensors), iter(of_tensors), []
+        of_x, _, of_bias, *_ = context.needs_input_grad
+        rows, inputs, pulled = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2), []
         for link in context.links:
-            own = list(itertools.islice(left, TENSORS[type(link)]))
+            own = [tensors.pop(0) for _ in _tensors(link)]
             # those of an earlier stage are frozen
-            trained = any(list(itertools.islice(needed, len(own))))
+            trained = any(one.requires_grad for one in own)
             pulled += _pull(link, inputs, rows, *own) if trained else [None] * len(own)
         return gradient @ matrix if of_x else None, None, rows.sum(0) if of_bias else None, None, *pulled
-
-
-TENSORS = {LowRank: 2, Sparse: 1}
-"""How many tensors a link has."""
 
 
 def _tensors(link: Delta) -> tuple[Tensor, ...]:

@@ -193,10 +193,11 @@ def exported(
     from compressor.models import end_id_of
     from export.onnx import export_onnx, trace
     from export.openvino import export_openvino
+    from export.sessions import runtime_of
 
     if runtime == "openvino":
         paths = export_openvino(trace(model, encoding), folder / name, precisions=(precision,), rows=[encoding])
     else:
         paths = export_onnx(model, encoding, folder / name, precisions=(precision,))
-    runs_in = {"onnx": "onnxruntime"}.get(runtime, runtime)
-    return Variant(name, runs_in, paths[precision], vocabulary=model.config.vocab_size, end=end_id_of(model))
+    path = paths[precision]
+    return Variant(name, runtime_of(path), path, vocabulary=model.config.vocab_size, end=end_id_of(model))

@@ -175,8 +175,12 @@ def openvino_session(path: Path, device: Device, threads: int | None) -> OpenVIN
 
 def run(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> np.ndarray:
     """Logits (batch, classes) of int64 arrays (batch, length); inputs that the graph does not have are left out."""
+    return live.run(["logits"], _taken(live, encoding))[0]
+
+
+def _taken(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     wanted = {value.name for value in live.get_inputs()}
-    return live.run(["logits"], {name: values for name, values in encoding.items() if name in wanted})[0]
+    return {name: values for name, values in encoding.items() if name in wanted}
 
 
 class Bound:
@@ -187,9 +191,8 @@ class Bound:
         from onnxruntime import OrtValue
 
         self.live, self.binding = live, live.io_binding()
-        for name in {value.name for value in live.get_inputs()} & encoding.keys():
-            there = OrtValue.ortvalue_from_numpy(np.ascontiguousarray(encoding[name]), device, 0)
-            self.binding.bind_ortvalue_input(name, there)
+        for name, values in _taken(live, encoding).items():
+            self.binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values), device, 0))
         self.binding.bind_output("logits", device)
 
     def __call__(self) -> None:
