@@ -38,7 +38,8 @@ def predictions(model, table: LatencyTable, speedups: list[float], batch: int, l
     for seed, speedup in enumerate(speedups):
         search = Search(target=Target(speedup=speedup, batch=batch, length=length), criterion="random")
         scores = {name: random_scores(model, name, seed) for name in search.structures}
-        found = widths(search, shape, shape, table.ms, {name: [one.numpy() for one in own] for name, own in scores.items()})
+        prices = {name: [np.cumsum([0, *np.sort(one)]) for one in own] for name, own in scores.items()}
+        found = widths(search, shape, shape, table.ms, prices)
         cut = copy.deepcopy(model)
         remove(cut, lowest_of(found, scores))
         name = f"{speedup:g}x"

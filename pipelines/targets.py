@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compressor.cost import ModelShape
-    from compressor.pruning.search import Measure, Widths
+    from compressor.pruning.search import Measure, Prices, Widths
     from compressor.pruning.surgery import Removal
     from export.latency_table import LatencyTable
     from pipelines.loading import Data
@@ -113,22 +113,33 @@ class Search(BaseModel):
 
     target: Target
     structures: list[Unit] = Field(default=["heads", "neurons"], min_length=1, description="what may go")
-    criterion: Criterion | dict[Unit, Criterion] = Field(default="taylor", description="one, or one for each structure")
+    criterion: Criterion | dict[Unit, Criterion] = Field(
+        default="taylor", description="which units of a sublayer go first: one, or one for each structure but layers"
+    )
     rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
+    price_rows: int = Field(default=256, ge=1, description="training rows that what losing units costs is measured on")
     keep: Least = Least()
 
     @model_validator(mode="after")
     def _each_has_a_criterion(self) -> Search:
         if len(set(self.structures)) < len(self.structures):
             raise ValueError("structures names one twice")
-        if isinstance(self.criterion, dict) and set(self.criterion) != set(self.structures):
-            raise ValueError(f"criterion names {', '.join(self.criterion)}; structures are {', '.join(self.structures)}")
+        if "criterion" in self.model_fields_set and not self.ranked:
+            raise ValueError("a criterion says which units of a sublayer go first; what a whole layer is worth is measured")
+        if isinstance(self.criterion, dict) and set(self.criterion) != set(self.ranked):
+            named = ", ".join(self.criterion) or "nothing"
+            raise ValueError(f"criterion names {named}; of the structures, {', '.join(self.ranked)} have one")
         return self
+
+    @property
+    def ranked(self) -> list[str]:
+        """The structures of which a block has several units, so that some go before others."""
+        return [name for name in self.structures if name != "layers"]
 
     @property
     def criteria(self) -> dict[str, Criterion]:
         """Structure -> its criterion."""
-        return self.criterion if isinstance(self.criterion, dict) else dict.fromkeys(self.structures, self.criterion)
+        return self.criterion if isinstance(self.criterion, dict) else dict.fromkeys(self.ranked, self.criterion)
 
 
 @dataclass(frozen=True)
@@ -145,22 +156,20 @@ def closed_form(target: Target) -> Measure:
     return (lambda shape: shape.flops(target.length)) if target.goal == "flops" else (lambda shape: shape.parameters)
 
 
-def widths(
-    search: Search, shape: ModelShape, dense: ModelShape, measure: Measure, scores: Mapping[str, Sequence[np.ndarray]]
-) -> Widths | None:
-    """The widths that meet the target at the least loss; None where the model of `shape` meets it already.
+def widths(search: Search, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None) -> Widths | None:
+    """The widths that meet the target at the least price (None: every unit alike); None where the model of `shape` meets it
+    already.
 
     Raises UserError E520 when it cannot be met.
     """
-    from compressor.pruning.search import blocks_of, choose, comparable, most_saved
+    from compressor.pruning.search import blocks_of, choose, even_prices, most_saved
 
     target, now, whole = search.target, measure(shape), measure(dense)
     need = now - target.budget(whole)
     if need <= 0:
         return None
-    fair = comparable(scores, search.criteria)
-    staying = _staying(search, shape, fair)
-    blocks = blocks_of(shape, fair, measure, search.keep.model_dump(), staying)
+    prices = prices or even_prices(shape, search.structures)
+    blocks = blocks_of(shape, prices, measure, search.keep.model_dump(), _staying(search, shape, prices))
     found = choose(blocks, need)
     if found is None:
         best = target.say(target.reached(now - most_saved(blocks), whole))
@@ -170,26 +179,16 @@ def widths(
     return found
 
 
-def _staying(search: Search, shape: ModelShape, scores: Mapping[str, Sequence[np.ndarray]]) -> list[int]:
-    """The blocks of each stack that matter most: as many as must be left of it."""
+def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:
+    """The blocks of each stack that cost most to lose: as many as must be left of it."""
     if "layers" not in search.structures:
         return []
     stacks: dict[bool, list[int]] = {}
     for place, layer in enumerate(shape.layers):
         stacks.setdefault(layer.cross_heads is not None, []).append(place)
     least = search.keep.layers
-    ranked = (sorted(stack, key=lambda place: -float(scores["layers"][place].sum())) for stack in stacks.values())
-    return [place for stack in ranked for place in stack[:least]]
-
-
-def even_scores(search: Search, shape: ModelShape) -> dict[str, list[np.ndarray]]:
-    """Scores that hold every unit of a structure equal, where none are known yet."""
-    import numpy as np
-
-    def units(structure: str) -> list[int]:
-        return [1 if structure == "layers" else layer.units(structure) for layer in shape.layers]
-
-    return {structure: [np.full(count, 1 / max(count, 1)) for count in units(structure)] for structure in search.structures}
+    dearest = (sorted(stack, key=lambda place: -prices["layers"][place][-1]) for stack in stacks.values())
+    return [place for stack in dearest for place in stack[:least]]
 
 
 def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:

@@ -1,8 +1,8 @@
 """Which widths meet a target at the least loss: one choice for every sublayer, by dynamic programming.
 
-A sublayer that loses its k lowest units loses the sum of their scores; what that saves (time, FLOPs, parameters) is given by a
-measure of the whole model. Losses and savings add up over sublayers, so the best set of widths is a covering knapsack (ZipLM,
-Kurtic et al. 2023, section 3.3; the same program as SPDY's, Frantar & Alistarh 2022).
+What a sublayer loses with its k lowest units is its price (`compressor.pruning.prices`); what that saves (time, FLOPs,
+parameters) is given by a measure of the whole model. Losses and savings add up over sublayers, so the best set of widths is a
+covering knapsack (ZipLM, Kurtic et al. 2023, section 3.3; the same program as SPDY's, Frantar & Alistarh 2022).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compressor.cost import LayerShape, ModelShape
-from compressor.pruning.names import LOSS_POWER
 
 Measure = Callable[[ModelShape], float]
 """What a model costs, in any unit; a sublayer's part in it must not depend on other blocks."""
+
+Prices = dict[str, list[np.ndarray]]
+"""Structure -> block by block (units + 1,): what it costs to lose so many, from 0 on and never falling. A whole block is one
+unit of `layers`."""
 
 BINS = 10_000
 """Parts that the amount to save is counted in. Savings are rounded down, so that a choice never misses the target: of n
@@ -26,7 +29,7 @@ sublayers at most n / BINS of the amount is saved beyond it."""
 
 @dataclass(frozen=True)
 class Option:
-    """One width: units left, what it saves against the model as it is, and the score it loses."""
+    """One width: units left, what it saves against the model as it is, and what it loses."""
 
     left: int
     saved: float
@@ -57,31 +60,25 @@ def widths_of(structure: str, units: int, least: int) -> list[int]:
     return [units, *(left for left in range((units - 1) // step * step, -1, -step) if least <= left < units)]
 
 
-def shares(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, list[np.ndarray]]:
-    """Scores without a common unit made comparable: the units of every sublayer add up to 1, the blocks on average to as much
-    as the sublayers of one."""
-    sublayers = {name: [one / (one.sum() or 1.0) for one in own] for name, own in scores.items() if name != "layers"}
-    if "layers" not in scores:
-        return sublayers
-    mean = float(np.mean([one.sum() for one in scores["layers"]])) or 1.0
-    return {**sublayers, "layers": [one / mean * max(len(sublayers), 1) for one in scores["layers"]]}
+def even_prices(shape: ModelShape, structures: Sequence[str]) -> Prices:
+    """All units of a structure alike, every sublayer at 1, a block as much as its sublayers."""
+    inside = max(len(set(structures) - {"layers"}), 1)
 
+    def price(structure: str, layer: LayerShape) -> np.ndarray:
+        return np.array([0.0, inside]) if structure == "layers" else np.linspace(0, 1, layer.units(structure) + 1)
 
-def comparable(scores: Mapping[str, Sequence[np.ndarray]], criteria: Mapping[str, str]) -> dict[str, list[np.ndarray]]:
-    """Scores that can be weighed against each other: of one loss criterion as they are, of any other as `shares`."""
-    one = set(criteria.values())
-    return dict(scores) if len(one) == 1 and one <= set(LOSS_POWER) else shares(scores)
+    return {structure: [price(structure, layer) for layer in shape.layers] for structure in structures}
 
 
 def blocks_of(
     shape: ModelShape,
-    scores: Mapping[str, Sequence[np.ndarray]],
+    prices: Prices,
     measure: Measure,
     least: Mapping[str, int],
     staying: Sequence[int] = (),
 ) -> list[Block]:
-    """The choices of a model: `scores` holds structure -> (units,) a block, `least` how many units a block keeps of each
-    structure, `staying` the blocks that are not dropped. A block that others rely on stays and keeps a head."""
+    """The choices of a model: `least` says how many units a block keeps of each structure, `staying` which blocks are not
+    dropped. A block that others rely on stays and keeps a head."""
     now = measure(shape)
 
     def saved(place: int, layer: LayerShape) -> float:
@@ -90,17 +87,16 @@ def blocks_of(
     blocks = []
     for place, layer in enumerate(shape.layers):
         options = {}
-        for structure, own in scores.items():
+        for structure, own in prices.items():
             units = 0 if structure == "layers" else layer.units(structure)
             if units:
-                lost = np.concatenate([[0.0], np.cumsum(np.sort(own[place]))])
                 stay = max(least.get(structure, 0), int(layer.needed and structure == "heads"))
                 options[structure] = tuple(
-                    Option(left, saved(place, layer.left(structure, left)), float(lost[units - left]))
+                    Option(left, saved(place, layer.left(structure, left)), float(own[place][units - left]))
                     for left in widths_of(structure, units, stay)
                 )
-        goes = "layers" in scores and place not in staying and not layer.needed
-        whole = Option(0, now - measure(shape.without({place})), float(scores["layers"][place].sum())) if goes else None
+        goes = "layers" in prices and place not in staying and not layer.needed
+        whole = Option(0, now - measure(shape.without({place})), float(prices["layers"][place][-1])) if goes else None
         blocks.append(Block(options, whole))
     return blocks
 

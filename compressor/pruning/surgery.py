@@ -6,11 +6,13 @@ indices that are left. With the base that is all a state on disk needs to rebuil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from compressor.anatomy import Layer, Matrix, layers_of
 from compressor.deltas import Delta, attach, detach, original
@@ -206,16 +208,43 @@ def removals_to(model: nn.Module, kept: Kept) -> dict[int, Removal]:
     return removals
 
 
-@torch.no_grad()
 def silence(model: nn.Module, removals: Mapping[int, Removal]) -> None:
     """Silence what `removals` would cut instead of cutting it: the reference that a removal must equal. Chains merged first."""
+    _silence(layers_of(model), removals)
+
+
+@contextmanager
+def silenced(model: nn.Module, removals: Mapping[int, Removal]) -> Iterator[None]:
+    """`silence` for a while: afterwards the weights are bit-equal to what they were."""
+    layers = layers_of(model)
+    outgoing = [
+        layers[number].matrix(span.columns)
+        for number, removal in removals.items()
+        for structure, span in STRUCTURES.items()
+        if removal.of(structure)
+    ]
+    before = [matrix.weight.detach().clone() for matrix in outgoing]
+    hooks = _silence(layers, removals)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        with torch.no_grad():
+            for matrix, weight in zip(outgoing, before, strict=True):
+                matrix.weight.copy_(weight)
+
+
+@torch.no_grad()
+def _silence(layers: Sequence[Layer], removals: Mapping[int, Removal]) -> list[RemovableHandle]:
+    """Zero columns for units, a hook for every whole block: the hooks."""
     for number, removal in removals.items():
-        layer = layers_of(model)[number]
         for structure, span in STRUCTURES.items():
             if gone := removal.of(structure):
-                layer.matrix(span.columns).weight[:, layer.spread(span.columns, torch.tensor(gone))] = 0
-        if removal.whole:
-            layer.module.register_forward_hook(_pass_by, with_kwargs=True)
+                matrix = layers[number].matrix(span.columns)
+                matrix.weight[:, layers[number].spread(span.columns, torch.tensor(gone))] = 0
+    whole = [layers[number].module for number, removal in removals.items() if removal.whole]
+    return [block.register_forward_hook(_pass_by, with_kwargs=True) for block in whole]
 
 
 def _pass_by(block: nn.Module, arguments: tuple, keywords: dict, output: Tensor | tuple) -> Tensor | tuple:

@@ -1,4 +1,4 @@
-"""Choosing widths: the dynamic program against brute force, and what becomes of scores on the way."""
+"""Choosing widths: the dynamic program against brute force, and what they are chosen from."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.cost import shape_of
-from compressor.pruning.search import Block, Option, blocks_of, choose, comparable, most_saved, widths_of
+from compressor.pruning.search import Block, Option, blocks_of, choose, even_prices, most_saved, widths_of
 from tests.compressor.conftest import tiny
 
 BINS = 50
@@ -86,19 +86,18 @@ def test_widths_are_multiples_that_kernels_like(structure, units, least, expecte
     assert widths_of(structure, units, least) == expected
 
 
-def test_scores_of_one_loss_criterion_stay_and_others_become_shares():
-    scores = {"heads": [np.array([1.0, 3.0]), np.array([4.0, 4.0])], "layers": [np.array([1.0]), np.array([3.0])]}
-    assert comparable(scores, dict.fromkeys(scores, "taylor"))["heads"] is scores["heads"]
-    for criteria in ({"heads": "weight", "layers": "weight"}, {"heads": "taylor", "layers": "fisher"}):
-        fair = comparable(scores, criteria)
-        assert [one.tolist() for one in fair["heads"]] == [[0.25, 0.75], [0.5, 0.5]]
-        assert [one.tolist() for one in fair["layers"]] == [[0.5], [1.5]]
+def test_even_prices_hold_every_sublayer_equal():
+    shape = shape_of(tiny("bert")).left("heads", [4, 2, 0])
+    prices = even_prices(shape, ["heads", "neurons", "layers"])
+    assert [one.tolist() for one in prices["heads"]] == [[0, 0.25, 0.5, 0.75, 1], [0, 0.5, 1], [0]]
+    assert [one.tolist() for one in prices["layers"]] == [[0, 2]] * 3
+    assert [one.tolist() for one in even_prices(shape, ["layers"])["layers"]] == [[0, 1]] * 3
 
 
-def test_the_lowest_units_are_the_first_to_go_and_savings_are_the_measures():
+def test_losses_are_the_prices_and_savings_the_measures():
     shape = shape_of(tiny("bert"))
-    scores = {"heads": [np.arange(4.0)[::-1] for _ in shape.layers]}
-    block = blocks_of(shape, scores, lambda one: one.parameters, {})[1]
+    prices = {"heads": [np.array([0.0, 0.0, 1.0, 3.0, 6.0]) for _ in shape.layers]}
+    block = blocks_of(shape, prices, lambda one: one.parameters, {})[1]
     assert [(one.left, one.lost) for one in block.options["heads"]] == [(4, 0), (3, 0), (2, 1), (1, 3), (0, 6)]
     left = [shape.left("heads", [units if n == 1 else 4 for n in range(len(shape.layers))]) for units in (4, 3, 2, 1, 0)]
     assert [one.saved for one in block.options["heads"]] == [shape.parameters - one.parameters for one in left]
@@ -107,8 +106,7 @@ def test_the_lowest_units_are_the_first_to_go_and_savings_are_the_measures():
 
 def test_a_block_that_others_rely_on_stays_with_a_head():
     shape = shape_of(tiny("t5"))
-    scores = {"heads": [np.ones(4)] * len(shape.layers), "layers": [np.ones(1)] * len(shape.layers)}
-    found = blocks_of(shape, scores, lambda one: one.flops(16), {}, staying=[1])
+    found = blocks_of(shape, even_prices(shape, ["heads", "layers"]), lambda one: one.flops(16), {}, staying=[1])
     for block, layer in zip(found, shape.layers, strict=True):
         assert block.options["heads"][-1].left == int(layer.needed)
     assert [place for place, block in enumerate(found) if block.whole is None] == sorted(

@@ -211,6 +211,16 @@ MISTAKES = [
         "E104 {file}:7: stages[2].prune.structures[0]: must be 'heads'",
     ),
     Mistake(
+        "a criterion for whole layers",
+        pruning("target: {flops: 0.5}, structures: [layers], criterion: taylor"),
+        "E104 {file}:7: stages[2].prune: a criterion says which units of a sublayer go first",
+    ),
+    Mistake(
+        "a criterion for a structure that stays",
+        pruning("target: {flops: 0.5}, structures: [heads], criterion: {heads: taylor, neurons: taylor}"),
+        "E104 {file}:7: stages[2].prune: criterion names heads, neurons; of the structures, heads have one",
+    ),
+    Mistake(
         "a target by what nobody tuned",
         pruning("target: {speedup: 2, length: 64}, criterion: delta"),
         "E502 {file}:7: stages[2].prune.criterion: neurons by criterion delta, but no stage tunes ffn_in",

@@ -30,7 +30,7 @@ STAGES = [
     {"recover": {"epochs": 0.2, "distill": False}},
     {"prune": {
         "target": {"speedup": 1.6, "batch": 2, "length": 16, "rounds": 3},
-        "structures": ["heads", "neurons", "layers"], "criterion": {"heads": "delta", "neurons": "weight", "layers": "random"},
+        "structures": ["heads", "neurons", "layers"], "criterion": {"heads": "delta", "neurons": "weight"},
     }},
     {"merge": None},
 ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert f"target 0.800 of the FLOPs, predicted {share:.3f} of the FLOPs" in shown
     assert second["predicted"] >= 1.6 and second["measured"] == second["dense_ms"] / second["ms"] > 0
     assert f"target 1.60x, predicted {second['predicted']:.2f}x, measured {second['measured']:.2f}x" in shown
-    assert second["criterion"] == {"heads": "delta", "neurons": "weight", "layers": "random"}
+    assert second["criterion"] == {"heads": "delta", "neurons": "weight"}
     left = [{name: len(units) for name, units in row.items()} for row in artifacts["prune"].metadata["kept"].values()]
     assert first["widths"] == left
     [facts] = tables

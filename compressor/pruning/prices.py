@@ -1,0 +1,78 @@
+"""What it costs to lose units: the rise of a loss on some rows, measured with the units silenced, one sublayer at a time.
+
+Scores say which units of a sublayer matter least. They do not say what losing many of them costs, nor how many neurons a head
+is worth: changes of first order do not add up until a sublayer is empty, and Σ|W| has no unit at all. So every sublayer is
+silenced in steps, its lowest scores first, and what that does to the loss is its price (ZipLM, Kurtic et al. 2023, section 3.3,
+prices widths too, by the error of the sublayer's own output).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressor.pruning.scores import lowest, units_of
+from compressor.pruning.search import Prices
+from compressor.pruning.surgery import Removal, silenced
+from compressor.tasks.kinds import Kind
+
+KNOTS = (0.75, 0.5, 0.25, 0.125, 0.0)
+"""Shares of a sublayer's units that are left where its price is measured; in between it is linear."""
+HAIR = 1e-6
+"""Price of all units of a sublayer where it measures as nothing, lest they go for nothing."""
+
+
+def knots_of(units: int) -> list[int]:
+    """The numbers of units left at which a sublayer of `units` is measured, falling; of an empty one there are none."""
+    return sorted({int(share * units) for share in KNOTS}, reverse=True) if units else []
+
+
+def trials(model: nn.Module, structures: Sequence[str]) -> int:
+    """How many measurements `prices_of` makes."""
+    return sum(len(knots_of(units)) for structure in structures for units in units_of(model, structure))
+
+
+@torch.no_grad()
+def prices_of(
+    model: nn.Module,
+    scores: Mapping[str, Sequence[Tensor]],
+    batches: Sequence[tuple[dict[str, Tensor], Tensor]],
+    kind: Kind,
+    on_trial: Callable[[int], None] = lambda count: None,
+) -> Prices:
+    """What losing the lowest units of each structure in `scores` (one tensor (units,) a block) costs each block.
+
+    It is the rise of `kind.distillation`, the mean over the rows of `batches` ((inputs, labels) each), against the labels and
+    the outputs of the model as it is; more units never cost less. The model has no chains; its weights are what they were
+    afterwards, and it is in eval mode.
+    """
+    model.eval()
+    own = [model(**inputs).logits for inputs, _ in batches]
+
+    def loss() -> float:
+        pairs = zip(batches, own, strict=True)
+        parts = [kind.distillation(model(**inputs).logits, had, labels) for (inputs, labels), had in pairs]
+        return float(np.average(torch.stack(parts).double(), weights=[len(labels) for _, labels in batches]))
+
+    start = loss()
+
+    def curve(structure: str, place: int, block: Tensor) -> np.ndarray:
+        known = {len(block): 0.0}
+        for left in knots_of(len(block)):
+            with silenced(model, {place: _without(structure, block, left)}):
+                known[left] = max(loss() - start, *known.values())
+            on_trial(1)
+        gone = np.arange(len(block) + 1)
+        return np.interp(gone, len(block) - np.array(list(known)), list(known.values())) + HAIR * gone / max(len(block), 1)
+
+    return {name: [curve(name, place, block) for place, block in enumerate(blocks)] for name, blocks in scores.items()}
+
+
+def _without(structure: str, block: Tensor, left: int) -> Removal:
+    """All but `left` units of a block: those with the highest scores stay."""
+    if structure == "layers":
+        return Removal(whole=True)
+    return Removal(**{structure: lowest([block], [len(block) - left])[0]})
