@@ -117,9 +117,10 @@ class Plan:
     def start(cls, base_folder: Path, task) -> Plan:
         """The account of the dense model, before any stage."""
         from compressor.models import hollow
+        from compressor.tasks.kinds import kind_of
         from compressor.tasks.reading import read_task
 
-        model = hollow(base_folder, read_task(task).label_names)
+        model = hollow(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
         shape = shape_of(model)
         return cls(shape, shape, model, length=task.max_length)
 

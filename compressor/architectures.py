@@ -104,6 +104,11 @@ class Architecture:
     head_on_end: bool = False
     positions: Positions | None = None
 
+    @property
+    def answers_tokens(self) -> bool:
+        """Whether a token's state tells of the whole row: that of an encoder does."""
+        return not (self.head_on_tokens or self.head_on_end)
+
     def most_tokens(self, config: Mapping[str, Any]) -> int | None:
         """The most tokens a row may have, from a model's config.json; None where nothing limits it."""
         # a DeBERTa can have its table switched off

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.models import TOKENIZER_FILES, build, head_names, resolve
+from compressor.models import SEQUENCES, TOKENIZER_FILES, auto_class_facts, build, head_names, resolve
 from compressor.storage.live import remember
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 STATE_FILE = "state.json"
-FORMAT, READABLE = 3, (2, 3)
-"""Of state.json. Format 2 knows no masks over weights."""
+FORMAT, READABLE = 4, (2, 3, 4)
+"""Of state.json. Format 2 knows no masks over weights, format 3 no heads on tokens."""
 WEIGHTS, WITH_INSERTS, INSERTS_FILE = "model.safetensors", "model_with_inserts.safetensors", "inserts.json"
 
 
@@ -49,6 +49,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
         "labels": label_names,
+        **auto_class_facts(model),
         "weights_moved": weights_moved(model),
         "kept": kept_of(model),
         "changes": changes,
@@ -80,7 +81,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     from compressor.storage.changes import restore_masks
 
     description = _read_description(folder)
-    model = build(base_folder, description["labels"], seed)
+    model = build(base_folder, description["labels"], seed, description.get("auto_class", SEQUENCES))
     restore_kept(model, description["kept"])
     if not changes:
         restore_masks(model, description["changes"], _read_tensors(folder / "changes.safetensors"))

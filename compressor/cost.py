@@ -238,7 +238,7 @@ def shape_of(model: nn.Module) -> ModelShape:
 
     from compressor.anatomy import biases_of, layers_of, row_of_model
     from compressor.deltas import Change, original
-    from compressor.models import head_names
+    from compressor.models import TOKENS, auto_class_of, head_names
 
     layers = layers_of(model)
     inside = {id(layer.linear(name)) for layer in layers for name in layer.names}
@@ -247,7 +247,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     in_blocks = {id(module) for layer in layers for module in layer.module.modules()}
     outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
     head_macs = sum(linear.in_features * linear.out_features for linear in outside)
-    every_token = row_of_model(model).head_on_tokens
+    every_token = row_of_model(model).head_on_tokens or auto_class_of(model) == TOKENS
     parameters = dict(model.named_parameters())
     return ModelShape(
         hidden=model.config.hidden_size,

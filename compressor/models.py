@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig
 
+SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+"""The Auto classes whose task heads are trained here: one answer a row, or one at every token."""
+
 TOKENIZER_FILES = (
     "added_tokens.json",
     "merges.txt",
@@ -119,16 +122,16 @@ def _digest(folder: Path) -> str:
     return whole.hexdigest()
 
 
-def build(folder: Path, label_names: list[str], seed: int = 0) -> nn.Module:
-    """The pretrained model of `folder` with a task head of one output a name, in float32 and eval mode.
+def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:
+    """The pretrained model of `folder` with a task head (that of `auto_class`) of one output a name, in float32 and eval mode.
 
     The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
     `model.head_origin` tells which; `head_names(model)`, which parameters it has. Raises UserError E304 when the file lacks
-    tensors of the base: they would be random.
+    tensors of the base: they would be random; E309 as `hollow`.
     """
     import torch
 
-    empty = hollow(folder, label_names)
+    empty = hollow(folder, label_names, auto_class)
     origin, tensors = _stored_head(folder, empty)
     torch.manual_seed(seed)
     model, loading = type(empty).from_pretrained(
@@ -192,17 +195,27 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
 
 
-def hollow(folder: Path, label_names: list[str]) -> nn.Module:
-    """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights."""
+def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> nn.Module:
+    """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights.
+
+    Raises UserError E309 where the architecture has no such head.
+    """
     import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    import transformers
+    from transformers import AutoConfig
+
+    from compressor.architectures import row_of
 
     config = AutoConfig.from_pretrained(folder)
+    row = row_of(config.model_type)
+    if auto_class == TOKENS and not row.answers_tokens:
+        what = f"a '{row.model_type}' has no task head for single words here"
+        raise UserError("E309", what, "Take an encoder, such as a BERT", str(folder))
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
     with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = getattr(transformers, auto_class).from_config(config)
     prefix = f"{model.base_model_prefix}."
     model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
     return model
@@ -213,6 +226,17 @@ def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
     config.id2label = dict(enumerate(label_names))
     config.label2id = {name: index for index, name in enumerate(label_names)}
     config.problem_type = "regression" if len(label_names) == 1 else None
+
+
+def auto_class_of(model: nn.Module) -> str:
+    """SEQUENCES or TOKENS, by what a live model's task head answers; SEQUENCES for any other model."""
+    return TOKENS if type(model).__name__.endswith("ForTokenClassification") else SEQUENCES
+
+
+def auto_class_facts(model: nn.Module) -> dict[str, str]:
+    """What a file on `model` says of its Auto class: nothing of SEQUENCES."""
+    found = auto_class_of(model)
+    return {} if found == SEQUENCES else {"auto_class": found}
 
 
 def head_names(model: nn.Module) -> frozenset[str]:

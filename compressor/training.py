@@ -26,6 +26,7 @@ from compressor.inserts import settle_inserts
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
 from compressor.sources import Scores
+from compressor.tasks.answers import cut, spread
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import pad
 from compressor.tasks.kinds import Kind, Labels
@@ -71,13 +72,14 @@ class Schedule:
 
 
 class Rows(torch.utils.data.Dataset):
-    """Token lists with labels and, for distillation, the teacher's outputs (rows, outputs); the loss is that of `kind`."""
+    """Token lists with labels and, for distillation, the teacher's outputs (`compressor.tasks.answers.by_row`), all row by row;
+    the loss is that of `kind`."""
 
     def __init__(
         self,
         rows: Sequence[dict[str, list[int]]],
         labels: Labels,
-        teacher: np.ndarray | None = None,
+        teacher: Sequence[np.ndarray] | None = None,
         kind: Kind = CLASSIFICATION,
     ):
         self.rows, self.labels, self.teacher, self.kinds = rows, labels, teacher, (kind,)
@@ -100,9 +102,10 @@ class Collator:
         extra = ("labels", "teacher", "task")
         batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
-        tensors["labels"] = torch.tensor([item["labels"] for item in items])
+        labels = cut(torch.tensor([item["labels"] for item in items]), tensors["input_ids"].shape[1])
+        tensors["labels"] = labels
         if "teacher" in items[0]:
-            tensors["teacher"] = torch.from_numpy(np.stack([item["teacher"] for item in items]))
+            tensors["teacher"] = torch.from_numpy(spread([item["teacher"] for item in items], labels.numpy()))
         if "task" in items[0]:  # the same in every item
             tensors["task"] = items[0]["task"]
         return tensors

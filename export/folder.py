@@ -176,21 +176,21 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
 
 def prove(found: Found, precision: str, path: Path) -> ParityResult:
     """Compare an exported classifier with its model. Raises CheckError E610 with the block where they part."""
+    from compressor.tasks.answers import every_token
     from compressor.tasks.features import pad, predict, torch_forward
     from compressor.tasks.kinds import kind_with
     from export.parity import compare, in_other_batches, require
     from export.sessions import run, session
     from export.suspects import suspect_in_graph
-    from export.tokens import by_token, compare_tokens, predict_tokens
+    from export.tokens import compare_tokens
 
     sides, worst = [torch_forward(found.model), partial(run, session(path))], found.rows[-1]
     kind = {"fp32": "onnx", "int8": "int8 on random rows"}.get(precision, precision)
-    hop, tokens = f"PyTorch -> {path.name}", found.kind == "token classification"
-    if tokens:
-        sides = [by_token(side) for side in sides]
-    logits = [(predict_tokens if tokens else predict)(side, found.rows, found.pad_id) for side in sides]
-    batches = tuple(in_other_batches(side, found.rows, found.pad_id) for side in sides)
-    if tokens:
+    hop = f"PyTorch -> {path.name}"
+    asked = every_token(found.rows) if found.kind == "token classification" else None
+    logits = [predict(side, found.rows, found.pad_id, labels=asked) for side in sides]
+    batches = tuple(in_other_batches(side, found.rows, found.pad_id, labels=asked) for side in sides)
+    if asked is not None:
         result = compare_tokens(hop, kind, *logits, batches=batches)
     else:  # there are no labels: the reference's own answers stand for them
         task = kind_with(logits[0].shape[1])

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
+from compressor.tasks.answers import rows_of
 from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.features import Forward, pad
+from compressor.tasks.features import Forward, answers_of
 from compressor.tasks.kinds import Agreement, Kind
-from compressor.tasks.metrics import difference_interval
 
 Batches = dict[str, np.ndarray]
-"""Logits (rows, classes) of some rows in several batch compositions, by the name of the composition."""
+"""Logits (answers, classes) of some rows in several batch compositions, by the name of the composition."""
 
 RESAMPLES = 1000
 MORE_ROWS = 128
@@ -97,7 +97,7 @@ def compare(
     task: Kind = CLASSIFICATION,
     batches: tuple[Batches, Batches] = ({}, {}),
 ) -> ParityResult:
-    """Compare outputs (rows, outputs) by the bound of the hop's `kind`. Another shape or a NaN fails, whatever the bound.
+    """Compare outputs (answers, outputs) by the bound of the hop's `kind`. Another shape or a NaN fails, whatever the bound.
 
     `batches` are the same two models on some of the rows in other batches (`in_other_batches` of each): the same bound holds
     there, but for the metric.
@@ -105,28 +105,29 @@ def compare(
     bound, others = BOUNDS[kind], {name: (batches[0][name], theirs) for name, theirs in batches[1].items()}
     loose = replace(bound, difference=ROUNDING) if bound.difference == 0.0 else bound
     if reference.shape != candidate.shape or not len(reference):
-        return _hopeless(hop, kind, reference, f"shape {reference.shape}, got {candidate.shape}")
+        return _hopeless(hop, kind, labels, f"shape {reference.shape}, got {candidate.shape}")
+    rows = rows_of(labels)
     if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
         broken = ~(np.isfinite(reference) & np.isfinite(candidate)).all(axis=1)
-        return _hopeless(hop, kind, reference, "finite logits", worst_row=int(broken.argmax()))
+        return _hopeless(hop, kind, labels, "finite logits", worst_row=int(rows[broken.argmax()]))
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
-    metric, within = task.metric.value, partial(_within, kind, task.agreement)
-    before, after = metric(reference, labels), metric(candidate, labels)
+    within = partial(_within, kind, task.agreement)
+    before, after = (task.value(outputs, labels) for outputs in (reference, candidate))
     failed = tuple(name for name, pair in others.items() if not within(loose, *pair))
     # 1e-9: a loss of exactly one point must not fail by rounding
     kept = bound.difference is not None or before - after <= bound.metric_loss + 1e-9
     return ParityResult(
         hop=hop,
         kind=kind,
-        rows=len(reference),
+        rows=len(labels),
         max_difference=float(difference.max()),
         mean_difference=float(difference.mean()),
         agreement=task.agreement.measure(reference, candidate),
         metric_reference=before,
         metric_candidate=after,
-        metric_interval=difference_interval(metric, candidate, reference, labels, resamples=RESAMPLES),
-        worst_row=int((difference / _scale(bound, reference)).max(axis=1).argmax()),
+        metric_interval=task.change(candidate, reference, labels, resamples=RESAMPLES),
+        worst_row=int(rows[(difference / _scale(bound, reference)).max(axis=1).argmax()]),
         bound=describe(bound, kind, task),
         passed=within(bound, reference, candidate) and kept and not failed,
         batches={name: float(np.abs(one - other).max()) for name, (one, other) in others.items()},
@@ -146,19 +147,26 @@ def _within(kind: str, agreement: Agreement, bound: Bound, reference: np.ndarray
     return bool((np.abs(candidate - reference) <= bound.difference * _scale(bound, reference)).all())
 
 
-def in_other_batches(forward: Forward, rows: Sequence[dict[str, list[int]]], pad_id: int, most: int = 32) -> Batches:
+def in_other_batches(
+    forward: Forward,
+    rows: Sequence[dict[str, list[int]]],
+    pad_id: int,
+    most: int = 32,
+    labels: np.ndarray | None = None,
+) -> Batches:
     """A model on up to MORE_ROWS of `rows`, one at a time and in batches of `most` where short and long rows share one.
 
     The batches of `compressor.tasks.features.predict` have rows of similar length: they hardly see padding, and nothing there
-    tells a graph that is right for one batch size alone, or that mixes the rows of a batch.
+    tells a graph that is right for one batch size alone, or that mixes the rows of a batch. `labels` as there.
     """
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
-    chosen = [rows[order[place]] for place in np.linspace(0, len(order) - 1, min(MORE_ROWS, len(order))).astype(int)]
+    chosen = [order[place] for place in np.linspace(0, len(order) - 1, min(MORE_ROWS, len(order))).astype(int)]
     groups = -(-len(chosen) // most)
     # every groups-th row of the sorted ones: each batch has all lengths
     mixed = [chosen[start::groups] for start in range(groups)]
     made = {"batch 1": [[row] for row in chosen], f"batch {most}, mixed lengths": mixed}
-    return {name: np.concatenate([forward(pad(list(batch), pad_id)) for batch in each]) for name, each in made.items()}
+    asked = {name: [answers_of(forward, rows, batch, pad_id, labels) for batch in each] for name, each in made.items()}
+    return {name: np.concatenate([one for batch in each for one in batch]) for name, each in asked.items()}
 
 
 def describe(bound: Bound, kind: str, task: Kind) -> str:
@@ -172,11 +180,11 @@ def describe(bound: Bound, kind: str, task: Kind) -> str:
     return f"|Δlogit| <= {bound.difference:g}{scale}"
 
 
-def _hopeless(hop: str, kind: str, reference: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:
+def _hopeless(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:
     """A comparison that cannot be made, which is a failed one."""
     infinite, none = float("inf"), (0.0, 0.0)
     figures = (infinite, infinite, 0.0, 0.0, 0.0, none)
-    return ParityResult(hop, kind, len(reference), *figures, worst_row, bound, False, {}, ())
+    return ParityResult(hop, kind, len(labels), *figures, worst_row, bound, False, {}, ())
 
 
 def failure(result: ParityResult, suspect: str = "") -> CheckError:

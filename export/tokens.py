@@ -7,22 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from compressor.tasks.features import Encoding, Forward, batches, pad
 from export.parity import BOUNDS, Batches, ParityResult, compare
-
-
-def by_token(forward: Forward) -> Forward:
-    """A model with logits (batch, length, classes) as one with those of the tokens alone, (tokens, classes), row after row."""
-
-    def tokens(encoding: Encoding) -> np.ndarray:
-        return forward(encoding)[encoding["attention_mask"] == 1]
-
-    return tokens
-
-
-def predict_tokens(forward: Forward, rows: list[dict[str, list[int]]], pad_id: int) -> np.ndarray:
-    """Logits (tokens, classes) of all rows, in batches of similar length, longest first."""
-    return np.concatenate([forward(pad([rows[row] for row in chosen], pad_id)) for chosen in batches(rows, 32)])
 
 
 def compare_tokens(

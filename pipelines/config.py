@@ -112,7 +112,10 @@ def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
 
 
 def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
-    """No task, both forms, or names of tasks that no file can have."""
+    """No task, both forms, names of tasks that no file can have, or kinds that go alone."""
+    from compressor.models import SEQUENCES
+    from compressor.tasks.kinds import kind_of
+
     if top.task is None and top.tasks is None:
         yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
     if top.task is not None and top.tasks is not None:
@@ -122,6 +125,10 @@ def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
         if not re.fullmatch(NAME_PATTERN, name):
             mend = "Use letters, digits, '_', '-' and '.', a letter or digit first"
             yield UserError("E104", f"a task cannot be called {name!r}", mend, source.where(("tasks", name)))
+    for name, task in (top.tasks or {}).items():
+        if kind_of(task.kind).auto_class != SEQUENCES:
+            what = f"a task of kind {task.kind} cannot share a base with others yet"
+            yield UserError("E118", what, "Give it a pipeline of its own, as task", source.where(("tasks", name, "kind")))
 
 
 def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:

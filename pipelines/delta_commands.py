@@ -189,7 +189,7 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
     found = resolve(str(reference))
-    model = remember(build(found.folder, names), found.reference, found.sha256)
+    model = remember(build(found.folder, names, auto_class=adapter.auto_class), found.reference, found.sha256)
     attach_lora(model, adapter)
     return model, bool(adapter.head)
 

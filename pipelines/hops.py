@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one side of a comparison says: logits (rows, outputs) of all rows, and of some of them in other batches."""
+    """What one side of a comparison says: logits (answers, outputs) of all rows, and of some of them in other batches."""
 
     logits: np.ndarray
     batches: Batches
@@ -35,7 +35,7 @@ def ask(forward: Forward, rows: Rows, data: Data, workspace: Workspace, what: st
     from pipelines.loading import predict_rows
 
     logits = predict_rows(forward, rows, data, workspace, what, most)
-    return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most))
+    return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels))
 
 
 def compare_answers(hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows) -> ParityResult:

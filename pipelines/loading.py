@@ -23,7 +23,7 @@ PARITY_ROWS = 256
 
 @dataclass(frozen=True)
 class Rows:
-    """One split as tokens: unpadded rows and labels (rows,), of a kind of task."""
+    """One split as tokens: unpadded rows and labels (rows,), or (rows, longest) where tokens have labels, of a kind of task."""
 
     tokens: list[dict[str, list[int]]]
     labels: np.ndarray
@@ -45,7 +45,7 @@ class Rows:
         return Rows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
 
     def quality(self, logits: np.ndarray) -> dict[str, Any]:
-        """The metrics of a model's answers (rows, outputs) to all of these rows, as they stand in metadata and reports."""
+        """The metrics of a model's answers (answers, outputs) to all of these rows, as they stand in metadata and reports."""
         return self.kind.quality(logits, self.labels)
 
 
@@ -69,18 +69,18 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
     from transformers import AutoConfig
 
     from compressor.models import end_id, padding_id, tokenizer_of
-    from compressor.tasks.features import check_ends, tokenize
+    from compressor.tasks.features import check_ends
     from compressor.tasks.kinds import kind_of
     from compressor.tasks.reading import read_task
 
     folder, config = inputs.base.folder, config or inputs.task
-    tokenizer, end = tokenizer_of(folder), end_id(folder)
+    tokenizer, end, kind = tokenizer_of(folder), end_id(folder), kind_of(config.kind)
     task, splits = read_task(config), []
     for split, path in ((task.train, config.train), (task.validation, config.validation)):
-        tokens = tokenize(tokenizer, split, config)
+        tokens, labels = kind.encode(tokenizer, split, config, path)
         if end is not None:
             check_ends(tokenizer, tokens, split, end, path)
-        splits.append(Rows(tokens, np.array(split.labels), kind_of(config.kind)))
+        splits.append(Rows(tokens, labels, kind))
     return Data(*splits, task.label_names, padding_id(AutoConfig.from_pretrained(folder), folder))
 
 
@@ -97,22 +97,25 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 def predict_rows(
     forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = 32
 ) -> np.ndarray:
-    """Logits (rows, outputs) of any `Forward`, with a progress bar."""
+    """Logits (answers, outputs) of any `Forward`, with a progress bar."""
     from compressor.tasks.features import predict
 
     with workspace.progress(description, len(rows)) as bar:
-        return predict(forward, rows.tokens, data.pad_id, batch_size=batch_size, on_batch=bar.advance)
+        options = {"labels": rows.labels, "batch_size": batch_size, "on_batch": bar.advance}
+        return predict(forward, rows.tokens, data.pad_id, **options)
 
 
 def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """(inputs, labels) of rows of similar length, as tensors."""
     import torch
 
+    from compressor.tasks.answers import cut
     from compressor.tasks.features import batches, pad
 
     for chosen in batches(rows.tokens, batch_size):
         batch = pad([rows.tokens[row] for row in chosen], pad_id)
-        yield {key: torch.from_numpy(value) for key, value in batch.items()}, torch.from_numpy(rows.labels[chosen])
+        labels = torch.from_numpy(cut(rows.labels[chosen], batch["input_ids"].shape[1]))
+        yield {key: torch.from_numpy(value) for key, value in batch.items()}, labels
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:

@@ -45,15 +45,17 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata.
 
-    `logits` (rows, outputs) are a teacher's, of every training row; `teacher` is a live one.
+    `logits` (answers, outputs) are a teacher's, of every training row; `teacher` is a live one.
     """
     from compressor.methods import trainable_counts
+    from compressor.tasks.answers import by_row
     from compressor.training import Rows, train
     from pipelines.loading import publish_model
 
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
-    dataset = Rows(data.train.tokens, data.train.labels.tolist(), logits, data.kind)
+    taught = None if logits is None else by_row(logits, data.train.labels)
+    dataset = Rows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
         kept = workspace.unfinished / BUDGETS
 
@@ -172,11 +174,13 @@ def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
     What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
     """
     from compressor.models import build
+    from compressor.tasks.kinds import kind_of
     from pipelines.loading import load_model
 
     earlier = inputs.nearest("model")
     if earlier is None:
-        return with_start(build(inputs.base.folder, data.label_names, inputs.seed), inputs.task, data)
+        auto_class = kind_of(inputs.task.kind).auto_class
+        return with_start(build(inputs.base.folder, data.label_names, inputs.seed, auto_class), inputs.task, data)
     return load_model(earlier, inputs.base, inputs.seed)
 
 

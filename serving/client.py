@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compressor.tasks.classification import Prediction
     from compressor.tasks.kinds import Kind
     from compressor.tasks.regression import Estimate
+    from compressor.tasks.tokens import Tagged
 
 CONNECT_SECONDS = 10.0
 ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -94,8 +95,9 @@ class Client:
 
 def predict(
     url: str, model: str, texts: Sequence[str] | Sequence[tuple[str, str]], tokenizer_folder: Path | None = None
-) -> list[Prediction] | list[Estimate]:
-    """Ask a served model about texts, or pairs of texts: one Prediction a text, or Estimate for a regression, in order.
+) -> list[Prediction] | list[Estimate] | list[Tagged]:
+    """Ask a served model about texts, or pairs of texts: one Prediction a text, in order; Estimate for a regression, Tagged for
+    tags of words, which spaces part.
 
     The tokenizer comes from `tokenizer_folder`, or from the repository when the server runs on this machine.
     Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier),
@@ -109,10 +111,14 @@ def predict(
         kind = kind_served(model, parameters)
         labels, output = labels_of(model, config, parameters)
         encoder = Encoder(model, config, parameters, tokenizer_folder or find_tokenizer(client, model))
-        size = config["max_batch_size"] or max(len(texts), 1)
-        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
-        logits = [row for batch in batches for row in client.infer(model, encoder(batch))[output].astype(np.float64)]
-    return [kind.prediction(labels, row) for row in logits]
+        size, answers = config["max_batch_size"] or max(len(texts), 1), []
+        for start in range(0, len(texts), size):
+            batch = [kind.written(text) for text in texts[start : start + size]]
+            encodings = encoder.encode(batch)
+            logits = client.infer(model, encoder.features(encodings))[output].astype(np.float64)
+            for row, text, encoding in zip(logits, batch, encodings, strict=True):
+                answers.append(kind.prediction(labels, row, text, encoding.offsets))
+    return answers
 
 
 class Encoder:
@@ -131,12 +137,19 @@ class Encoder:
         self.end = int(parameters["end_id"]) if "end_id" in parameters else None
 
     def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
-        """Raises UserError E717 for a text that spells the token at which the model reads its answer."""
-        import numpy as np
+        """Raises as `encode`."""
+        return self.features(self.encode(texts))
 
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[Encoding]:
+        """Raises UserError E717 for a text that spells the token at which the model reads its answer."""
         encodings = self.tokenizer.encode_batch(list(texts))
         if self.end is not None:
             self._check_ends(texts, encodings)
+        return encodings
+
+    def features(self, encodings: Sequence[Encoding]) -> dict[str, np.ndarray]:
+        import numpy as np
+
         return {
             name: np.array([getattr(encoding, ENCODING_FIELDS[name]) for encoding in encodings], dtype=type_)
             for name, type_ in self.types.items()

@@ -140,6 +140,27 @@ def write_scores(folder: Path, *, rows: int = 160) -> dict:
     return {**task, "max_length": 32}
 
 
+def write_tags(folder: Path, *, rows: int = 160) -> dict:
+    """The same for words: a good or a bad one is an entity, with another behind it or not. train.jsonl, and dev.conll, in IOB1;
+    returns `task:`."""
+    draw = random.Random(0)
+
+    def tagged() -> list[tuple[str, str]]:
+        words = []
+        for name in draw.choices(("GOOD", "BAD"), k=draw.randint(1, 2)):
+            words += [(word, "O") for word in draw.choices(FILLER, k=draw.randint(1, 5))]
+            telling = GOOD if name == "GOOD" else BAD
+            words += [(draw.choice(half), f"I-{name}") for half in (telling[:2], telling[2:])[: draw.randint(1, 2)]]
+        return words
+
+    columns = (list(zip(*tagged(), strict=True)) for _ in range(rows))
+    lines = (json.dumps({"tokens": words, "tags": tags}) for words, tags in columns)
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    sentences = ("\n".join(f"{word} X {tag}" for word, tag in tagged()) for _ in range(2 * rows))
+    (folder / "dev.conll").write_text("-DOCSTART- X O\n\n" + "\n\n".join(sentences) + "\n")
+    return {"kind": "tokens", "train": "train.jsonl", "validation": "dev.conll", "max_length": 32}
+
+
 STAGES = [
     {"select": {"count": 4}},
     {"tune": {"method": "dsee", "rank": 4, "epochs": 6, "learning_rate": 0.02, "batch_size": 8}},
@@ -167,7 +188,7 @@ def write_pipeline(
     pipeline = {
         "name": "tiny",
         "model": "./model",
-        "task": {"classification": write_data, "regression": write_scores}[kind](folder, **data),
+        "task": {"classification": write_data, "regression": write_scores, "tokens": write_tags}[kind](folder, **data),
         "stages": stages if stages is not None else STAGES,
     }
     path = folder / "pipeline.yaml"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
+from compressor.models import SEQUENCES, auto_class_facts, auto_class_of
 from compressor.storage.bits import Stored
 from compressor.storage.layout import accounts, compact, expand, slots
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from compressor.models import Reference
     from compressor.pruning.surgery import Kept
 
-FORMAT, READABLE = 2, (1, 2)
-"""Format 1 knows no masks over weights."""
+FORMAT, READABLE = 3, (1, 2, 3)
+"""Format 1 knows no masks over weights, format 2 no heads on tokens."""
 KEY = "compress_delta"
 """The only metadata key, because safetensors writes several in any order; its value is the description."""
 
@@ -51,6 +52,8 @@ class DeltaFile:
     """None where it was left out."""
     sha256: str
     """Over what is written in the file and every tensor."""
+    auto_class: str = SEQUENCES
+    """Of the model that it was tuned in."""
     shared: DeltaFile | None = None
     """The file beside it that holds what this task shares with others."""
 
@@ -78,7 +81,7 @@ def write(
 
     changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
-    facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names)}
+    facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **auto_class_facts(model)}
     save(path, facts, changes, tensors, heads, kept=kept_of(model))
 
 
@@ -240,6 +243,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
         own=_unflatten(description["changes"], flat),
         head=head,
         sha256=sha256,
+        auto_class=description.get("auto_class", SEQUENCES),
         shared=_read_shared(description["shared"], place) if "shared" in description else None,
     )
 
@@ -307,6 +311,9 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
         mend = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
         raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", mend, str(path))
     _check_type(model, delta, path)
+    if auto_class_of(model) != delta.auto_class:
+        what = f"the live model is of {auto_class_of(model)}, the delta was tuned in one of {delta.auto_class}"
+        raise UserError("E311", what, f"Load it on the base's folder: load(base='{delta.base}', delta=...)", str(path))
     check_head(model, delta.head, delta.labels)
     strip(model)
     return _put_on(model, delta, path)
@@ -365,7 +372,7 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.M
 
     _check_task(delta, path)
     found = base_of(delta, base)
-    model = build(found.folder, delta.labels)
+    model = build(found.folder, delta.labels, auto_class=delta.auto_class)
     restore_kept(model, delta.kept)
     check_head(model, delta.head, delta.labels)
     return _put_on(remember(model, found.reference, found.sha256), delta, path)

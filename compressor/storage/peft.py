@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
+from compressor.models import SEQUENCES, TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from compressor.deltas import LowRank, Sparse
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+
+TASK_TYPES = {SEQUENCES: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
+"""peft's words for what a task head answers."""
 
 UNDERSTOOD = frozenset(
     [
@@ -77,6 +81,11 @@ class LoraFolder:
         """Rows of the task head's last matrix; None where the folder has no head."""
         sizes = [len(tensor) for name, tensor in self.head.items() if re.search(r"(classifier|score|out_proj)\.weight$", name)]
         return sizes[0] if sizes else None
+
+    @property
+    def auto_class(self) -> str:
+        """Whose task head the model has that it was trained in; SEQUENCES where it does not say."""
+        return TOKENS if self.config.get("task_type") == TASK_TYPES[TOKENS] else SEQUENCES
 
     def scale(self, target: str, rank: int) -> float:
         """alpha / r, or alpha / √r (rsLoRA)."""
@@ -235,7 +244,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     """
     from safetensors.torch import save_file
 
-    from compressor.models import head_names
+    from compressor.models import auto_class_of, head_names
 
     changed, folder = _changed_layers(model), Path(folder)
     sparse = any(layer.sparse for layer in changed)
@@ -244,7 +253,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     tensors |= {name: model.get_parameter(name).detach() for name in heads}
     config |= {
         "peft_type": "SUPERTUNING" if sparse else "LORA",
-        "task_type": "SEQ_CLS" if head else None,
+        "task_type": TASK_TYPES[auto_class_of(model)] if head else None,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "target_modules": [layer.path for layer in changed],

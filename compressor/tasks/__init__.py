@@ -1,17 +1,17 @@
 """A labelled task: what the user's files hold, and the doors through which they come in.
 
-Two kinds, of single sentences or sentence pairs: classes and numbers. `kinds.Kind` says what differs between them; a new one
-is a file here and a word in `KINDS`.
+Two kinds of single sentences or sentence pairs, classes and numbers, and one of words: a tag each. `kinds.Kind` says what
+differs between them; a new one is a file here and a word in `KINDS`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-KINDS = ("classification", "regression")
+KINDS = ("classification", "regression", "tokens")
 """Every kind of task; each is a file beside this one."""
 
 
@@ -28,7 +28,8 @@ class Subset(BaseModel):
 
 
 class TaskConfig(BaseModel):
-    """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs."""
+    """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the columns of a kind of words are
+    `tokens` and `tags` where nothing else is said."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,6 +40,15 @@ class TaskConfig(BaseModel):
     label: str = Field(default="label", validate_default=True)
     max_length: int = Field(default=128, ge=4, le=8192, description="tokens a row is truncated to")
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _columns_of_the_kind(cls, raw: Any) -> Any:
+        from compressor.tasks.kinds import kind_of
+
+        if not isinstance(raw, dict) or raw.get("kind") not in KINDS:
+            return raw
+        return {**dict(zip(("text", "label"), kind_of(raw["kind"]).columns, strict=True)), **raw}
 
     @field_validator("text")
     @classmethod

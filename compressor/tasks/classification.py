@@ -12,7 +12,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
-from compressor.tasks.kinds import Agreement, Column, Kind, Metric
+from compressor.tasks.kinds import Agreement, Column, Kind, Metric, one_label
 from compressor.tasks.metrics import accuracy, labels_agree, matthews
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Prediction:
         return f"{self.label}  ({'  '.join(f'{label} {score:.3f}' for label, score in self.scores.items())})"
 
 
-def prediction(names: Sequence[str], logits: np.ndarray) -> Prediction:
+def prediction(names: Sequence[str], logits: np.ndarray, *_: object) -> Prediction:
     """Softmax of one row of logits, (classes,), with names."""
     weights = np.exp(logits - logits.max())
     scores = dict(zip(names, (weights / weights.sum()).tolist(), strict=True))
@@ -103,8 +103,7 @@ def prediction(names: Sequence[str], logits: np.ndarray) -> Prediction:
 
 KIND = Kind(
     name="classification",
-    label=("a class", "Use one word or integer a class"),
-    read=read,
+    example=one_label(read, "a class", "Use one word or integer a class"),
     outputs=outputs,
     targets=targets,
     lacks=lacks,

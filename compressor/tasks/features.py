@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.tasks import TaskConfig
-from compressor.tasks.reading import Split
+from compressor.tasks.answers import answers_in
+
+if TYPE_CHECKING:
+    from compressor.tasks import TaskConfig
+    from compressor.tasks.reading import Split
 
 Encoding = dict[str, np.ndarray]
 Forward = Callable[[Encoding], np.ndarray]
-"""A model seen from here: padded int64 arrays (batch, length) -> float logits (batch, classes)."""
+"""A model seen from here: padded int64 arrays (batch, length) -> float logits (batch, classes), or (batch, length, classes)
+where it answers at every token."""
 
 
 def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[int]]]:
@@ -21,6 +26,29 @@ def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[i
     columns = [list(column) for column in zip(*split.texts, strict=True)]
     encoded = tokenizer(*columns, truncation=True, max_length=task.max_length, padding=False)
     return [{key: encoded[key][row] for key in encoded} for row in range(len(split))]
+
+
+def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
+    """Tokens and labels (rows,) of a split that has one label a row; `path` is the file it was read from."""
+    return tokenize(tokenizer, split, task), np.array(split.labels)
+
+
+def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[int | None]:
+    """The place of the first token of every word, None for a word without one (cut off, or nothing to the tokenizer).
+
+    `offsets` are the characters [start, end) of each token of the row in `words` joined by single spaces; (0, 0) is none.
+    """
+    places: list[int | None] = []
+    token = begin = 0
+    for word in words:
+        # some tokenizers count the space before a word as part of it
+        while token < len(offsets) and offsets[token][1] <= begin:
+            token += 1
+        there = token < len(offsets) and offsets[token][0] < begin + len(word)
+        places.append(token if there else None)
+        token += there  # one that covers two words is the first's
+        begin += len(word) + 1
+    return places
 
 
 def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: int, where: Path) -> None:
@@ -58,17 +86,31 @@ def predict(
     rows: list[dict[str, list[int]]],
     pad_id: int,
     *,
+    labels: np.ndarray | None = None,
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> np.ndarray:
-    """Logits (rows, classes) in the order of `rows`."""
+    """Logits (answers, classes) in the order of `rows`: one answer a row, or those where `labels` has labels of tokens."""
     logits: list[np.ndarray | None] = [None] * len(rows)
     for chosen in batches(rows, batch_size):
-        result = forward(pad([rows[row] for row in chosen], pad_id))
-        for row, values in zip(chosen, result, strict=True):
+        for row, values in zip(chosen, answers_of(forward, rows, chosen, pad_id, labels), strict=True):
             logits[row] = values
         on_batch(len(chosen))
-    return np.stack(logits)
+    return np.concatenate(logits)
+
+
+def answers_of(
+    forward: Forward,
+    rows: Sequence[dict[str, list[int]]],
+    chosen: Sequence[int],
+    pad_id: int,
+    labels: np.ndarray | None,
+) -> Iterator[np.ndarray]:
+    """The answers (answers, classes) of each of the `chosen` rows in one batch; `labels` as in `predict`."""
+    result = forward(pad([rows[row] for row in chosen], pad_id))
+    if len(result) != len(chosen):
+        raise ValueError(f"{len(result)} answers for {len(chosen)} rows")
+    return (answers_in(values, 0 if labels is None else labels[row]) for row, values in zip(chosen, result, strict=True))
 
 
 def torch_forward(model) -> Forward:

@@ -1,7 +1,6 @@
 """What differs between kinds of tasks, one object a kind: `kind_of("regression")`. Everything else asks it.
 
-A new kind is a file here with a `KIND` row, and a word in `KINDS`. A kind whose model is none for sequences (tokens, text) will
-also have to say which Auto class builds it: `compressor.models.hollow` and `compressor.checkpoint` know one so far.
+A new kind is a file here with a `KIND` row, and a word in `KINDS`.
 """
 
 from __future__ import annotations
@@ -14,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.errors import UserError
+from compressor.models import SEQUENCES
 from compressor.tasks import KINDS, TaskConfig
-from compressor.tasks.metrics import interval
+from compressor.tasks.features import encode
+from compressor.tasks.metrics import difference_interval, interval
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Labels = Sequence[int] | Sequence[float]
+Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]]
+"""Of a split: one a row, or one a word of each row."""
+Example = tuple[tuple[Any, ...], Any]
+"""The texts of a row, one a column (text, or a tuple of words), and its label."""
 Column = Sequence[tuple[int, Any]]
 """(line, label) of every row of a file."""
 
@@ -29,8 +34,8 @@ Column = Sequence[tuple[int, Any]]
 class Metric:
     """A figure of quality, the larger the better: a kind whose figure falls turns its sign.
 
-    `value` takes outputs (rows, outputs) and labels (rows,). `key` names it in metadata, `name` in sentences; 100 times the
-    value is shown, with `unit` behind it.
+    `value` takes what the kind's `judged` makes of outputs and labels, two arrays (rows, ...). `key` names it in metadata,
+    `name` in sentences; 100 times the value is shown, with `unit` behind it.
     """
 
     key: str
@@ -43,7 +48,7 @@ class Metric:
 class Agreement:
     """How far two models say the same, whatever the labels are.
 
-    `measure` takes two arrays of outputs (rows, outputs) and gives 1.0 where they say the same. `least` is what a hop that
+    `measure` takes two arrays of outputs (answers, outputs) and gives 1.0 where they say the same. `least` is what a hop that
     bounds no single difference must reach, by the kind of hop; `name` heads a column, `words` come before the share.
     """
 
@@ -57,21 +62,28 @@ class Agreement:
 class Kind:
     """A row of the table of kinds.
 
-    - `read`: a cell of the label's column -> the label, None for what is none; `label` says what one is, and how to mend it;
+    - `example`: (a row's cells, the task, its file and line) -> its texts and its label; raises UserError E206, E207, E214;
     - `outputs`: (task, the training labels) -> the names of the model's outputs; raises UserError E208;
     - `targets`: (file, its labels, the outputs' names) -> what loss and metrics take; raises UserError E208, E209;
     - `lacks`: (targets of a part of the rows, the outputs' names) -> what is missing for a training on it, or None;
     - `start`: (model, training targets) -> None: what is known of a fresh task head before any training is written into it;
-    - `loss`: (outputs (rows, outputs), labels (rows,), reduction "mean" or "sum") -> a scalar;
+    - `loss`: (outputs as the model gives them, labels (rows, ...), reduction over rows "mean" or "sum") -> a scalar;
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
     - `metrics`: the first is the one that gates, intervals and reports are about;
     - `answers`: outputs -> the labels that the model itself would give;
-    - `prediction`: (the outputs' names, one row of outputs) -> what a client is told, a dataclass that is shown by `str`.
+    - `prediction`: (the outputs' names, one row of outputs, the text and the characters [start, end) of its tokens) -> what a
+      client is told, a dataclass that is shown by `str`; raises UserError E717;
+    - `written`: a client's text as the model was trained to read it; raises UserError E717;
+    - `auto_class`: whose task head the model has (`compressor.models`);
+    - `columns`: the names of the text's and the label's column, where the task gives none;
+    - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which say where the model answers
+      (`compressor.tasks.answers`); raises UserError E213;
+    - `judged`: (outputs (answers, outputs), labels (rows, ...)) -> two arrays (rows, ...) that metrics are made of, so that
+      rows can be drawn.
     """
 
     name: str
-    label: tuple[str, str]
-    read: Callable[[object], Any]
+    example: Callable[[Mapping[str, Any], TaskConfig, Path, int], Example]
     outputs: Callable[[TaskConfig, list], list[str]]
     targets: Callable[[Path, Column, list[str]], Labels]
     lacks: Callable[[Labels, list[str]], str | None]
@@ -81,7 +93,12 @@ class Kind:
     metrics: tuple[Metric, ...]
     agreement: Agreement
     answers: Callable[[np.ndarray], np.ndarray]
-    prediction: Callable[[Sequence[str], np.ndarray], Any]
+    prediction: Callable[[Sequence[str], np.ndarray, str, Sequence[tuple[int, int]]], Any]
+    written: Callable[[Any], Any] = lambda text: text
+    auto_class: str = SEQUENCES
+    columns: tuple[str, str] = ("text", "label")
+    encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
+    judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
 
     @property
     def metric(self) -> Metric:
@@ -90,13 +107,43 @@ class Kind:
 
     def quality(self, outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         """Every metric, the main one with its 95 % bootstrap interval, as they stand in metadata and reports."""
-        main, *others = self.metrics
+        main, judged = self.metric, self.judged(outputs, labels)
+        values = {metric.key: metric.value(*judged) for metric in self.metrics}
         return {
-            main.key: main.value(outputs, labels),
-            "interval": list(interval(main.value, outputs, labels)),
-            **{other.key: other.value(outputs, labels) for other in others},
+            main.key: values.pop(main.key),
+            "interval": list(interval(main.value, *judged)),
+            **values,
             "rows": len(labels),
         }
+
+    def value(self, outputs: np.ndarray, labels: np.ndarray) -> float:
+        """The main metric."""
+        return self.metric.value(*self.judged(outputs, labels))
+
+    def change(self, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int) -> tuple[float, float]:
+        """95 % paired bootstrap interval over rows of the main metric's change; options of `difference_interval`."""
+        (theirs, known), (ours, _) = (self.judged(outputs, labels) for outputs in (candidate, reference))
+        return difference_interval(self.metric.value, theirs, ours, known, **options)
+
+
+def one_label(read: Callable[[object], Any], what: str, mend: str) -> Callable[..., Example]:
+    """The `example` of a kind with one label a row. `read`: a cell of its column -> the label, None for what is none; `what`
+    says what one is, `mend` how to write it."""
+
+    def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
+        texts = tuple(row[name] for name in task.text_columns)
+        for name, text in zip(task.text_columns, texts, strict=True):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(
+                    "E206", f"column '{name}' holds {text!r:.60}, not text", "Fill it or drop the row", f"{path}:{line}"
+                )
+        label = read(row[task.label])
+        if label is None:
+            told = f"column '{task.label}' holds {row[task.label]!r:.60}, not {what}"
+            raise UserError("E207", told, mend, f"{path}:{line}")
+        return texts, label
+
+    return example
 
 
 def kind_of(name: str) -> Kind:

@@ -31,6 +31,30 @@ def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
     return float((reference.argmax(axis=1) == candidate.argmax(axis=1)).mean())
 
 
+def entity_starts(tags: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the first and of the last word of every entity, in order.
+
+    `tags` (words,) are 0 outside, 2k + 1 at the beginning of an entity of type k, 2k + 2 inside; `rows` (words,) tell sentences
+    apart. What goes on behind another type, or behind nothing, begins an entity (conlleval; seqeval's default).
+    """
+    types, inside = (tags - 1) // 2, tags > 0
+    goes_on = np.zeros(len(tags), dtype=bool)  # with the word before it
+    goes_on[1:] = inside[1:] & inside[:-1] & (tags[1:] % 2 == 0) & (types[1:] == types[:-1]) & (rows[1:] == rows[:-1])
+    followed = np.append(goes_on[1:], False)
+    return np.flatnonzero(inside & ~goes_on), np.flatnonzero(inside & ~followed)
+
+
+def entity_f1(found: np.ndarray, there: np.ndarray) -> float:
+    """Micro F1, 2 right / (found + there), of entities; 0 where there is none at all. Arguments as `tokens.judged` counts."""
+    right, said, _ = found.sum(axis=0)
+    return float(2 * right / max(said + there[:, 0].sum(), 1))
+
+
+def word_accuracy(found: np.ndarray, there: np.ndarray) -> float:
+    """Share of words with the right tag. Arguments as `tokens.judged` counts."""
+    return float(found[:, 2].sum() / there[:, 1].sum())
+
+
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where there is none: one is constant, or no number."""
     return _correlation(outputs[:, 0], labels)

@@ -1,4 +1,5 @@
-"""Data files -> rows: CSV, TSV (no quoting) and JSON lines, checked once, here, with the line of each fault."""
+"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, checked once, here, with the line of each
+fault."""
 
 from __future__ import annotations
 
@@ -7,24 +8,30 @@ import difflib
 import io
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import Subset, TaskConfig
 from compressor.tasks.kinds import Kind, Labels, kind_of
 
 Rows = list[tuple[int, dict[str, object]]]
+WORD_FILES = (".conll", ".txt")
+"""Endings of files with a word a line; a row's line is that of its first word, and the others follow it."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """One file: `texts[i]` has one string, or two for a pair; `labels[i]` indexes the task's label names, or is a number."""
+    """One file: `texts[i]` has one string, or two for a pair, or a tuple of words; `labels[i]` indexes the task's label names,
+    or is a number, or a list of such indices; `lines[i]` is where the row stands."""
 
-    texts: list[tuple[str, ...]]
+    texts: list[tuple[Any, ...]]
     labels: Labels
+    lines: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,7 +60,11 @@ def read_task(task: TaskConfig) -> TaskData:
     kind = kind_of(task.kind)
     names = kind.outputs(task, [label for _, _, label in splits[0]])
     train, validation = (
-        Split([text for _, text, _ in rows], kind.targets(path, [(line, label) for line, _, label in rows], names))
+        Split(
+            [text for _, text, _ in rows],
+            kind.targets(path, [(line, label) for line, _, label in rows], names),
+            [line for line, _, _ in rows],
+        )
         for path, rows in zip((task.train, task.validation), splits, strict=True)
     )
     return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
@@ -68,10 +79,10 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Kin
     if missing := kind.lacks(labels, names):
         what = f"the subset of {count} of {len(train)} rows (seed {subset.seed}) holds {missing}"
         raise UserError("E211", what, "Raise subset.share, take another subset.seed, or add such rows", str(path))
-    return Split([train.texts[row] for row in rows], labels)
+    return Split([train.texts[row] for row in rows], labels, [train.lines[row] for row in rows])
 
 
-def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str, ...], str | float]]:
+def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any, ...], Any]]:
     """(line, texts, label) of every row of one file."""
     rows, kind = _read(path), kind_of(task.kind)
     if not rows:
@@ -80,19 +91,7 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[str,
     for name in (*task.text_columns, task.label):
         if name not in columns:
             raise UserError("E205", f"no column '{name}'", _nearest_column(name, columns), f"{path}:1")
-    checked = []
-    for line, row in rows:
-        texts = tuple(row[name] for name in task.text_columns)
-        label = kind.read(row[task.label])
-        for name, text in zip(task.text_columns, texts, strict=True):
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(
-                    "E206", f"column '{name}' holds {text!r}, not text", "Fill it or drop the row", f"{path}:{line}"
-                )
-        if label is None:
-            what, mend = kind.label
-            raise UserError("E207", f"column '{task.label}' holds {row[task.label]!r:.60}, not {what}", mend, f"{path}:{line}")
-        checked.append((line, texts, label))
+    checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
     for position, name in enumerate(task.text_columns):
         if all(_is_number(texts[position]) for _, texts, _ in checked):
             raise UserError(
@@ -106,10 +105,10 @@ def _nearest_column(name: str, columns: list[str]) -> str:
     return f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(map(str, columns))}"
 
 
-def _is_number(text: str) -> bool:
+def _is_number(text: Any) -> bool:
     try:
         float(text)
-    except ValueError:
+    except (ValueError, TypeError):  # a tuple of words is none
         return False
     return True
 
@@ -117,10 +116,10 @@ def _is_number(text: str) -> bool:
 def _read(path: Path) -> Rows:
     """Every row with the number of its first line. Raises UserError E201, E202, E203, E210."""
     if path.is_dir():
-        raise UserError("E202", "a folder, not a data file", "Name a .csv, .tsv or .jsonl file", str(path))
+        raise UserError("E202", "a folder, not a data file", "Name a .csv, .tsv, .jsonl or .conll file", str(path))
     if not path.is_file():
         raise UserError("E201", "no such file", "Paths are relative to the pipeline file", str(path))
-    readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl}
+    readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
     if path.suffix not in readers:
         raise UserError("E202", f"unknown ending '{path.suffix}'", f"Use {', '.join(readers)}", str(path))
     try:
@@ -171,6 +170,25 @@ def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
         if not isinstance(row, dict):
             raise UserError("E210", "not a JSON object", "Write one JSON object a line", f"{path}:{number}")
         yield number, _Defaulted(row)
+
+
+def _read_words(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+    """The columns of CoNLL: a word a line, its tag in the last column, an empty line (or -DOCSTART-) between sentences."""
+    words, tags, first, columns = [], [], 1, None
+    for number, line in enumerate([*text.split("\n"), ""], start=1):
+        line = line.strip(" \t\r")
+        fields = [field.strip() for field in line.split("\t")] if "\t" in line else re.split(" +", line)
+        if fields[0] in ("", "-DOCSTART-"):
+            if words:
+                yield first, {"tokens": words, "tags": tags}
+            words, tags, first = [], [], number + 1
+            continue
+        columns = columns or len(fields)
+        if len(fields) != columns or columns < 2:
+            what = f"{len(fields)} fields where the first word has {columns}" if columns > 1 else "a word without a tag"
+            raise UserError("E210", what, "Write the word first and its tag last in each line", f"{path}:{number}")
+        words.append(fields[0])
+        tags.append(fields[-1])
 
 
 class _Defaulted(dict):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.tasks.kinds import Agreement, Column, Kind, Metric
+from compressor.tasks.kinds import Agreement, Column, Kind, Metric, one_label
 from compressor.tasks.metrics import concordance, pearson, spearman
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class Estimate:
 
 KIND = Kind(
     name="regression",
-    label=("a finite number", "Use one number a row with a decimal point, or say kind: classification"),
-    read=read,
+    example=one_label(read, "a finite number", "Use one number a row with a decimal point, or say kind: classification"),
     outputs=lambda task, labels: [task.label],
     targets=targets,
     lacks=lacks,
@@ -99,5 +98,5 @@ KIND = Kind(
     metrics=(Metric("spearman", "Spearman", spearman), Metric("pearson", "Pearson", pearson)),
     agreement=Agreement(concordance, "concordance", "concordance", {"int8": 0.99, "int8 on random rows": 0.9}),
     answers=lambda outputs: outputs[:, 0],
-    prediction=lambda names, row: Estimate(names[0], float(row[0])),
+    prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),
 )

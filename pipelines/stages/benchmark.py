@@ -134,7 +134,6 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     from compressor.deltas import merge_all
     from compressor.models import end_id
     from compressor.pruning.weights import nonzeros
-    from compressor.tasks.metrics import difference_interval
     from export.latency import Variant, measure
     from pipelines.environment import machine
     from pipelines.loading import load_data, load_model
@@ -162,7 +161,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     reference = logits[rows[0].name]
     records = []
     for row in rows:
-        low, high = difference_interval(data.kind.metric.value, logits[row.name], reference, data.validation.labels)
+        low, high = data.kind.change(logits[row.name], reference, data.validation.labels)
         records.append(
             {
                 "name": row.name,

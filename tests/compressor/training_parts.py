@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from compressor.distillation import HiddenTeacher
 from compressor.methods import apply
 from compressor.multitask import Mixture, join_heads
 from compressor.pruning.surgery import remove
+from compressor.tasks.answers import IGNORED
 from compressor.tasks.kinds import kind_of
 from compressor.training import Rows, Schedule, trainer_of
 from compressor.unfinished import changing
@@ -120,7 +121,33 @@ def numbers_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> 
     return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
 
 
-OTHERS = {MANY: many_in_one_process, TAUGHT: taught_in_one_process, NUMBERS: numbers_in_one_process}
+TAGS = "tags"
+"""Tags of words that learn a teacher's outputs, too: rows of one to seven labels."""
+
+
+def tags_of(count: int) -> Rows:
+    """`rows_of` with a tag at every other token, as wide as the longest row; a teacher has an answer at each."""
+    rows, draw = rows_of(count).rows, np.random.default_rng(4)
+    labels = [[ids % 3 if place % 2 == 0 else IGNORED for place, ids in enumerate(row["input_ids"])] for row in rows]
+    taught = [draw.normal(size=(len(one) - one.count(IGNORED), 3)).astype(np.float32) for one in labels]
+    return Rows(rows, [one + [IGNORED] * (12 - len(one)) for one in labels], taught, kind_of("tokens"))
+
+
+def tags_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
+    """Three steps of 16 rows in float64, in order, on this process's share; returns what moved."""
+    model = tiny("bert", auto=AutoModelForTokenClassification)
+    prepared(model, "lora", MODULES)
+    schedule = Schedule(epochs=1, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate)
+    trainer_of(model, tags_of(48), 1, schedule, work, train_sampling_strategy="sequential", use_cpu=True).train()
+    return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
+
+
+OTHERS = {
+    MANY: many_in_one_process,
+    TAUGHT: taught_in_one_process,
+    NUMBERS: numbers_in_one_process,
+    TAGS: tags_in_one_process,
+}
 
 
 def main(out: Path) -> None:

@@ -121,6 +121,11 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         (("train: mood", "trian: mood"), "E102 {}:6: tasks.mood.trian: unknown key", "Did you mean 'train'?"),
         (("mood/train", "mood/none"), "E201 ", "none.tsv: no such file"),
         (("32}\nstages", "65}\nstages"), "E113 {}:6: tasks.mood.max_length: 65 tokens", "at most 64"),
+        (
+            ("{train: mood", "{kind: tokens, train: mood"),
+            "E118 {}:6: tasks.mood.kind: a task of kind tokens cannot share a base",
+            "as task",
+        ),
         ((TUNE, "method: lora"), "E117 {}:8: stages[0].tune.method: method lora trains one task", "run it once for each task"),
         ((TUNE, "epochs: 1"), "E117 {}:8: stages[0].tune: method dsee trains", "compressor.load(base, delta=FILE) switches"),
         (("stages:", "stages:\n  - select:"), "E117 {}:8: stages[0].select: this stage works on one task", "`task` instead"),

@@ -1,0 +1,224 @@
+"""Token classification: a tag for each word of a sentence, such as the entities of CoNLL-2003.
+
+Tags are O, B-TYPE and I-TYPE. They are read as IOB2, so that an I-TYPE behind anything else than its own type begins an entity:
+IOB1 and broken sequences then mean what conlleval and seqeval (by default) take them for. The outputs are O and, for every type
+that occurs in training, B-TYPE and I-TYPE: output 2k + 1 begins an entity of type k, 2k + 2 goes on with it.
+
+The first token of a word answers for it. The loss of a row is the mean over its words, that of a batch the mean over its rows:
+so batches add up to the same step however they are cut. The main metric is micro F1 of entities: the same words, the same type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.errors import UserError
+from compressor.models import TOKENS
+from compressor.tasks import TaskConfig
+from compressor.tasks.answers import IGNORED, rows_of
+from compressor.tasks.classification import MAX_CLASSES, TEMPERATURE
+from compressor.tasks.features import first_tokens
+from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric
+from compressor.tasks.metrics import entity_f1, entity_starts, labels_agree, word_accuracy
+from compressor.tasks.reading import WORD_FILES, Split
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OUTSIDE = "O"
+WORDS_MEND = 'Give a list of words in .jsonl, e.g. ["EU", "rejects"], or a word a line in .conll'
+
+
+def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
+    """The words of a sentence, and their tags in IOB2. Raises UserError E206, E207, E214."""
+    if len(task.text_columns) > 1:
+        what = f"text names {' and '.join(task.text_columns)}, but words stand in one column"
+        raise UserError("E206", what, "Name the column of the words in task.text", str(path))
+    column, words, tags = task.text_columns[0], row[task.text_columns[0]], row[task.label]
+    if not isinstance(words, list) or not words:
+        raise UserError("E206", f"column '{column}' holds {words!r:.60}, not words", WORDS_MEND, f"{path}:{line}")
+    for number, word in enumerate(words):
+        if not isinstance(word, str) or not word.strip() or word != word.strip():
+            what, mend = (
+                f"word {number + 1} is {word!r:.60}",
+                "Mend it or drop it, with its tag: a word is text, no space around",
+            )
+            raise UserError("E206", what, mend, _place(path, line, number))
+    if not isinstance(tags, list):
+        mend = 'Give a list with a tag for each word, e.g. ["B-ORG", "O"]'
+        raise UserError("E207", f"column '{task.label}' holds {tags!r:.60}, not tags", mend, f"{path}:{line}")
+    if len(tags) != len(words):
+        raise UserError("E214", f"{len(words)} words and {len(tags)} tags", "Give each word one tag", f"{path}:{line}")
+    for number, tag in enumerate(tags):
+        if not is_tag(tag):
+            what = f"{tag!r:.60} of word {number + 1} ('{words[number]:.40}') is no tag"
+            raise UserError("E207", what, "Write O, B-TYPE or I-TYPE", _place(path, line, number))
+    return (tuple(words),), to_iob2(tags)
+
+
+def _place(path: Path, line: int, number: int) -> str:
+    """Where a word stands: in a file of columns, in a line of its own."""
+    return f"{path}:{line + number if path.suffix in WORD_FILES else line}"
+
+
+def is_tag(tag: object) -> bool:
+    """O, or B- or I- and a type."""
+    return isinstance(tag, str) and re.fullmatch(r"O|[BI]-\S+", tag) is not None
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """The same entities with a B- at the start of each."""
+    before = pairwise([OUTSIDE, *tags])
+    return [f"B-{tag[2:]}" if tag[:2] == "I-" and last[2:] != tag[2:] else tag for last, tag in before]
+
+
+def outputs(task: TaskConfig, labels: list[list[str]]) -> list[str]:
+    """O, then B- and I- of every type, in alphabetical order. Raises UserError E208."""
+    types = sorted({tag[2:] for tags in labels for tag in tags if tag != OUTSIDE})
+    if not types:
+        raise UserError("E208", "no word has a tag but O", "Training needs an entity", str(task.train))
+    if 1 + 2 * len(types) > MAX_CLASSES:
+        what = f"{len(types)} types of entities"
+        raise UserError("E208", what, f"At most {(MAX_CLASSES - 1) // 2}; check task.label", str(task.train))
+    return [OUTSIDE, *(f"{prefix}-{name}" for name in types for prefix in "BI")]
+
+
+def targets(path: Path, column: Column, names: list[str]) -> list[list[int]]:
+    """Places of the tags among `names`. Raises UserError E209 for a type that is not there, E208 where there is no entity."""
+    known = {name: number for number, name in enumerate(names)}
+    for line, tags in column:
+        for number, tag in enumerate(tags):
+            if tag not in known:
+                what = f"entities of type '{tag[2:]}' never occur in training"
+                mend = f"Training has: {', '.join(name[2:] for name in names[1::2])}"
+                raise UserError("E209", what, mend, _place(path, line, number))
+    if all(tag == OUTSIDE for _, tags in column for tag in tags):
+        raise UserError("E208", "no word has a tag but O", "Without an entity there is no F1", str(path))
+    return [[known[tag] for tag in tags] for _, tags in column]
+
+
+def lacks(labels: Sequence[Sequence[int]], names: list[str]) -> str | None:
+    """The first type of which there is no entity."""
+    there = {(tag - 1) // 2 for tags in labels for tag in tags if tag}
+    missing = set(range(len(names) // 2)) - there
+    return f"no entity of type '{names[2 * min(missing) + 1][2:]}'" if missing else None
+
+
+def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
+    """Tokens, and labels (rows, longest): a word's at its first token, IGNORED elsewhere.
+
+    Words are joined by spaces and read as text is: so a tokenizer that knows spaces sees what it was trained on. Raises
+    UserError E213 for a word without a token, cut off or none to the tokenizer: no word may be missing from the metric.
+    """
+    texts = [" ".join(words) for (words,) in split.texts]
+    encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
+    offsets = encoded.pop("offset_mapping")
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    if long := [row for row, length in enumerate(lengths) if length > task.max_length]:
+        most = max(lengths)
+        what = f"{len(long)} of {len(texts)} sentences are longer than max_length {task.max_length}, the longest {most} tokens"
+        mend = f"Set task.max_length to {most} where the model has so many positions, or split such sentences"
+        raise UserError("E213", what, mend, f"{path}:{split.lines[long[0]]}")
+    labels = np.full((len(texts), max(lengths)), IGNORED, dtype=np.int64)
+    for row, (words,) in enumerate(split.texts):
+        places = first_tokens(offsets[row], words)
+        if None in places:
+            number = places.index(None)
+            what = f"the tokenizer makes no token of its own of word {number + 1}, {words[number]!r:.60}"
+            raise UserError("E213", what, "Mend it or drop it, with its tag", _place(path, split.lines[row], number))
+        labels[row, places] = split.labels[row]
+    return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], labels
+
+
+def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the words of each row, (rows,): `each` is (rows, length), 0 where there is no label."""
+    return each.sum(dim=1) / (labels != IGNORED).sum(dim=1)
+
+
+def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy: a mean over words in each row. Outputs are (rows, length, tags), labels (rows, length)."""
+    from torch.nn import functional
+
+    each = functional.cross_entropy(outputs.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    return getattr(_mean_of_rows(each, labels), reduction)()
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """0.5 CE + 0.5 T² KL(teacher ‖ student) as for classes, at words with a label. Outputs are (rows, length, tags)."""
+    from torch.nn import functional
+
+    softened = (functional.log_softmax(one / TEMPERATURE, dim=-1) for one in (student, teacher))
+    each = functional.kl_div(*softened, reduction="none", log_target=True).sum(dim=-1) * (labels != IGNORED)
+    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _mean_of_rows(each, labels).mean()
+
+
+def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What F1 and accuracy count in each row: (rows, 3) right entities, those found, right words; (rows, 2) entities, words."""
+    rows, size = rows_of(labels), len(labels)
+    true, found = labels[labels != IGNORED], outputs.argmax(axis=1)
+    ends = np.full(len(true), -1)
+    starts, last = entity_starts(true, rows)
+    ends[starts] = last
+    begun, closed = entity_starts(found, rows)
+    right = begun[(ends[begun] == closed) & ((true[begun] - 1) // 2 == (found[begun] - 1) // 2)]
+    counts = [np.bincount(rows[places], minlength=size) for places in (right, begun, true == found, starts, true >= 0)]
+    return np.stack(counts[:3], axis=1), np.stack(counts[3:], axis=1)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """The words of one text and the likeliest tag of each."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.tags, strict=True))
+
+
+def written(text: Any) -> str:
+    """Words with single spaces between, as in training. Raises UserError E717 for a pair, and for nothing."""
+    if not isinstance(text, str) or not text.split():
+        raise UserError("E717", f"{text!r:.60} is no text with words", "Give one text, its words apart from each other")
+    return " ".join(text.split())
+
+
+def prediction(names: Sequence[str], logits: np.ndarray, text: str, offsets: Sequence[tuple[int, int]]) -> Tagged:
+    """The tags of a text from its logits (length, tags). Raises UserError E717 for a word without a token, cut off or none."""
+    words = tuple(text.split(" "))
+    places = first_tokens(offsets, words)
+    if None in places:
+        what = (
+            f"word {places.index(None) + 1} of {text!r:.60} has no token: the text is too long, or it is none to the tokenizer"
+        )
+        raise UserError("E717", what, "Split the text, or take the word out")
+    return Tagged(words, tuple(names[tag] for tag in logits[places].argmax(axis=1)))
+
+
+KIND = Kind(
+    name="tokens",
+    example=example,
+    outputs=outputs,
+    targets=targets,
+    lacks=lacks,
+    start=lambda model, labels: None,
+    loss=loss,
+    distillation=distillation_loss,
+    metrics=(Metric("f1", "entity F1", entity_f1, " %"), Metric("accuracy", "token accuracy", word_accuracy, " %")),
+    # most words are O to every model: agreement is easier to reach than between classes
+    agreement=Agreement(labels_agree, "tags agree", "tags agree on", {"int8": 0.98, "int8 on random rows": 0.9}),
+    answers=lambda logits: logits.argmax(axis=1),
+    prediction=prediction,
+    written=written,
+    auto_class=TOKENS,
+    columns=("tokens", "tags"),
+    encode=encode,
+    judged=judged,
+)
