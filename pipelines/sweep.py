@@ -1,6 +1,7 @@
 """Several runs of one pipeline that differ in a few keys, and what they agree on: mean and standard deviation of quality.
 
-A sweep over values runs the same pipeline at several values of one key (a family of targets, say) and sets them side by side.
+A sweep over values runs the same pipeline at several values of one key (a family of targets, say) and sets them side by side; a
+target that cannot be had is an answer, too, and ends no sweep.
 
 Three parts that know nothing of each other: `variants_of` says what runs, `in_turn` runs it (the part that a distributed
 engine replaces), `summarize` says what came of it. The stability measure is the one of the SAM paper (Fu et al., 2023, tables 1
@@ -13,8 +14,8 @@ import contextlib
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +36,10 @@ COLUMNS = ("stage", "metric", "N", "mean", "std", "min", "max", "each run")
 Kind = Literal["seeds", "subsets", "values"]
 
 Quality = dict[str, dict[str, float]]
-"""Stage id -> metric -> value, of one run; where a prune had a target, what was predicted and measured of it, too."""
+"""Stage id -> metric -> value, of one run; where a prune had a target, what was predicted and measured of it, too. {} of a run
+whose target cannot be had."""
+
+OUT_OF_REACH = "E520"
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Spread:
-    """One metric of one stage over all runs. `std` is the sample's standard deviation (n - 1); `values` as the variants."""
+    """One metric of one stage over the runs that have it. `std` is the sample's standard deviation (n - 1), 0 of one; `values`
+    as the variants, None where one has none."""
 
     stage: str
     metric: str
@@ -62,7 +67,7 @@ class Spread:
     std: float
     min: float
     max: float
-    values: tuple[float, ...]
+    values: tuple[float | None, ...]
 
     def cells(self) -> tuple[str, ...]:
         """The row under COLUMNS."""
@@ -72,12 +77,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; the summary, and its table."""
+    """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; the summary, and its table;
+    what was said of variants whose target cannot be had."""
 
     folder: Path
     spreads: list[Spread]
     columns: tuple[str, ...] = COLUMNS
     rows: tuple[tuple[str, ...], ...] = ()
+    unreached: Mapping[str, str] = field(default_factory=dict)
 
 
 Execute = Callable[[Sequence[Variant], Callable[[Variant], Quality], Callable[[str], None]], list[Quality]]
@@ -118,7 +125,8 @@ def sweep(
     sweep that was stopped goes on where it was. `until` defaults to the last stage that changes the model.
 
     Nothing is written before every variant's file and data are found to be right. Raises UserError E115 (a sweep that cannot
-    be), E111 (unknown stage id), E1xx, E2xx, E3xx, E801; and what `run_pipeline` raises, naming the variant.
+    be), E111 (unknown stage id), E1xx, E2xx, E3xx, E801; and what `run_pipeline` raises, naming the variant (of values E520
+    only where none can be had).
     """
     pipeline = load_pipeline(path, overrides)
     variants = values_of(pipeline, over) if kind == "values" else variants_of(pipeline, kind, runs, share)
@@ -130,15 +138,28 @@ def sweep(
     # all are read now: an edit of the file during a long sweep must not reach the later variants
     pipelines = {variant.name: _pipeline_of(variant, path, overrides, folder.name) for variant in variants}
 
+    unreached: dict[str, UserError] = {}
+
     def run(variant: Variant) -> Quality:
-        with _naming(variant):
-            return quality_of(run_pipeline(pipelines[variant.name], out, until=until).artifacts, stages)
+        try:
+            with _naming(variant):
+                return quality_of(run_pipeline(pipelines[variant.name], out, until=until).artifacts, stages)
+        except UserError as error:
+            if kind != "values" or error.code != OUT_OF_REACH:
+                raise
+            say(str(error))
+            unreached[variant.name] = error
+            return {}
 
     for name in ("sweep.json", "sweep.md"):  # they describe an earlier sweep
         (folder / name).unlink(missing_ok=True)
-    spreads = summarize(execute(variants, run, say))
+    qualities = execute(variants, run, say)
+    if not any(qualities):
+        raise unreached[variants[-1].name]
+    spreads = summarize(qualities)
     facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "stability": kind, "until": until}
-    result = SweepResult(folder, spreads, *table_of(kind, variants, spreads))
+    told = {name: error.what for name, error in unreached.items()}
+    result = SweepResult(folder, spreads, *table_of(kind, variants, spreads), told)
     write_summary(result, facts, variants)
     return result
 
@@ -192,18 +213,19 @@ def table_of(
     """(columns, rows) of the summary: mean and spread over runs that should agree, one column for each of several values."""
     if kind != "values":
         return COLUMNS, tuple(one.cells() for one in spreads)
-    rows = ((one.stage, one.metric, *(f"{value:.4f}" for value in one.values)) for one in spreads)
+    rows = ((one.stage, one.metric, *("" if value is None else f"{value:.4f}" for value in one.values)) for one in spreads)
     return ("stage", "metric", *(one.name for one in variants)), tuple(rows)
 
 
 def summarize(qualities: Sequence[Quality]) -> list[Spread]:
-    """The spread of every metric of every stage over two or more runs."""
+    """The spread of every metric of every stage over two or more runs; at least one of them has it."""
     spreads = []
-    for stage, metrics in qualities[0].items():
+    for stage, metrics in next(filter(None, qualities)).items():
         for metric in metrics:
-            values = tuple(quality[stage][metric] for quality in qualities)
-            numbers = (statistics.fmean(values), statistics.stdev(values), min(values), max(values))
-            spreads.append(Spread(stage, metric, len(values), *numbers, values))
+            values = tuple(quality[stage][metric] if quality else None for quality in qualities)
+            known = [value for value in values if value is not None]
+            std = statistics.stdev(known) if len(known) > 1 else 0.0
+            spreads.append(Spread(stage, metric, len(known), statistics.fmean(known), std, min(known), max(known), values))
     return spreads
 
 
@@ -249,7 +271,8 @@ def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence
     folder, columns, values = result.folder, result.columns, facts["stability"] == "values"
     left_out = ("runs", "mean", "std", "min", "max") if values else ()
     summary = [{key: value for key, value in asdict(one).items() if key not in left_out} for one in result.spreads]
-    content = {**facts, "variants": [asdict(one) for one in variants], "summary": summary}
+    unreached = {"unreached": dict(result.unreached)} if result.unreached else {}
+    content = {**facts, "variants": [asdict(one) for one in variants], "summary": summary, **unreached}
     write_atomic(folder / "sweep.json", f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
     rows = [columns, ("---", "---", *("---:",) * (len(columns) - 2)), *result.rows]
     keys = [("variant", "sets"), ("---", "---"), *((one.name, f"`{' '.join(one.settings)}`") for one in variants)]
@@ -258,6 +281,7 @@ def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence
             f"# {facts['pipeline']}: {'' if values else 'stability over '}{len(variants)} {facts['stability']}",
             f"Quality on all validation rows{'' if values else '; std is the standard deviation of the sample (n − 1)'}.",
             *("\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, keys)),
+            *(f"{name}: {what}." for name, what in result.unreached.items()),
         )
     )
     write_atomic(folder / "sweep.md", f"{text}\n".encode())

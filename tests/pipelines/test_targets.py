@@ -161,6 +161,23 @@ def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasur
     assert "flops-0.9" in shown and f"{reached[1]:.4f}" in shown
 
 
+def test_a_target_out_of_reach_ends_no_family(project, tmp_path, tables, unmeasured, compress):
+    """It is told, and the others run; alone it is an error."""
+    limits = ("--set", "prune.keep={neurons: 16}", "--until", "prune", "--out", tmp_path)
+    code, shown, error = compress("sweep", project, "--over", "prune.target.flops=0.05,0.8", *limits)
+    folder = tmp_path / "tiny-sweep-values"
+    told = "0.050 of the FLOPs cannot be had: with all gone that may go it would be 0."
+    assert (code, error) == (0, "") and f"E520 variant flops-0.05, {project}" in shown
+    content = json.loads((folder / "sweep.json").read_text())
+    assert list(content["unreached"]) == ["flops-0.05"] and content["unreached"]["flops-0.05"].startswith(told)
+    low, high = next(row["values"] for row in content["summary"] if row["metric"] == "predicted")
+    assert low is None and 0.6 < high <= 0.8
+    written = (folder / "sweep.md").read_text()
+    assert f"| prune | predicted |  | {high:.4f} |" in written and f"flops-0.05: {told}" in written
+    code, _, error = compress("sweep", project, "--over", "prune.target.flops=0.05,0.04", *limits)
+    assert code == 2 and error.startswith("E520 variant flops-0.04") and not (folder / "sweep.md").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
