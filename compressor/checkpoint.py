@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.models import SEQUENCES, TOKENIZER_FILES, auto_class_facts, build, head_names, resolve
+from compressor.models import AUTO_CLASSES, SEQUENCES, TOKENIZER_FILES, auto_class_facts, build, head_names, resolve
 from compressor.storage.live import remember
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     from compressor.storage.changes import restore_masks
 
     description = _read_description(folder)
-    model = build(base_folder, description["labels"], seed, description.get("auto_class", SEQUENCES))
+    model = build(base_folder, description["labels"], seed, description["auto_class"])
     restore_kept(model, description["kept"])
     if not changes:
         restore_masks(model, description["changes"], _read_tensors(folder / "changes.safetensors"))
@@ -116,6 +116,9 @@ def _read_description(folder: Path) -> dict:
     if number not in READABLE:
         mend = "Make it again with this version"
         raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", mend, str(folder))
+    if description.setdefault("auto_class", SEQUENCES) not in AUTO_CLASSES:
+        what = f"{STATE_FILE} names the Auto class {description['auto_class']!r:.60}"
+        raise UserError("E305", what, f"Here it is {' or '.join(AUTO_CLASSES)}", str(folder))
     return description
 
 

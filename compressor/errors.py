@@ -19,6 +19,10 @@ class CompressError(Exception):
         place = f"{where}: " if where else ""
         super().__init__(f"{code} {place}{what}. {mend}".replace("\n", " "))
 
+    def __reduce__(self) -> tuple:
+        """Errors cross processes."""
+        return type(self), (self.code, self.what, self.mend, self.where)
+
 
 class UserError(CompressError):
     """A mistake in the user's input: exit code 2."""
@@ -32,6 +36,9 @@ class UserErrors(UserError):
     def __init__(self, errors: list[UserError]):
         self.errors = errors
         super().__init__(errors[0].code, errors[0].what, errors[0].mend, errors[0].where)
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.errors,)
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+AUTO_CLASSES = (SEQUENCES, TOKENS)
 """The Auto classes whose task heads are trained here: one answer a row, or one at every token."""
 
 TOKENIZER_FILES = (
@@ -157,7 +158,7 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
 HEAD_ORIGINS = {
     "fresh": "a fresh task head: the base has none",
     "kept": "the base's own task head is kept: it has exactly this task's labels",
-    "replaced": "the base's own task head is for other labels: a fresh one is trained instead",
+    "replaced": "the base's own task head is for other labels or another task: a fresh one is trained instead",
 }
 """Where the task head of a model comes from, in words."""
 
@@ -177,9 +178,10 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     for path in files:
         with safe_open(path, "pt") as stored:
             shapes |= {name: tuple(stored.get_slice(name).get_shape()) for name in wanted.keys() & set(stored.keys())}
-    if not shapes:
-        return "fresh", None
     config = AutoConfig.from_pretrained(folder)
+    if not shapes:  # a head of another kind may have other names; transformers leaves it out
+        classifies = any(name.endswith("Classification") for name in config.architectures or ())
+        return "replaced" if classifies else "fresh", None
     same_labels = config.id2label == empty.config.id2label
     if shapes == wanted and same_labels and config.architectures == [type(empty).__name__]:
         return "kept", None

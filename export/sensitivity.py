@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compressor.tasks.features import Encoding, torch_forward
+from compressor.tasks.features import Forward, torch_forward
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,24 +32,25 @@ class Sensitivity:
 def rank(
     model: nn.Module,
     names: Sequence[str],
-    batches: Sequence[Encoding],
+    ask: Callable[[Forward], np.ndarray],
     *,
     static: bool,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
-    """The matrices of `model` called `names`, the most sensitive first. `batches` are padded rows, int64 (batch, length).
+    """The matrices of `model` called `names`, the most sensitive first. `ask` gives the answers (answers, outputs) of a model
+    to the rows that are tried.
 
-    Weights get one scale an output channel (embeddings one in all), inputs one scale: of the whole of `batches` where
-    `static`, else of each call. Names that are no module with a matrix are left out. The model comes out as it went in.
+    Weights get one scale an output channel (embeddings one in all), inputs one scale: of all these rows where `static`, else
+    of each call. Names that are no module with a matrix are left out. The model comes out as it went in.
     """
     wanted = {name: module for name, module in model.named_modules() if name in set(names) and has_matrix(module)}
     forward = torch_forward(model)
     with _watching(wanted) as ranges:
-        reference = np.concatenate([forward(batch) for batch in batches])
+        reference = ask(forward)
     found = []
     for name, module in wanted.items():
         with quantized(module, ranges.get(name) if static else None):
-            answer = np.concatenate([forward(batch) for batch in batches])
+            answer = ask(forward)
         found.append(Sensitivity(name, float(np.abs(answer - reference).mean())))
         on_step()
     return sorted(found, key=lambda one: -one.difference)

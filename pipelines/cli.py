@@ -127,7 +127,7 @@ def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None
     With seeds, run i has the pipeline's seed + i. With subsets the seed stays, and run i trains on a random part of the
     rows. Finished stages are reused: after an interruption the same command goes on where it was. The values lie in
     OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run. With --over, each run has another value of
-    one key (OUT/NAME-sweep-values); what they share is made once.
+    one key (OUT/NAME-sweep-values); what they share is made once. A target out of reach is told, and the others run.
     """
     from pipelines.config import find_pipeline
     from pipelines.sweep import sweep as run_all
@@ -304,11 +304,11 @@ def _shapes(inputs: dict[str, list]) -> str:
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 @click.option("--pair", "pairs", multiple=True, metavar="TEXT2", help="Second sentence; once for each TEXT.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenizer, when the server is elsewhere.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every score.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every score, or tag.")
 def predict(
     url: str, model: str, texts: tuple[str, ...], pairs: tuple[str, ...], tokenizer: Path | None, as_json: bool
 ) -> None:
-    """Ask the MODEL that is served at URL (host:port) for the label, or the number, of each TEXT."""
+    """Ask the MODEL that is served at URL (host:port) for the label, the number, or the tags of each TEXT."""
     from serving.client import predict as ask
 
     if pairs and len(pairs) != len(texts):

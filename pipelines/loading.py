@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.errors import UserError, UserErrors
 from pipelines.stage import Artifact, BaseModelReference, Inputs, Workspace
 
 if TYPE_CHECKING:
@@ -75,12 +76,17 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
 
     folder, config = inputs.base.folder, config or inputs.task
     tokenizer, end, kind = tokenizer_of(folder), end_id(folder), kind_of(config.kind)
-    task, splits = read_task(config), []
+    task, splits, faults = read_task(config), [], []
     for split, path in ((task.train, config.train), (task.validation, config.validation)):
-        tokens, labels = kind.encode(tokenizer, split, config, path)
-        if end is not None:
-            check_ends(tokenizer, tokens, split, end, path)
-        splits.append(Rows(tokens, labels, kind))
+        try:
+            tokens, labels = kind.encode(tokenizer, split, config, path)
+            if end is not None:
+                check_ends(tokenizer, tokens, split, end, path)
+            splits.append(Rows(tokens, labels, kind))
+        except UserError as error:  # both files are looked at before anything is mended
+            faults.append(error)
+    if faults:
+        raise UserErrors(faults)
     return Data(*splits, task.label_names, padding_id(AutoConfig.from_pretrained(folder), folder))
 
 

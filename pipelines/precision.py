@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,18 +168,18 @@ class Search:
 
     def ranking(self, runtime: str) -> list[Sensitivity]:
         """The matrices, the most sensitive first; measured when int8 was not good enough, on training rows."""
-        from compressor.tasks.features import pad
+        from compressor.tasks.features import predict
         from export.onnx import matrices
         from export.sensitivity import rank
 
         if runtime not in self.rankings:
-            tokens = self.data.train.draw(RANKING_ROWS, self.inputs.seed).tokens
-            starts = range(0, len(tokens), CALIBRATION_BATCH)
-            batches = [pad(tokens[start : start + CALIBRATION_BATCH], self.data.pad_id) for start in starts]
+            rows = self.data.train.draw(RANKING_ROWS, self.inputs.seed)
+            how = {"rows": rows.tokens, "pad_id": self.data.pad_id, "labels": rows.labels, "batch_size": CALIBRATION_BATCH}
+            ask = partial(predict, **how)
             names = matrices(self.graph)
             with self.workspace.progress("sensitivity of each matrix", len(names)) as bar:
                 static = runtime == "openvino"
-                self.rankings[runtime] = rank(self.model, names, batches, static=static, on_step=bar.advance)
+                self.rankings[runtime] = rank(self.model, names, ask, static=static, on_step=bar.advance)
         return self.rankings[runtime]
 
     def account(self, kept: Trial, tried: Sequence[Trial]) -> dict[str, Any]:

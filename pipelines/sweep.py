@@ -36,8 +36,10 @@ COLUMNS = ("stage", "metric", "N", "mean", "std", "min", "max", "each run")
 Kind = Literal["seeds", "subsets", "values"]
 
 Quality = dict[str, dict[str, float]]
-"""Stage id -> metric -> value, of one run; where a prune had a target, what was predicted and measured of it, too. {} of a run
-whose target cannot be had."""
+"""Stage id -> metric -> value, of one run; where a prune had a target, what was predicted and measured of it, too."""
+
+Outcome = Quality | UserError
+"""What came of a variant: an error is a target that cannot be had."""
 
 OUT_OF_REACH = "E520"
 
@@ -87,21 +89,21 @@ class SweepResult:
     unreached: Mapping[str, str] = field(default_factory=dict)
 
 
-Execute = Callable[[Sequence[Variant], Callable[[Variant], Quality], Callable[[str], None]], list[Quality]]
-"""An engine: runs every variant with the function it is given, says where it stands; qualities in the variants' order."""
+Execute = Callable[[Sequence[Variant], Callable[[Variant], Outcome], Callable[[str], None]], list[Outcome]]
+"""An engine: runs every variant with the function it is given, says where it stands; outcomes in the variants' order."""
 
 
-def in_turn(variants: Sequence[Variant], run: Callable[[Variant], Quality], say: Callable[[str], None]) -> list[Quality]:
+def in_turn(variants: Sequence[Variant], run: Callable[[Variant], Outcome], say: Callable[[str], None]) -> list[Outcome]:
     """The local engine: one variant after the other, in this process. The first that fails ends the sweep."""
-    qualities: list[Quality] = []
+    outcomes: list[Outcome] = []
     for number, variant in enumerate(variants, start=1):
         say(f"variant {number} of {len(variants)}: {variant.name}")
         try:
-            qualities.append(run(variant))
+            outcomes.append(run(variant))
         except CompressError:
-            say(f"{len(qualities)} of {len(variants)} variants are finished and kept. The same command continues.")
+            say(f"{len(outcomes)} of {len(variants)} variants are finished and kept. The same command continues.")
             raise
-    return qualities
+    return outcomes
 
 
 def sweep(
@@ -138,9 +140,7 @@ def sweep(
     # all are read now: an edit of the file during a long sweep must not reach the later variants
     pipelines = {variant.name: _pipeline_of(variant, path, overrides, folder.name) for variant in variants}
 
-    unreached: dict[str, UserError] = {}
-
-    def run(variant: Variant) -> Quality:
+    def run(variant: Variant) -> Outcome:
         try:
             with _naming(variant):
                 return quality_of(run_pipeline(pipelines[variant.name], out, until=until).artifacts, stages)
@@ -148,17 +148,17 @@ def sweep(
             if kind != "values" or error.code != OUT_OF_REACH:
                 raise
             say(str(error))
-            unreached[variant.name] = error
-            return {}
+            return error
 
     for name in ("sweep.json", "sweep.md"):  # they describe an earlier sweep
         (folder / name).unlink(missing_ok=True)
-    qualities = execute(variants, run, say)
-    if not any(qualities):
-        raise unreached[variants[-1].name]
-    spreads = summarize(qualities)
+    outcomes = execute(variants, run, say)
+    errors = {one.name: found for one, found in zip(variants, outcomes, strict=True) if isinstance(found, UserError)}
+    if len(errors) == len(variants):
+        raise UserErrors(list(errors.values()))
+    spreads = summarize([{} if isinstance(found, UserError) else found for found in outcomes])
     facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "stability": kind, "until": until}
-    told = {name: error.what for name, error in unreached.items()}
+    told = {name: error.what for name, error in errors.items()}
     result = SweepResult(folder, spreads, *table_of(kind, variants, spreads), told)
     write_summary(result, facts, variants)
     return result
@@ -218,7 +218,7 @@ def table_of(
 
 
 def summarize(qualities: Sequence[Quality]) -> list[Spread]:
-    """The spread of every metric of every stage over two or more runs; at least one of them has it."""
+    """The spread of every metric of every stage over two or more runs; {} of one that came to nothing."""
     spreads = []
     for stage, metrics in next(filter(None, qualities)).items():
         for metric in metrics:

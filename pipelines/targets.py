@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,7 @@ from pipelines.reporting.format import milliseconds
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import nn
+    from torch import Tensor, nn
 
     from compressor.cost import ModelShape
     from compressor.pruning.search import Measure, Prices, Widths
@@ -124,8 +125,8 @@ class Search(BaseModel):
     def _each_has_a_criterion(self) -> Search:
         if len(set(self.structures)) < len(self.structures):
             raise ValueError("structures names one twice")
-        if "criterion" in self.model_fields_set and not self.ranked:
-            raise ValueError("a criterion says which units of a sublayer go first; what a whole layer is worth is measured")
+        if (told := {"criterion", "rows"} & self.model_fields_set) and not self.ranked:
+            raise ValueError(f"{min(told)} is about which units of a sublayer go first; a whole layer is measured")
         if isinstance(self.criterion, dict) and set(self.criterion) != set(self.ranked):
             named = ", ".join(self.criterion) or "nothing"
             raise ValueError(f"criterion names {named}; of the structures, {', '.join(self.ranked)} have one")
@@ -180,15 +181,18 @@ def widths(search: Search, shape: ModelShape, dense: ModelShape, measure: Measur
 
 
 def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:
-    """The blocks of each stack that cost most to lose: as many as must be left of it."""
+    """The blocks of each stack that cost most to lose, after those that stay anyway: as many as must be left of it."""
     if "layers" not in search.structures:
         return []
     stacks: dict[bool, list[int]] = {}
     for place, layer in enumerate(shape.layers):
         stacks.setdefault(layer.cross_heads is not None, []).append(place)
     least = search.keep.layers
-    dearest = (sorted(stack, key=lambda place: -prices["layers"][place][-1]) for stack in stacks.values())
-    return [place for stack in dearest for place in stack[:least]]
+
+    def last_to_go(place: int) -> tuple[bool, float]:
+        return not shape.layers[place].needed, -prices["layers"][place][-1]
+
+    return [place for stack in stacks.values() for place in sorted(stack, key=last_to_go)[:least]]
 
 
 def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:
@@ -214,17 +218,13 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
     Raises UserError E803 where the file is another's, E901 where ONNX Runtime is missing.
     """
     from export.latency_table import LatencyTable, measure_table, steps
-    from pipelines.store import lock, write_atomic
 
     facts = facts_of(target, dense, inputs)
-    path = workspace.cache / f"{table_name(facts)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(path.with_suffix(".lock"), lambda pid: workspace.say(f"waiting for process {pid}, which measures the same")):
-        if path.is_file() and not workspace.again:
-            workspace.say(f"latency table {path.stem} is there")
-            return LatencyTable.from_json(path.read_text(encoding="utf-8"), facts)
-        with workspace.progress(f"measuring {path.stem}", steps(dense, target.rounds)) as bar:
-            table = measure_table(
+    name = table_name(facts)
+
+    def measure() -> str:
+        with workspace.progress(f"measuring {name}", steps(dense, target.rounds)) as bar:
+            return measure_table(
                 dense,
                 sample_of(data),
                 facts,
@@ -235,9 +235,58 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
                 threads=inputs.threads,
                 rounds=target.rounds,
                 on_step=bar.advance,
-            )
-        write_atomic(path, table.to_json().encode())
-    return table
+            ).to_json()
+
+    return LatencyTable.from_json(once(name, measure, workspace), facts)
+
+
+def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
+    """What `measure` says, from the file `name` of the cache where it was measured before and not asked for anew."""
+    from pipelines.store import lock, write_atomic
+
+    path = workspace.cache / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock(path.with_suffix(".lock"), lambda pid: workspace.say(f"waiting for process {pid}, which measures the same")):
+        if path.is_file() and not workspace.again:
+            workspace.say(f"{name} is there")
+            return path.read_text(encoding="utf-8")
+        found = measure()
+        write_atomic(path, found.encode())
+    return found
+
+
+def prices(
+    search: Search, scores: Mapping[str, Sequence[Tensor]], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
+) -> Prices:
+    """What losing the lowest units of every block costs, measured on training rows once for a model and its scores.
+
+    Raises UserError E521, E803 where the file is damaged.
+    """
+    import numpy as np
+    import torch
+
+    from compressor.deltas import merged_copy
+    from compressor.pruning.prices import prices_of, trials
+    from compressor.pruning.scores import units_of
+    from pipelines.loading import tensor_batches
+    from pipelines.store import fingerprint
+
+    alike = [torch.zeros(units) for units in units_of(model, "layers")]
+    order = {structure: scores.get(structure, alike) for structure in search.structures}
+
+    def measure() -> str:
+        batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, 32))
+        with workspace.progress("measuring what units are worth", trials(model, search.structures)) as bar:
+            found = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
+        return json.dumps({structure: [one.tolist() for one in blocks] for structure, blocks in found.items()})
+
+    ranks = {structure: [torch.argsort(one, stable=True).tolist() for one in blocks] for structure, blocks in order.items()}
+    facts = {"model": inputs.nearest("model").id, "ranks": ranks, "rows": search.price_rows, "threads": inputs.threads}
+    text = once(f"prices-{fingerprint(facts)[:16]}", measure, workspace)
+    try:
+        return {structure: [np.array(one, dtype=float) for one in blocks] for structure, blocks in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError("E803", "the prices of units are unreadable", "Delete the file: they are measured again") from error
 
 
 def table_name(facts: Mapping[str, Any]) -> str:

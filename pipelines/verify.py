@@ -217,7 +217,9 @@ class Verification:
 
         rows, key = self.data.validation, self.data.kind.metric.key
         logits = predict_rows(torch_forward(load_model(made, inputs.base)), rows, self.data, self.workspace, "quality")
-        require_quality(logits, key, rows.quality(logits)[key], made.metadata["quality"][key], len(rows))
+        require_quality(
+            logits, key, rows.quality(logits)[key], made.metadata["quality"][key], self.data.kind.grain(rows.labels)
+        )
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
@@ -292,12 +294,13 @@ class _Reference:
             self.answers = ask(torch_forward(self.model), of.data.validation, of.data, of.workspace, self.name)
 
 
-def require_quality(logits: np.ndarray, metric: str, found: float, recorded: float, rows: int) -> None:
-    """Raises CheckError E613 for logits that are not finite, or a metric that differs from the recorded one."""
+def require_quality(logits: np.ndarray, metric: str, found: float, recorded: float, grain: float) -> None:
+    """Raises CheckError E613 for logits that are not finite, or a metric that differs from the recorded one by more than one
+    answer (`grain`) or DRIFT."""
     mend = "The model is not the one that was measured: run its stage again with --force"
     if not np.isfinite(logits).all():
         raise CheckError("E613", "logits are not finite", mend)
-    if abs(found - recorded) > max(DRIFT, 1 / rows) + 1e-9:
+    if abs(found - recorded) > max(DRIFT, grain) + 1e-9:
         raise CheckError("E613", f"{metric} {found:.4f}, recorded {recorded:.4f}", mend)
 
 

@@ -117,7 +117,7 @@ def predict(
             encodings = encoder.encode(batch)
             logits = client.infer(model, encoder.features(encodings))[output].astype(np.float64)
             for row, text, encoding in zip(logits, batch, encodings, strict=True):
-                answers.append(kind.prediction(labels, row, text, encoding.offsets))
+                answers.append(kind.prediction(labels, row, text, encoding))
     return answers
 
 
@@ -136,10 +136,6 @@ class Encoder:
         self.tokenizer = load_tokenizer(Path(folder), parameters)
         self.end = int(parameters["end_id"]) if "end_id" in parameters else None
 
-    def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
-        """Raises as `encode`."""
-        return self.features(self.encode(texts))
-
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[Encoding]:
         """Raises UserError E717 for a text that spells the token at which the model reads its answer."""
         encodings = self.tokenizer.encode_batch(list(texts))
@@ -148,6 +144,7 @@ class Encoder:
         return encodings
 
     def features(self, encodings: Sequence[Encoding]) -> dict[str, np.ndarray]:
+        """What the model takes, int arrays (batch, length) by name."""
         import numpy as np
 
         return {

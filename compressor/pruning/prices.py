@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compressor.errors import UserError
 from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices
 from compressor.pruning.surgery import Removal, silenced
@@ -47,7 +48,7 @@ def prices_of(
 
     It is the rise of `kind.distillation`, the mean over the rows of `batches` ((inputs, labels) each), against the labels and
     the outputs of the model as it is; more units never cost less. The model has no chains; its weights are what they were
-    afterwards, and it is in eval mode.
+    afterwards, and it is in eval mode. Raises UserError E521 where a loss is not finite.
     """
     model.eval()
     own = [model(**inputs).logits for inputs, _ in batches]
@@ -55,7 +56,10 @@ def prices_of(
     def loss() -> float:
         pairs = zip(batches, own, strict=True)
         parts = [kind.distillation(model(**inputs).logits, had, labels) for (inputs, labels), had in pairs]
-        return float(np.average(torch.stack(parts).double(), weights=[len(labels) for _, labels in batches]))
+        mean = float(np.average(torch.stack(parts).double(), weights=[len(labels) for _, labels in batches]))
+        if not np.isfinite(mean):
+            raise UserError("E521", "the loss on training rows is not finite", "Tune again with a lower learning rate")
+        return mean
 
     start = loss()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
-from compressor.models import SEQUENCES, auto_class_facts, auto_class_of
+from compressor.models import AUTO_CLASSES, SEQUENCES, auto_class_facts, auto_class_of
 from compressor.storage.bits import Stored
 from compressor.storage.layout import accounts, compact, expand, slots
 
@@ -230,6 +230,9 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
     sha256 = description.pop("sha256")
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
+    auto_class = description.get("auto_class", SEQUENCES)
+    if auto_class not in AUTO_CLASSES:
+        raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)
     shapes, head = description["head"], None
     kept = unpack_kept(description["kept"], flat.pop("kept", None))
     if shapes is not None:
@@ -243,7 +246,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
         own=_unflatten(description["changes"], flat),
         head=head,
         sha256=sha256,
-        auto_class=description.get("auto_class", SEQUENCES),
+        auto_class=auto_class,
         shared=_read_shared(description["shared"], place) if "shared" in description else None,
     )
 
@@ -311,7 +314,7 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
         mend = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
         raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", mend, str(path))
     _check_type(model, delta, path)
-    if auto_class_of(model) != delta.auto_class:
+    if delta.head is not None and auto_class_of(model) != delta.auto_class:
         what = f"the live model is of {auto_class_of(model)}, the delta was tuned in one of {delta.auto_class}"
         raise UserError("E311", what, f"Load it on the base's folder: load(base='{delta.base}', delta=...)", str(path))
     check_head(model, delta.head, delta.labels)

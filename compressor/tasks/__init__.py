@@ -38,7 +38,7 @@ class TaskConfig(BaseModel):
     validation: Path
     text: str | list[str] = "text"
     label: str = Field(default="label", validate_default=True)
-    max_length: int = Field(default=128, ge=4, le=8192, description="tokens a row is truncated to")
+    max_length: int = Field(default=128, ge=4, le=8192, description="tokens of a row: more are cut off, or E213")
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
 
     @model_validator(mode="before")
@@ -52,11 +52,15 @@ class TaskConfig(BaseModel):
 
     @field_validator("text")
     @classmethod
-    def _one_or_two(cls, text: str | list[str]) -> str | list[str]:
+    def _one_or_two(cls, text: str | list[str], info: ValidationInfo) -> str | list[str]:
+        from compressor.tasks.kinds import kind_of
+
         if isinstance(text, list) and len(text) not in (1, 2):
             raise ValueError("text names one column, or two for sentence pairs")
         if isinstance(text, list) and len(set(text)) < len(text):
             raise ValueError("a pair is two columns, not one twice")
+        if isinstance(text, list) and len(text) > 1 and not kind_of(info.data.get("kind", KINDS[0])).pairs:
+            raise ValueError(f"a task of kind {info.data['kind']} reads one column")
         return text
 
     @field_validator("label")

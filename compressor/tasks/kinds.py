@@ -20,6 +20,7 @@ from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from torch import Tensor, nn
 
 Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]]
@@ -71,13 +72,15 @@ class Kind:
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
     - `metrics`: the first is the one that gates, intervals and reports are about;
     - `answers`: outputs -> the labels that the model itself would give;
-    - `prediction`: (the outputs' names, one row of outputs, the text and the characters [start, end) of its tokens) -> what a
-      client is told, a dataclass that is shown by `str`; raises UserError E717;
+    - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> what a client is told, a
+      dataclass that is shown by `str`; raises UserError E717;
     - `written`: a client's text as the model was trained to read it; raises UserError E717;
     - `auto_class`: whose task head the model has (`compressor.models`);
     - `columns`: the names of the text's and the label's column, where the task gives none;
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which say where the model answers
       (`compressor.tasks.answers`); raises UserError E213;
+    - `grain`: labels (rows, ...) -> how far one answer can move the main metric;
+    - `pairs`: whether a row may be two texts;
     - `judged`: (outputs (answers, outputs), labels (rows, ...)) -> two arrays (rows, ...) that metrics are made of, so that
       rows can be drawn.
     """
@@ -93,10 +96,12 @@ class Kind:
     metrics: tuple[Metric, ...]
     agreement: Agreement
     answers: Callable[[np.ndarray], np.ndarray]
-    prediction: Callable[[Sequence[str], np.ndarray, str, Sequence[tuple[int, int]]], Any]
+    prediction: Callable[[Sequence[str], np.ndarray, str, Encoding], Any]
     written: Callable[[Any], Any] = lambda text: text
     auto_class: str = SEQUENCES
     columns: tuple[str, str] = ("text", "label")
+    grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
+    pairs: bool = True
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
     judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
 

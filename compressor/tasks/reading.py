@@ -86,7 +86,7 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any,
     """(line, texts, label) of every row of one file."""
     rows, kind = _read(path), kind_of(task.kind)
     if not rows:
-        raise UserError("E204", "the file has no rows", "Give at least one row below the header", str(path))
+        raise UserError("E204", "the file has no rows", "Give at least one row", str(path))
     columns = list(rows[0][1])
     for name in (*task.text_columns, task.label):
         if name not in columns:
@@ -169,7 +169,19 @@ def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
             raise UserError("E210", f"not JSON ({error.msg})", "Write one JSON object a line", f"{path}:{number}") from None
         if not isinstance(row, dict):
             raise UserError("E210", "not a JSON object", "Write one JSON object a line", f"{path}:{number}")
+        if "\\u" in line and not _is_unicode(row):
+            what, mend = "half of a character, a lone \\uD800 to \\uDFFF", "Write it whole, or leave it out"
+            raise UserError("E210", what, mend, f"{path}:{number}")
         yield number, _Defaulted(row)
+
+
+def _is_unicode(row: dict) -> bool:
+    """Whether what a row escapes are whole characters: JSON may write surrogates alone."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_words(text: str, path: Path) -> Iterator[tuple[int, dict]]:

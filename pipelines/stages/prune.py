@@ -18,7 +18,7 @@ from compressor.pruning.names import LOSS_POWER, Criterion, Structure
 from pipelines import prune_weights
 from pipelines.prune_weights import WeightsItem
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
-from pipelines.targets import Judged, Search, closed_form, surroundings, widths
+from pipelines.targets import Judged, Search, closed_form, prices, surroundings, widths
 from pipelines.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from compressor.anatomy import Layer
     from compressor.cost import LayerShape
-    from compressor.pruning.search import Prices
     from compressor.pruning.surgery import Removal
     from pipelines.loading import Data
 
@@ -290,10 +289,11 @@ def meet(
     if measure(before) <= target.budget(whole):
         workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
     else:
+        widths(search, before, shape_of(dense), measure, None)  # what is out of reach is said before units are measured
         judged = [Judged(*pair, search.rows) for pair in search.criteria.items()]
         scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
-        prices = priced(search, scores, model, data, workspace)
-        record["widths"] = found = widths(search, before, shape_of(dense), measure, prices)
+        found = widths(search, before, shape_of(dense), measure, prices(search, scores, model, inputs, data, workspace))
+        record["widths"] = found
         record["parity"] = cut("target", lowest_of(found, scores), model, base, data, workspace)
     told = [f"target {target.say(target.value)}"]
     record["predicted"] = target.reached(measure(shape_of(model)), whole)
@@ -304,22 +304,6 @@ def meet(
         told.append(f"measured {target.say(record['measured'])}")
     workspace.say(", ".join(told))
     return {**record, "told": ", ".join(told)}
-
-
-def priced(search: Search, scores: dict[str, list[Tensor]], model: nn.Module, data: Data, workspace: Workspace) -> Prices:
-    """What losing the lowest units of every block costs, measured on training rows."""
-    import torch
-
-    from compressor.deltas import merged_copy
-    from compressor.pruning.prices import prices_of, trials
-    from compressor.pruning.scores import units_of
-    from pipelines.loading import tensor_batches
-
-    one_each = [torch.zeros(units) for units in units_of(model, "layers")]
-    order = {name: scores.get(name, one_each) for name in search.structures}
-    batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, 32))
-    with workspace.progress("measuring what units are worth", trials(model, search.structures)) as bar:
-        return prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from compressor.errors import UserError
 from compressor.modules import STRUCTURES
 from compressor.pruning.prices import KNOTS, knots_of, prices_of, trials
 from compressor.pruning.scores import lowest, random_scores, units_of
@@ -46,7 +47,8 @@ def test_a_price_is_what_removing_does_to_the_loss(architecture):
         for place, price in enumerate(blocks):
             units = units_of(model, structure)[place]
             assert price.shape == (units + 1,) and price[0] == 0 and (np.diff(price) > 0).all()
-            highest = 0.0
+            highest, known = 0.0, [0, *(units - left for left in knots_of(units))]
+            assert price == pytest.approx(np.interp(range(units + 1), known, price[known]), abs=1e-12)
             for left in knots_of(units):
                 cut = copy.deepcopy(model)
                 gone = lowest([scores[structure][place]], [units - left])[0]
@@ -64,6 +66,14 @@ def test_a_silence_ends(architecture):
         assert torch.equal(model(**encoding()).logits, whole) and not torch.equal(quiet, whole)
         remove(model, plan)
         assert (model(**encoding()).logits - quiet).abs().max() < 1e-12
+
+
+def test_a_model_whose_loss_is_no_number_has_no_prices():
+    model = tiny("bert")
+    with torch.no_grad():
+        model.classifier.bias[0] = float("nan")
+    with pytest.raises(UserError, match="E521"):
+        prices_of(model, {"heads": random_scores(model, "heads", 0)}, two_batches(), KIND)
 
 
 @pytest.mark.parametrize(("units", "knots"), [(0, []), (1, [0]), (4, [3, 2, 1, 0]), (12, [9, 6, 3, 1, 0])])

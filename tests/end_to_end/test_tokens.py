@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -124,7 +123,7 @@ def test_a_live_teacher_and_openvino(tmp_path):
         load_pipeline(write_pipeline(tmp_path, kind="tokens", stages=[*stages, export])), tmp_path
     ).artifacts
     assert all(hop["passed"] for hop in artifacts["export"].metadata["parity"])
-    assert np.isfinite(artifacts["merge"].metadata["quality"]["f1"])
+    assert artifacts["merge"].metadata["quality"]["f1"] > 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which file `precision: auto` keeps, which matrices it finds sensitive, and that those stay fp32 in both runtimes."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,8 +9,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from transformers import AutoModelForTokenClassification
 
-from compressor.tasks.features import torch_forward
+from compressor.tasks.answers import IGNORED
+from compressor.tasks.features import predict, torch_forward
 from export.onnx import matrices, trace, write_onnx
 from export.openvino import export_openvino
 from export.precision import Trial, choose, counts, judged
@@ -97,6 +100,11 @@ def outlier():
     return model, trace(model, encoding(2, 9))
 
 
+def asking(batches):
+    """All answers to some batches."""
+    return lambda forward: np.concatenate([forward(batch) for batch in batches])
+
+
 LOUD = "bert.encoder.layer.1.output.dense"
 
 
@@ -106,10 +114,22 @@ def test_the_matrix_behind_an_outlier_is_the_most_sensitive(outlier, static):
     batches, names = [encoding(4, 9), encoding(2, 20)], matrices(graph)
     before = [torch_forward(model)(batch) for batch in batches]
     steps = []
-    found = rank(model, [*names, "no such module"], batches, static=static, on_step=lambda: steps.append(1))
+    found = rank(model, [*names, "no such module"], asking(batches), static=static, on_step=lambda: steps.append(1))
     assert {one.name for one in found} == set(names) and len(steps) == len(names)
     assert found[0].name == LOUD and found[0].difference > 5 * found[1].difference > 0
     assert all(np.array_equal(torch_forward(model)(batch), old) for batch, old in zip(batches, before, strict=True))
+
+
+def test_words_of_unequal_sentences_are_what_a_ranking_asks():
+    """The answers at labels alone, whatever the lengths of a batch."""
+    model = tiny("bert", torch.float32, auto=AutoModelForTokenClassification)
+    rows = [{"input_ids": [5] * length, "attention_mask": [1] * length} for length in (3, 9, 6)]
+    labels = np.array([[IGNORED, 1, *[IGNORED] * 7], [0] * 9, [IGNORED] * 5 + [2] + [IGNORED] * 3])
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    ask = partial(predict, rows=rows, pad_id=0, labels=labels, batch_size=2)
+    assert ask(torch_forward(model)).shape == (11, 3)
+    found = rank(model, names, ask, static=True)
+    assert {one.name for one in found} == set(names) and found[-1].difference > 0
 
 
 def test_a_tied_weight_is_rounded_in_one_place_only():
@@ -117,7 +137,7 @@ def test_a_tied_weight_is_rounded_in_one_place_only():
     model = tiny("gpt2", torch.float32)
     model.transformer.wpe.weight = model.transformer.wte.weight
     batch = encoding(2, 9)
-    both = rank(model, ["transformer.wte", "transformer.wpe"], [batch], static=False)
+    both = rank(model, ["transformer.wte", "transformer.wpe"], asking([batch]), static=False)
     assert len({one.difference for one in both}) == 2
 
 

@@ -213,7 +213,7 @@ MISTAKES = [
     Mistake(
         "a criterion for whole layers",
         pruning("target: {flops: 0.5}, structures: [layers], criterion: taylor"),
-        "E104 {file}:7: stages[2].prune: a criterion says which units of a sublayer go first",
+        "E104 {file}:7: stages[2].prune: criterion is about which units of a sublayer go first",
     ),
     Mistake(
         "a criterion for a structure that stays",

@@ -1,7 +1,9 @@
 """`prune: {target: ...}` in whole pipelines: what is recorded, met, and measured once. Nothing timed is asserted."""
 
 import json
+import pickle
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -10,6 +12,7 @@ from compressor.account import Plan
 from compressor.anatomy import layers_of
 from compressor.cost import shape_of
 from compressor.errors import UserError
+from compressor.pruning.prices import prices_of
 from export.latency_table import LatencyTable
 from pipelines import targets
 from pipelines.config import load_pipeline
@@ -19,7 +22,8 @@ from pipelines.stage import Inputs
 from pipelines.stages.prune import PruneConfig, lengths, planned
 from pipelines.stages.tune import TuneConfig
 from pipelines.stages.tune import plan as tune_plan
-from pipelines.targets import GOALS, Search, Target
+from pipelines.sweep import sweep
+from pipelines.targets import GOALS, Search, Target, closed_form, widths
 from tests.compressor.conftest import tiny
 from tests.pipelines.toys import tree
 from tests.tiny import write_pipeline
@@ -86,7 +90,7 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert first["widths"] == left
     [facts] = tables
     assert (facts["batch"], facts["length"], facts["architecture"], facts["rounds"]) == (2, 16, "bert", 3)
-    assert [path.stem for path in (tmp_path / ".store" / ".cache").iterdir()] == [second["table"]]
+    assert [path.stem for path in (tmp_path / ".store" / ".cache").glob("latency-*.json")] == [second["table"]]
     assert [row["hop"] for row in artifacts["prune-2"].metadata["parity"]] == ["target masked -> removed"]
 
 
@@ -161,6 +165,46 @@ def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasur
     assert "flops-0.9" in shown and f"{reached[1]:.4f}" in shown
 
 
+def copying(variants, run, say):
+    """An engine whose variants run elsewhere: only what they return comes back."""
+    return [pickle.loads(pickle.dumps(run(variant))) for variant in variants]
+
+
+def test_blocks_that_stay_anyway_are_those_that_are_kept():
+    """A T5's first blocks hold the position bias of all others: that others are dearer keeps no second one."""
+    search, shape = Search(target=Target(parameters=0.45), structures=["layers"]), start("t5").shape
+    rising = {"layers": [np.array([0.0, 1.0 + place]) for place in range(len(shape.layers))]}
+    found = widths(search, shape, shape, closed_form(search.target), rising)
+    assert found == widths(search, shape, shape, closed_form(search.target), None) == [{}, None, None, {}, None, None]
+
+
+def test_units_are_priced_once_for_a_model_and_its_scores(project, tmp_path, monkeypatch):
+    """Whatever is asked for; again by force, with other rows or other scores, and where the file is damaged it is told."""
+    counted = []
+
+    def counting(*given):
+        counted.append(given)
+        return prices_of(*given)
+
+    monkeypatch.setattr("compressor.pruning.prices.prices_of", counting)
+
+    def go(*settings, force=()):
+        found = run_pipeline(load_pipeline(project, settings), tmp_path, until="prune", force=force)
+        return found.artifacts["prune"].metadata["target"]["widths"], len(counted)
+
+    first, count = go()
+    assert (count, go("prune.target.flops=0.7")[1]) == (1, 1)
+    assert go(force=["prune"]) == (first, 2) == (go()[0], 2)
+    assert go("prune.price_rows=9")[1] == 3 and go("prune.criterion=random")[1] == 4
+    with pytest.raises(UserError, match=r"E520 .*0\.001 of the FLOPs"):
+        go("prune.target.flops=0.001", "prune.price_rows=8")
+    assert len(counted) == 4, "what is out of reach needs no prices"
+    for path in (tmp_path / ".store" / ".cache").glob("prices-*.json"):
+        path.write_text("{")
+    with pytest.raises(UserError, match=r"E803 .*prices"):
+        go("prune.target.flops=0.75")
+
+
 def test_a_target_out_of_reach_ends_no_family(project, tmp_path, tables, unmeasured, compress):
     """It is told, and the others run; alone it is an error."""
     limits = ("--set", "prune.keep={neurons: 16}", "--until", "prune", "--out", tmp_path)
@@ -174,8 +218,13 @@ def test_a_target_out_of_reach_ends_no_family(project, tmp_path, tables, unmeasu
     assert low is None and 0.6 < high <= 0.8
     written = (folder / "sweep.md").read_text()
     assert f"| prune | predicted |  | {high:.4f} |" in written and f"flops-0.05: {told}" in written
+    apart = sweep(project, "values", None, tmp_path, over="prune.target.flops=0.05,0.8", execute=copying, **{
+        "overrides": ["prune.keep={neurons: 16}"], "until": "prune", "say": lambda text: None,
+    })  # fmt: skip
+    assert apart.unreached == content["unreached"]
     code, _, error = compress("sweep", project, "--over", "prune.target.flops=0.05,0.04", *limits)
-    assert code == 2 and error.startswith("E520 variant flops-0.04") and not (folder / "sweep.md").exists()
+    assert code == 2 and [line[:23] for line in error.splitlines()] == ["E520 variant flops-0.05", "E520 variant flops-0.04"]
+    assert not (folder / "sweep.md").exists()
 
 
 @pytest.mark.parametrize(

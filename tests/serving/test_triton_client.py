@@ -87,7 +87,7 @@ def test_features_are_those_the_model_declares(tokenizer_folder):
     declared = [{"name": name, "data_type": "TYPE_INT32"} for name in ("token_type_ids", "input_ids")]
     parameters = {"tokenizer_sha256": tokenizer_sha256(tokenizer_folder), "max_length": "6"}
     encoder = Encoder("m", {"input": declared}, parameters, tokenizer_folder)
-    encoded = encoder([("the plot was fine", "dull"), ("a", "film")])
+    encoded = encoder.features(encoder.encode([("the plot was fine", "dull"), ("a", "film")]))
     assert {name: array.dtype for name, array in encoded.items()} == {"token_type_ids": np.int32, "input_ids": np.int32}
     words = [[WORDS[index] for index in row] for row in encoded["input_ids"]]
     assert words == [["[CLS]", "the", "plot", "[SEP]", "dull", "[SEP]"], ["[CLS]", "a", "[SEP]", "film", "[SEP]", "[PAD]"]]
