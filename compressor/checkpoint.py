@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.models import AUTO_CLASSES, SEQUENCES, TOKENIZER_FILES, auto_class_facts, build, head_names, resolve
+from compressor.models import (
+    AUTO_CLASSES,
+    SEQUENCES,
+    TOKENIZER_FILES,
+    auto_class_facts,
+    build,
+    head_names,
+    resolve,
+    task_head,
+)
 from compressor.storage.live import remember
 
 if TYPE_CHECKING:
@@ -247,11 +256,8 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     if inserts.is_file():
         _restore_strictly(model, json.loads(inserts.read_text()), inserted, folder)
     # a T5 that generates is its own base; its head is known by name
-    prefix = None if model.base_model is model else f"{model.base_model_prefix}."
-    names = [name for name, _ in model.named_parameters()]
-    model.head_parameter_names = frozenset(
-        name for name in names if (name.startswith("lm_head.") if prefix is None else not name.startswith(prefix))
-    )
+    alone = frozenset(name for name, _ in model.named_parameters() if name.startswith("lm_head."))
+    model.head_parameter_names = alone if model.base_model is model else task_head(model)
     return model.eval()
 
 

@@ -39,15 +39,15 @@ class HiddenTeacher:
     block of the dense model gives (T5: of the encoder and of the decoder).
 
     It costs its own weights in memory and a forward pass at each step; it draws nothing and trains nothing. `logits`: learn
-    those, too.
+    those, too; with `weight` 0, alone.
     """
 
     def __init__(self, dense: nn.Module, student: nn.Module, *, weight: float = HIDDEN_WEIGHT, logits: bool = False):
         self.dense, self.weight, self.logits = dense.eval().requires_grad_(False), weight, logits
         theirs, ours = layers_of(dense), layers_of(student)
         numbers = [int(number) for number in kept_of(student)] or range(len(theirs))
-        self.ours = [layer.module for layer in ours]
-        self.theirs = [theirs[number].module for number in numbers]
+        self.ours = [layer.module for layer in ours] if weight else []
+        self.theirs = [theirs[number].module for number in numbers] if weight else []
 
     def loss(
         self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, kind: Kind = CLASSIFICATION
@@ -59,7 +59,9 @@ class HiddenTeacher:
             outputs = model(**inputs)
         logits = outputs.logits
         loss = kind.distillation(logits, taught.logits, labels) if self.logits else kind.loss(logits, labels)
-        return outputs, loss + self.weight * hidden_distance(ours, theirs, inputs["attention_mask"])
+        if self.weight:
+            loss = loss + self.weight * hidden_distance(ours, theirs, inputs["attention_mask"])
+        return outputs, loss
 
 
 @contextmanager

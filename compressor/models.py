@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
-AUTO_CLASSES = (SEQUENCES, TOKENS)
-"""The Auto classes whose task heads are trained here: one answer a row, or one at every token."""
+GENERATES = "AutoModelForCausalLM"
+AUTO_CLASSES = (SEQUENCES, TOKENS, GENERATES)
+"""The Auto classes of the models that are trained here: a task head that answers once a row, one that does at every token, and
+no head but the pretrained one, which says the next token."""
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -143,10 +145,9 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
         output_loading_info=True,
         state_dict=tensors,
     )
-    prefix = f"{model.base_model_prefix}."
-    outside = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}
+    outside = task_head(model)
     missing = set(loading["missing_keys"]) - outside
-    broken = sorted(name for name in missing if not name.startswith(f"{prefix}pooler."))
+    broken = sorted(name for name in missing if not name.startswith(f"{model.base_model_prefix}.pooler."))
     if broken:
         what = f"the weights lack {len(broken)} tensors of the base, e.g. {', '.join(broken[:3])}"
         raise UserError("E304", what, "Give a whole model", str(folder))
@@ -157,6 +158,7 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
 
 HEAD_ORIGINS = {
     "fresh": "a fresh task head: the base has none",
+    "own": "the pretrained head, which says the next word, is kept as part of the base",
     "kept": "the base's own task head is kept: it has exactly this task's labels",
     "replaced": "the base's own task head is for other labels or another task: a fresh one is trained instead",
 }
@@ -174,6 +176,8 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     from transformers import AutoConfig
 
     wanted = {name: tuple(empty.get_parameter(name).shape) for name in head_names(empty)}
+    if not wanted:
+        return "own", None
     files, shapes = _weight_files(folder), {}
     for path in files:
         with safe_open(path, "pt") as stored:
@@ -213,14 +217,24 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
     if auto_class == TOKENS and not row.answers_tokens:
         what = f"a '{row.model_type}' has no task head for single words here"
         raise UserError("E309", what, "Take an encoder, such as a BERT", str(folder))
+    if auto_class == GENERATES and not row.head_on_tokens:
+        what = f"a '{row.model_type}' is not trained to generate here"
+        raise UserError("E309", what, "Take a decoder: a GPT-2 or a Llama", str(folder))
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
     with torch.device("meta"):
         model = getattr(transformers, auto_class).from_config(config)
-    prefix = f"{model.base_model_prefix}."
-    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
+    model.head_parameter_names = task_head(model)
     return model
+
+
+def task_head(model: nn.Module) -> frozenset[str]:
+    """What the Auto class created beside the pretrained base; nothing where that was pretrained, too."""
+    if auto_class_of(model) == GENERATES:
+        return frozenset()
+    prefix = f"{model.base_model_prefix}."
+    return frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
 
 
 def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
@@ -231,8 +245,9 @@ def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
 
 
 def auto_class_of(model: nn.Module) -> str:
-    """SEQUENCES or TOKENS, by what a live model's task head answers; SEQUENCES for any other model."""
-    return TOKENS if type(model).__name__.endswith("ForTokenClassification") else SEQUENCES
+    """SEQUENCES, TOKENS or GENERATES, by what a live model's head answers; SEQUENCES for any other model."""
+    endings = {"ForTokenClassification": TOKENS, "ForCausalLM": GENERATES, "LMHeadModel": GENERATES}
+    return next((found for ending, found in endings.items() if type(model).__name__.endswith(ending)), SEQUENCES)
 
 
 def auto_class_facts(model: nn.Module) -> dict[str, str]:
@@ -242,7 +257,7 @@ def auto_class_facts(model: nn.Module) -> dict[str, str]:
 
 
 def head_names(model: nn.Module) -> frozenset[str]:
-    """Parameters of the task head: everything the Auto class created beside the pretrained base."""
+    """Parameters of the task head (`task_head`)."""
     return model.head_parameter_names
 
 

@@ -56,7 +56,7 @@ def export_folder(
         found = find_model(reference)
         fuse = fuse and can_fuse(found.model)
         _check_kind(found, precisions, tensorrt, reference)
-        write = _write_generator if found.kind == "generation" else _write_classifier
+        write = write_generating if found.kind == "generation" else _write_classifier
         more = write(found, folder, precisions, fuse, SINGLE_FILE_LIMIT if limit is None else limit, tensorrt)
         for name in (*TOKENIZER_FILES, "config.json", "generation_config.json"):
             if (found.folder / name).is_file():
@@ -116,10 +116,10 @@ def _write_classifier(
     }
 
 
-def _write_generator(
-    found: Found, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, tensorrt: None
+def write_generating(
+    found: Found, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, tensorrt: None = None
 ) -> dict[str, Any]:
-    """The files of a model that generates, and what the summary tells of them."""
+    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, CheckError E610."""
     from export.decoders import trace_generator
     from export.generators import prove_generator, special_tokens, write_generator
 

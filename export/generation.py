@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
+from export.sessions import PAST, session
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, OrtValue
 
-PAST, PRESENT, PROOF = "past_key_values.", "present.", "export.json"
+PRESENT, PROOF = "present.", "export.json"
 
 Live = "InferenceSession | tuple[InferenceSession, InferenceSession]"
 """A decoder, or an encoder and the decoder behind it (export/decoders.py)."""
@@ -101,8 +102,6 @@ def open_generator(
 
     Raises UserError E602 where the folder is no export of a model that generates, or not of that precision.
     """
-    from export.sessions import session
-
     try:
         facts = json.loads((folder / PROOF).read_text(encoding="utf-8"))
         special, files = facts["generation"], facts["files"]

@@ -98,7 +98,7 @@ def prove_generator(found: Found, precision: str, paths: Sequence[Path]) -> dict
     }
     if text.source is None:
         others["padded on the left"] = logits_of(live, text.turned(), middle)
-    kind = {"fp32": "onnx, generated"}.get(precision, f"{precision} on random tokens")
+    kind = {"fp32": "onnx on random tokens"}.get(precision, f"{precision} on random tokens")
     batches = (dict.fromkeys(others, reference), others)
     result = compare_tokens(f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text), batches=batches)
     require(result)

@@ -46,6 +46,10 @@ BOUNDS = {
     "merged": Bound(difference=0.0),
     "onnx": Bound(difference=1e-4, relative=True),
     "onnx, generated": Bound(difference=1e-4, relative=True, of_row=True),
+    # behind random words some states are sums of large numbers that cancel: rounding moves their logits further
+    "onnx on random tokens": Bound(difference=1e-3, relative=True, of_row=True),
+    "removed, generated": Bound(difference=1e-4, relative=True, of_row=True),
+    "merged, generated": Bound(difference=0.0, relative=True, of_row=True),
     "served": Bound(difference=1e-5),
     "int8": Bound(metric_loss=0.01),
     "fp16": Bound(difference=2e-2, relative=True),
@@ -56,6 +60,12 @@ BOUNDS = {
     "int4 on random tokens": Bound(metric_loss=0.5),
 }
 """Every hop's bound, in one table. Where logits are bounded, two logits closer than the bound may swap the label."""
+
+
+def row_of(kind: str, task: Kind) -> str:
+    """The row of the table for a kind of hop: one whose outputs are the words of a vocabulary has some of its own."""
+    own = f"{kind}, generated"
+    return own if task.generates and own in BOUNDS else kind
 
 
 @dataclass(frozen=True)
@@ -97,11 +107,12 @@ def compare(
     task: Kind = CLASSIFICATION,
     batches: tuple[Batches, Batches] = ({}, {}),
 ) -> ParityResult:
-    """Compare outputs (answers, outputs) by the bound of the hop's `kind`. Another shape or a NaN fails, whatever the bound.
+    """Compare outputs (answers, outputs) by the bound of the hop's `kind`, as `row_of` has it. Another shape or a NaN fails.
 
     `batches` are the same two models on some of the rows in other batches (`in_other_batches` of each): the same bound holds
     there, but for the metric.
     """
+    kind = row_of(kind, task)
     bound, others = BOUNDS[kind], {name: (batches[0][name], theirs) for name, theirs in batches[1].items()}
     loose = replace(bound, difference=ROUNDING) if bound.difference == 0.0 else bound
     if reference.shape != candidate.shape or not len(reference):
@@ -113,7 +124,8 @@ def compare(
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
     within = partial(_within, kind, task.agreement)
-    before, after = (task.value(outputs, labels) for outputs in (reference, candidate))
+    (ours, known), (theirs, _) = (task.judged(outputs, labels) for outputs in (reference, candidate))
+    before, after = (task.metric.value(found, known) for found in (ours, theirs))
     failed = tuple(name for name, pair in others.items() if not within(loose, *pair))
     # 1e-9: a loss of exactly one point must not fail by rounding
     kept = bound.difference is not None or before - after <= bound.metric_loss + 1e-9
@@ -126,7 +138,7 @@ def compare(
         agreement=task.agreement.measure(reference, candidate),
         metric_reference=before,
         metric_candidate=after,
-        metric_interval=task.change(candidate, reference, labels, resamples=RESAMPLES),
+        metric_interval=task.change(theirs, ours, known, resamples=RESAMPLES),
         worst_row=int(rows[(difference / _scale(bound, reference)).max(axis=1).argmax()]),
         bound=describe(bound, kind, task),
         passed=within(bound, reference, candidate) and kept and not failed,

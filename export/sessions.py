@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 Runtime = Literal["onnxruntime", "openvino"]
+PAST = "past_key_values."
+"""How the inputs begin that hold what a model that generates remembers."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -174,13 +176,22 @@ def openvino_session(path: Path, device: Device, threads: int | None) -> OpenVIN
 
 
 def run(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> np.ndarray:
-    """Logits (batch, classes) of int64 arrays (batch, length); inputs that the graph does not have are left out."""
-    return live.run(["logits"], _taken(live, encoding))[0]
+    """Logits (batch, classes) of int64 arrays (batch, length), or (batch, length, words) of a graph that generates."""
+    return live.run(["logits"], taken(live, encoding))[0]
 
 
-def _taken(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    wanted = {value.name for value in live.get_inputs()}
-    return {name: values for name, values in encoding.items() if name in wanted}
+def taken(live: onnxruntime.InferenceSession | OpenVINOSession, encoding: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a graph is fed: inputs that it does not have are left out, and one that generates is given an empty past."""
+    wanted = {value.name: value.shape for value in live.get_inputs()}
+    feeds = {name: values for name, values in encoding.items() if name in wanted}
+    if past := {name: shape for name, shape in wanted.items() if name.startswith(PAST)}:
+        import numpy as np
+
+        mask = encoding["attention_mask"]
+        feeds |= {name: np.zeros((len(mask), shape[1], 0, shape[3]), np.float32) for name, shape in past.items()}
+        # a position is the number of tokens before it, wherever the padding is
+        feeds["position_ids"] = np.maximum(mask.cumsum(axis=1) - 1, 0)
+    return feeds
 
 
 class Bound:
@@ -191,7 +202,7 @@ class Bound:
         from onnxruntime import OrtValue
 
         self.live, self.binding = live, live.io_binding()
-        for name, values in _taken(live, encoding).items():
+        for name, values in taken(live, encoding).items():
             self.binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values), device, 0))
         self.binding.bind_output("logits", device)
 

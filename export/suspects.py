@@ -110,15 +110,14 @@ def graph_values(path: Path, encoding: Encoding) -> list[np.ndarray]:
     """Every float value of three axes that the graph computes from `encoding`, in order; nothing is optimized away."""
     import onnx
 
-    from export.sessions import plain_session
+    from export.sessions import plain_session, taken
 
     proto = onnx.load(path)
     names = [name for node in proto.graph.node for name in node.output if name]
     shown = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)
     live = plain_session(proto.SerializeToString())
-    wanted = {value.name for value in live.get_inputs()}
-    values = live.run(None, {name: values for name, values in encoding.items() if name in wanted})
+    values = live.run(None, taken(live, encoding))
     return [value for value in values if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3]
 
 

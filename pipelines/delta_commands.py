@@ -177,7 +177,7 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
 
 
 def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
-    from compressor.models import build, resolve
+    from compressor.models import GENERATES, build, resolve
     from compressor.storage.live import remember
     from compressor.storage.peft import attach_lora, read_lora
 
@@ -185,7 +185,8 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     reference = base or adapter.config.get("base_model_name_or_path")
     if not reference:
         raise UserError("E315", "the adapter names no base", "Give it with --base", str(src))
-    names = labels.split(",") if labels else [f"LABEL_{number}" for number in range(adapter.classes or 2)]
+    classes = adapter.classes or (0 if adapter.auto_class == GENERATES else 2)
+    names = labels.split(",") if labels else [f"LABEL_{number}" for number in range(classes)]
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
     found = resolve(str(reference))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 PARITY_ROWS = 256
 """Validation rows that a parity check compares: the longest and the shortest are among them."""
+BATCH = 32
+"""Rows of a forward pass."""
+MOST_OUTPUTS = 2**24
+"""The most logits (64 MiB) of one side of a comparison, or of a forward pass: where outputs are words, that is fewer rows."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +49,59 @@ class Rows:
     def _of(self, chosen: Sequence[int] | np.ndarray) -> Rows:
         return Rows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
 
-    def quality(self, logits: np.ndarray) -> dict[str, Any]:
-        """The metrics of a model's answers (answers, outputs) to all of these rows, as they stand in metadata and reports."""
-        return self.kind.quality(logits, self.labels)
+    @property
+    def most_answers(self) -> int:
+        """Of one row."""
+        from compressor.tasks.answers import IGNORED
+
+        return 1 if self.labels.ndim == 1 else int((self.labels != IGNORED).sum(axis=1).max())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the metrics of a kind are made of, for one model on all rows of a split: `Kind.judged`."""
+
+    found: np.ndarray
+    known: np.ndarray
+    kind: Kind
+
+    @property
+    def quality(self) -> dict[str, Any]:
+        """The metrics, as they stand in metadata and reports."""
+        return self.kind.quality(self.found, self.known)
+
+    def change_from(self, reference: Judged) -> tuple[float, float]:
+        """95 % interval of the main metric's change against another model on the same rows."""
+        return self.kind.change(self.found, reference.found, self.known)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits, the label names in the order of the model's outputs, and the id that pads input_ids."""
+    """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the size of the
+    vocabulary whose words are the outputs where these have no names."""
 
     train: Rows
     validation: Rows
     label_names: list[str]
     pad_id: int
+    vocabulary: int = 0
 
     @property
     def kind(self) -> Kind:
         """What sort of task it is."""
         return self.train.kind
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a forward pass that trains nothing."""
+        longest = max(len(row["input_ids"]) for rows in (self.train, self.validation) for row in rows.tokens)
+        return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary))) if self.vocabulary else BATCH
+
+    def compared(self, most: int | None = None) -> Rows:
+        """Validation rows for a parity check, whose logits are held: `most` of them (all by default), or as many as fit."""
+        fitting = max(MOST_OUTPUTS // (self.validation.most_answers * (len(self.label_names) or self.vocabulary)), 2)
+        few = min(len(self.validation) if most is None else most, fitting)
+        return self.validation if most is None and few == len(self.validation) else self.validation.sample(few)
 
 
 def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
@@ -71,11 +110,14 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
 
     from compressor.models import end_id, padding_id, tokenizer_of
     from compressor.tasks.features import check_ends
+    from compressor.tasks.generation import check_end
     from compressor.tasks.kinds import kind_of
     from compressor.tasks.reading import read_task
 
     folder, config = inputs.base.folder, config or inputs.task
-    tokenizer, end, kind = tokenizer_of(folder), end_id(folder), kind_of(config.kind)
+    tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), AutoConfig.from_pretrained(folder)
+    if kind.generates:
+        check_end(tokenizer, model, folder)
     task, splits, faults = read_task(config), [], []
     for split, path in ((task.train, config.train), (task.validation, config.validation)):
         try:
@@ -87,7 +129,7 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
             faults.append(error)
     if faults:
         raise UserErrors(faults)
-    return Data(*splits, task.label_names, padding_id(AutoConfig.from_pretrained(folder), folder))
+    return Data(*splits, task.label_names, padding_id(model, folder), 0 if task.label_names else model.vocab_size)
 
 
 def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> nn.Module:
@@ -101,7 +143,7 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 
 
 def predict_rows(
-    forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = 32
+    forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = BATCH
 ) -> np.ndarray:
     """Logits (answers, outputs) of any `Forward`, with a progress bar."""
     from compressor.tasks.features import predict
@@ -109,6 +151,23 @@ def predict_rows(
     with workspace.progress(description, len(rows)) as bar:
         options = {"labels": rows.labels, "batch_size": batch_size, "on_batch": bar.advance}
         return predict(forward, rows.tokens, data.pad_id, **options)
+
+
+def judge_rows(
+    forward: Forward,
+    rows: Rows,
+    data: Data,
+    workspace: Workspace,
+    description: str,
+    judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
+) -> Judged:
+    """What the kind's `judged` (or another) makes of a model's answers to `rows`, with a progress bar; see `judge`."""
+    from compressor.tasks.features import judge
+
+    with workspace.progress(description, len(rows)) as bar:
+        options = {"batch_size": data.batch_size, "on_batch": bar.advance}
+        found = judge(forward, rows.tokens, data.pad_id, rows.labels, judged or rows.kind.judged, **options)
+    return Judged(*found, rows.kind)
 
 
 def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -131,7 +190,7 @@ def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Works
     from compressor.pruning.surgery import kept_of
     from compressor.tasks.features import torch_forward
 
-    logits = predict_rows(torch_forward(model), data.validation, data, workspace, "validating")
+    quality = judge_rows(torch_forward(model), data.validation, data, workspace, "validating").quality
     save_state(
         model,
         workspace.folder,
@@ -142,7 +201,7 @@ def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Works
     return {
         "merged": False,
         "weights_moved": weights_moved(model),
-        "quality": data.validation.quality(logits),
+        "quality": quality,
         "kept": kept_of(model),
         "labels": data.label_names,
     }

@@ -65,20 +65,20 @@ def measure(
     from compressor import load
     from compressor.multitask import probabilities
     from compressor.tasks.features import torch_forward
-    from pipelines.loading import predict_rows
+    from pipelines.loading import judge_rows
 
     rows, model = [], inputs.base.folder
     shares = probabilities([len(one.train) for one in data.values()], temperature)
     for (name, one), share in zip(data.items(), shares, strict=True):
         model = load(model, delta=files[name])
-        logits = predict_rows(torch_forward(model), one.validation, one, workspace, f"validating {name}")
+        found = judge_rows(torch_forward(model), one.validation, one, workspace, f"validating {name}")
         rows.append(
             {
                 "task": name,
                 "file": f"{TASKS}/{files[name].name}",
                 "bytes": files[name].stat().st_size,
                 "metric": one.kind.metric.key,
-                "quality": one.validation.quality(logits),
+                "quality": found.quality,
                 "labels": one.label_names,
                 "rows": len(one.train),
                 "probability": float(share),

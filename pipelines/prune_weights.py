@@ -159,7 +159,7 @@ def carry_out(
         for pool in pools:
             hide_lowest([matrices[number] for number in pool.members], scores, pool.count)
     overwrite(before, matrices)
-    rows = data.validation.sample(PARITY_ROWS)
+    rows = data.compared(PARITY_ROWS)
     reference = predict_rows(torch_forward(before), rows, data, workspace, "weights overwritten")
     candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
     result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
@@ -184,7 +184,7 @@ def score(
         return importance(matrices, item.criterion, changes, seed)
     rows = data.train.sample(item.rows)
     with workspace.progress(f"scoring weights by {item.criterion}", len(rows)) as bar:
-        batches = tensor_batches(rows, data.pad_id, 32)
+        batches = tensor_batches(rows, data.pad_id, data.batch_size)
         return loss_importance(model, matrices, item.criterion, batches, bar.advance, kind=data.kind)
 
 

@@ -275,8 +275,8 @@ def prices(
     order = {structure: scores.get(structure, alike) for structure in search.structures}
 
     def measure() -> str:
-        batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, 32))
-        with workspace.progress("measuring what units are worth", trials(model, search.structures)) as bar:
+        batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
+        with workspace.progress("measuring what units are worth", len(batches) * trials(model, search.structures)) as bar:
             found = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
         return json.dumps({structure: [one.tolist() for one in blocks] for structure, blocks in found.items()})
 

@@ -120,7 +120,7 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
     """Copy the deltas of the smaller budgets into the artifact and measure each (ID3: one run, budget against quality)."""
     from compressor import load
     from compressor.tasks.features import torch_forward
-    from pipelines.loading import predict_rows
+    from pipelines.loading import judge_rows
 
     (workspace.folder / BUDGETS).mkdir()
     rows = []
@@ -128,8 +128,8 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
         file = f"{BUDGETS}/{places}.safetensors"
         shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
         model = load(base=inputs.base.folder, delta=workspace.folder / file)
-        logits = predict_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
-        rows.append({"places": places, "file": file, "quality": data.validation.quality(logits)})
+        found = judge_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
+        rows.append({"places": places, "file": file, "quality": found.quality})
     return rows
 
 

@@ -191,7 +191,7 @@ class Verification:
         removals = removals_to(before, made.metadata["kept"])
         masked = merged_copy(before)
         silence(masked, removals)
-        rows = self.data.validation.sample(PARITY_ROWS)
+        rows = self.data.compared(PARITY_ROWS)
         return compare_modules("masked -> removed", "removed", masked, after, rows, self.data, self.workspace)
 
     def _merged(self, previous: Artifact, made: Artifact, inputs: Inputs) -> ParityResult:
@@ -199,7 +199,7 @@ class Verification:
         from pipelines.hops import compare_modules
         from pipelines.loading import PARITY_ROWS, load_model
 
-        rows, model = self.data.validation.sample(PARITY_ROWS), load_model(previous, inputs.base)
+        rows, model = self.data.compared(PARITY_ROWS), load_model(previous, inputs.base)
         return compare_modules("deltas -> merged", "merged", model, load(made.folder), rows, self.data, self.workspace)
 
     def _checkpoint(self, previous: Artifact, made: Artifact) -> None:
@@ -213,13 +213,17 @@ class Verification:
 
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
         from compressor.tasks.features import torch_forward
-        from pipelines.loading import load_model, predict_rows
+        from pipelines.loading import judge_rows, load_model
 
         rows, key = self.data.validation, self.data.kind.metric.key
-        logits = predict_rows(torch_forward(load_model(made, inputs.base)), rows, self.data, self.workspace, "quality")
-        require_quality(
-            logits, key, rows.quality(logits)[key], made.metadata["quality"][key], self.data.kind.grain(rows.labels)
-        )
+
+        def judged(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            require_finite(logits)
+            return self.data.kind.judged(logits, labels)
+
+        model = load_model(made, inputs.base)
+        found = judge_rows(torch_forward(model), rows, self.data, self.workspace, "quality", judged).quality
+        require_quality(key, found[key], made.metadata["quality"][key], self.data.kind.grain(rows.labels))
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
@@ -245,7 +249,7 @@ class Verification:
         from pipelines.stages.deploy import DeployConfig, contents
 
         row = next(stage for stage in self.stages if stage["id"] == made.entry)
-        config, rows = DeployConfig(**row["config"]), self.data.validation.sample(PARITY_ROWS)
+        config, rows = DeployConfig(**row["config"]), self.data.compared(PARITY_ROWS)
         *_, path, options = contents(config, inputs, self.data)
         repository = made.folder / "repository"
         yield "model, config, tokenizer", lambda: same_repository(repository, config.name, path, options)
@@ -276,7 +280,7 @@ class _Reference:
         live = proving_session(path, kind, self.verification.threads)
         hop = f"{self.name} -> {path.name}"
         self._load()
-        rows = data.validation
+        rows = data.compared()
         with runs(hop):
             answers = ask(partial(run, plain_session(path) if plain else live), rows, data, workspace, hop)
         return compare_graph(hop, kind, self.model, self.answers, path, answers, rows, data)
@@ -291,17 +295,22 @@ class _Reference:
             inputs, of = self.inputs, self.verification
             artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
             self.model = merge_all(load_model(artifact, inputs.base))
-            self.answers = ask(torch_forward(self.model), of.data.validation, of.data, of.workspace, self.name)
+            self.answers = ask(torch_forward(self.model), of.data.compared(), of.data, of.workspace, self.name)
 
 
-def require_quality(logits: np.ndarray, metric: str, found: float, recorded: float, grain: float) -> None:
-    """Raises CheckError E613 for logits that are not finite, or a metric that differs from the recorded one by more than one
-    answer (`grain`) or DRIFT."""
-    mend = "The model is not the one that was measured: run its stage again with --force"
+OTHER_MODEL = "The model is not the one that was measured: run its stage again with --force"
+
+
+def require_finite(logits: np.ndarray) -> None:
+    """Raises CheckError E613 for logits that are not."""
     if not np.isfinite(logits).all():
-        raise CheckError("E613", "logits are not finite", mend)
+        raise CheckError("E613", "logits are not finite", OTHER_MODEL)
+
+
+def require_quality(metric: str, found: float, recorded: float, grain: float) -> None:
+    """Raises CheckError E613 for a metric that differs from the recorded one by more than one answer (`grain`) or DRIFT."""
     if abs(found - recorded) > max(DRIFT, grain) + 1e-9:
-        raise CheckError("E613", f"{metric} {found:.4f}, recorded {recorded:.4f}", mend)
+        raise CheckError("E613", f"{metric} {found:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
 
 
 def require_same(what: str, found: Any, wanted: Any) -> None:

@@ -72,10 +72,14 @@ def write_tokenizer(folder: Path, model_type: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **tokens).save_pretrained(folder)
 
 
-def write_model(folder: Path, model_type: str = "bert") -> Path:
-    """A random 2-layer model (hidden 32, 4 heads, 24 neurons) with its tokenizer, saved as usual."""
+def write_model(folder: Path, model_type: str = "bert", *, auto: str = "AutoModel", **keys) -> Path:
+    """A random 2-layer model (hidden 32, 4 heads, 24 neurons) with its tokenizer, saved as usual.
+
+    `auto` is the Auto class that makes it, `keys` are of its config.
+    """
     import torch
-    from transformers import AutoConfig, AutoModel
+    import transformers
+    from transformers import AutoConfig
 
     write_tokenizer(folder, model_type)
     torch.manual_seed(0)
@@ -94,9 +98,10 @@ def write_model(folder: Path, model_type: str = "bert") -> Path:
             "pad_token_id": None if model_type in ("gpt2", "llama") else 0,
             "decoder_start_token_id": 0,
             **own_keys(model_type, layers=2, neurons=NEURONS),
+            **keys,
         },
     )
-    AutoModel.from_config(config).save_pretrained(folder)
+    getattr(transformers, auto).from_config(config).save_pretrained(folder)
     return folder
 
 
@@ -161,6 +166,24 @@ def write_tags(folder: Path, *, rows: int = 160) -> dict:
     return {"kind": "tokens", "train": "train.jsonl", "validation": "dev.conll", "max_length": 32}
 
 
+def write_prompts(folder: Path, *, rows: int = 160) -> dict:
+    """The same for a generation: the target says the telling words of the prompt again, in a frame. train.jsonl, and dev.csv;
+    returns `task:`."""
+    draw = random.Random(0)
+
+    def pair() -> tuple[str, str]:
+        label, filler = draw.randint(0, 1), draw.choices(FILLER, k=draw.randint(1, 3))
+        word = draw.choice((BAD, GOOD)[label])
+        return " ".join([*filler, word]), f"the film was {word} and {word}" if label else f"a {word} story"
+
+    lines = (json.dumps(dict(zip(("prompt", "target"), pair(), strict=True))) for _ in range(rows))
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "dev.csv").write_text(
+        "prompt,target\n" + "".join(f'"{one}","{other}"\n' for one, other in (pair() for _ in range(2 * rows)))
+    )
+    return {"kind": "generation", "train": "train.jsonl", "validation": "dev.csv", "max_length": 32}
+
+
 STAGES = [
     {"select": {"count": 4}},
     {"tune": {"method": "dsee", "rank": 4, "epochs": 6, "learning_rate": 0.02, "batch_size": 8}},
@@ -179,16 +202,21 @@ STAGES = [
 """The quickstart's shape, in seconds."""
 
 
+WRITERS = {"classification": write_data, "regression": write_scores, "tokens": write_tags, "generation": write_prompts}
+"""Kind of task -> what writes one."""
+
+
 def write_pipeline(
     folder: Path, *, stages: list | None = None, model_type: str = "bert", kind: str = "classification", **data
 ) -> Path:
     """A whole project in `folder`: model, data and pipeline.yaml; returns the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_model(folder / "model", model_type)
+    generates = kind == "generation" and model_type in ("gpt2", "llama")
+    write_model(folder / "model", model_type, **({"auto": "AutoModelForCausalLM"} if generates else {}))
     pipeline = {
         "name": "tiny",
         "model": "./model",
-        "task": {"classification": write_data, "regression": write_scores, "tokens": write_tags}[kind](folder, **data),
+        "task": WRITERS[kind](folder, **data),
         "stages": stages if stages is not None else STAGES,
     }
     path = folder / "pipeline.yaml"

@@ -32,7 +32,7 @@ def knots_of(units: int) -> list[int]:
 
 
 def trials(model: nn.Module, structures: Sequence[str]) -> int:
-    """How many measurements `prices_of` makes."""
+    """How many measurements `prices_of` makes on each batch."""
     return sum(len(knots_of(units)) for structure in structures for units in units_of(model, structure))
 
 
@@ -51,24 +51,25 @@ def prices_of(
     afterwards, and it is in eval mode. Raises UserError E521 where a loss is not finite.
     """
     model.eval()
-    own = [model(**inputs).logits for inputs, _ in batches]
-
-    def loss() -> float:
-        pairs = zip(batches, own, strict=True)
-        parts = [kind.distillation(model(**inputs).logits, had, labels) for (inputs, labels), had in pairs]
-        mean = float(np.average(torch.stack(parts).double(), weights=[len(labels) for _, labels in batches]))
-        if not np.isfinite(mean):
-            raise UserError("E521", "the loss on training rows is not finite", "Tune again with a lower learning rate")
-        return mean
-
-    start = loss()
+    blocks = [(name, place, block) for name, each in scores.items() for place, block in enumerate(each)]
+    asked = [(name, place, left) for name, place, block in blocks for left in knots_of(len(block))]
+    rises, rows = dict.fromkeys(asked, 0.0), sum(len(labels) for _, labels in batches)
+    for inputs, labels in batches:
+        # of one batch at a time: where outputs are words, those of all rows would not fit into memory
+        own = model(**inputs).logits
+        start = kind.distillation(own, own, labels).double()
+        for name, place, left in asked:
+            with silenced(model, {place: _without(name, scores[name][place], left)}):
+                loss = kind.distillation(model(**inputs).logits, own, labels)
+            rises[name, place, left] += float(loss.double() - start) * len(labels) / rows
+            on_trial(1)
+    if not np.isfinite(list(rises.values())).all():
+        raise UserError("E521", "the loss on training rows is not finite", "Tune again with a lower learning rate")
 
     def curve(structure: str, place: int, block: Tensor) -> np.ndarray:
         known = {len(block): 0.0}
         for left in knots_of(len(block)):
-            with silenced(model, {place: _without(structure, block, left)}):
-                known[left] = max(loss() - start, *known.values())
-            on_trial(1)
+            known[left] = max(rises[structure, place, left], *known.values())
         gone = np.arange(len(block) + 1)
         return np.interp(gone, len(block) - np.array(list(known)), list(known.values())) + HAIR * gone / max(len(block), 1)
 

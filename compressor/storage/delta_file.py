@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
-from compressor.models import AUTO_CLASSES, SEQUENCES, auto_class_facts, auto_class_of
+from compressor.models import AUTO_CLASSES, GENERATES, SEQUENCES, auto_class_facts, auto_class_of
 from compressor.storage.bits import Stored
 from compressor.storage.layout import accounts, compact, expand, slots
 
@@ -49,7 +49,7 @@ class DeltaFile:
     own: dict[str, Tensor]
     """The tensors of the changes that lie in this file."""
     head: dict[str, Tensor] | None
-    """None where it was left out."""
+    """None where it was left out; empty where all of the head is the base's."""
     sha256: str
     """Over what is written in the file and every tensor."""
     auto_class: str = SEQUENCES
@@ -233,10 +233,10 @@ def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
     auto_class = description.get("auto_class", SEQUENCES)
     if auto_class not in AUTO_CLASSES:
         raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)
-    shapes, head = description["head"], None
+    head = description["head"]
     kept = unpack_kept(description["kept"], flat.pop("kept", None))
-    if shapes is not None:
-        head = _cut(flat.pop("head"), shapes)
+    if head:
+        head = _cut(flat.pop("head"), head)
     return DeltaFile(
         base=description["base"],
         base_sha256=description["base_sha256"],
@@ -323,7 +323,7 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
 
 
 def _check_task(delta: DeltaFile, path: Path | str) -> None:
-    if not delta.labels:
+    if not delta.labels and delta.auto_class != GENERATES:
         raise UserError("E316", "holds what tasks share, and no task", "Give one of the task files beside it", str(path))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
-from compressor.models import SEQUENCES, TOKENS
+from compressor.models import GENERATES, SEQUENCES, TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
-TASK_TYPES = {SEQUENCES: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
+TASK_TYPES = {SEQUENCES: "SEQ_CLS", TOKENS: "TOKEN_CLS", GENERATES: "CAUSAL_LM"}
 """peft's words for what a task head answers."""
 
 UNDERSTOOD = frozenset(
@@ -85,7 +85,8 @@ class LoraFolder:
     @property
     def auto_class(self) -> str:
         """Whose task head the model has that it was trained in; SEQUENCES where it does not say."""
-        return TOKENS if self.config.get("task_type") == TASK_TYPES[TOKENS] else SEQUENCES
+        told = {name: auto_class for auto_class, name in TASK_TYPES.items()}
+        return told.get(self.config.get("task_type"), SEQUENCES)
 
     def scale(self, target: str, rank: int) -> float:
         """alpha / r, or alpha / √r (rsLoRA)."""

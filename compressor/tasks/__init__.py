@@ -1,7 +1,7 @@
 """A labelled task: what the user's files hold, and the doors through which they come in.
 
-Two kinds of single sentences or sentence pairs, classes and numbers, and one of words: a tag each. `kinds.Kind` says what
-differs between them; a new one is a file here and a word in `KINDS`.
+Two kinds of single sentences or sentence pairs, classes and numbers, one of words, a tag each, and one of prompts, a text each.
+`kinds.Kind` says what differs between them; a new one is a file here and a word in `KINDS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-KINDS = ("classification", "regression", "tokens")
+KINDS = ("classification", "regression", "tokens", "generation")
 """Every kind of task; each is a file beside this one."""
 
 
@@ -29,7 +29,7 @@ class Subset(BaseModel):
 
 class TaskConfig(BaseModel):
     """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the columns of a kind of words are
-    `tokens` and `tags` where nothing else is said."""
+    `tokens` and `tags`, those of a generation `prompt` and `target` where nothing else is said."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -99,6 +99,30 @@ def predict(
     return np.concatenate(logits)
 
 
+def judge(
+    forward: Forward,
+    rows: list[dict[str, list[int]]],
+    pad_id: int,
+    labels: np.ndarray,
+    judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+    *,
+    batch_size: int = 32,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `judged` of a kind makes of a model's answers, (rows, ...) twice, in the order of `rows`.
+
+    Outputs are held of one batch at a time: where they are words of a vocabulary, those of a split would not fit into memory.
+    """
+    found: list[np.ndarray | None] = [None] * len(rows)
+    known: list[np.ndarray | None] = [None] * len(rows)
+    for chosen in batches(rows, batch_size):
+        outputs = np.concatenate(list(answers_of(forward, rows, chosen, pad_id, labels)))
+        for row, one, other in zip(chosen, *judged(outputs, labels[chosen]), strict=True):
+            found[row], known[row] = one, other
+        on_batch(len(chosen))
+    return np.stack(found), np.stack(known)
+
+
 def answers_of(
     forward: Forward,
     rows: Sequence[dict[str, list[int]]],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models import SEQUENCES
+from compressor.models import GENERATES, SEQUENCES
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from torch import Tensor, nn
 
-Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]]
-"""Of a split: one a row, or one a word of each row."""
+Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[str]
+"""Of a split: one a row, or one a word of each row, or a text whose tokens `encode` makes labels of."""
 Example = tuple[tuple[Any, ...], Any]
 """The texts of a row, one a column (text, or a tuple of words), and its label."""
 Column = Sequence[tuple[int, Any]]
@@ -33,16 +33,17 @@ Column = Sequence[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of quality, the larger the better: a kind whose figure falls turns its sign.
+    """A figure of quality. Of a kind's main one, the larger the better: one that falls turns its sign, or is inverted.
 
     `value` takes what the kind's `judged` makes of outputs and labels, two arrays (rows, ...). `key` names it in metadata,
-    `name` in sentences; 100 times the value is shown, with `unit` behind it.
+    `name` in sentences; 100 times the value is shown, with `unit` behind it, and in a summary `aside`: the same in other words.
     """
 
     key: str
     name: str
     value: Callable[[np.ndarray, np.ndarray], float]
     unit: str = ""
+    aside: Callable[[float], str] = lambda value: ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Kind:
     - `grain`: labels (rows, ...) -> how far one answer can move the main metric;
     - `pairs`: whether a row may be two texts;
     - `judged`: (outputs (answers, outputs), labels (rows, ...)) -> two arrays (rows, ...) that metrics are made of, so that
-      rows can be drawn.
+      rows can be drawn; what it makes of a row does not depend on the others.
     """
 
     name: str
@@ -110,25 +111,26 @@ class Kind:
         """The main one."""
         return self.metrics[0]
 
-    def quality(self, outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-        """Every metric, the main one with its 95 % bootstrap interval, as they stand in metadata and reports."""
-        main, judged = self.metric, self.judged(outputs, labels)
-        values = {metric.key: metric.value(*judged) for metric in self.metrics}
+    @property
+    def generates(self) -> bool:
+        """Whether outputs are the words of a vocabulary: too many to be stored for the rows of a split."""
+        return self.auto_class == GENERATES
+
+    def quality(self, found: np.ndarray, known: np.ndarray) -> dict[str, Any]:
+        """Every metric of what was `judged`, the main one with its 95 % bootstrap interval, as they stand in metadata and
+        reports."""
+        main, values = self.metric, {metric.key: metric.value(found, known) for metric in self.metrics}
         return {
             main.key: values.pop(main.key),
-            "interval": list(interval(main.value, *judged)),
+            "interval": list(interval(main.value, found, known)),
             **values,
-            "rows": len(labels),
+            "rows": len(known),
         }
 
-    def value(self, outputs: np.ndarray, labels: np.ndarray) -> float:
-        """The main metric."""
-        return self.metric.value(*self.judged(outputs, labels))
-
-    def change(self, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int) -> tuple[float, float]:
-        """95 % paired bootstrap interval over rows of the main metric's change; options of `difference_interval`."""
-        (theirs, known), (ours, _) = (self.judged(outputs, labels) for outputs in (candidate, reference))
-        return difference_interval(self.metric.value, theirs, ours, known, **options)
+    def change(self, candidate: np.ndarray, reference: np.ndarray, known: np.ndarray, **options: int) -> tuple[float, float]:
+        """95 % paired bootstrap interval over rows of the main metric's change between what was `judged` of two models; options
+        of `difference_interval`."""
+        return difference_interval(self.metric.value, candidate, reference, known, **options)
 
 
 def one_label(read: Callable[[object], Any], what: str, mend: str) -> Callable[..., Example]:

@@ -55,6 +55,26 @@ def word_accuracy(found: np.ndarray, there: np.ndarray) -> float:
     return float(found[:, 2].sum() / there[:, 1].sum())
 
 
+def log_likelihood(found: np.ndarray, there: np.ndarray) -> float:
+    """Mean over tokens, in nats. Arguments as `generation.judged` counts."""
+    return float(found[:, 0].sum() / there.sum())
+
+
+def likelihood(found: np.ndarray, there: np.ndarray) -> float:
+    """Geometric mean over tokens of the probability that a model gives them: 1 / perplexity. Arguments as there."""
+    return float(np.exp(log_likelihood(found, there)))
+
+
+def perplexity(found: np.ndarray, there: np.ndarray) -> float:
+    """exp of the mean negative log-likelihood; 1 is the least. Arguments as there."""
+    return float(np.exp(-log_likelihood(found, there)))
+
+
+def token_accuracy(found: np.ndarray, there: np.ndarray) -> float:
+    """Share of tokens that are the likeliest behind those before them. Arguments as there."""
+    return float(found[:, 1].sum() / there.sum())
+
+
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where there is none: one is constant, or no number."""
     return _correlation(outputs[:, 0], labels)

@@ -27,7 +27,7 @@ WORD_FILES = (".conll", ".txt")
 @dataclass(frozen=True)
 class Split:
     """One file: `texts[i]` has one string, or two for a pair, or a tuple of words; `labels[i]` indexes the task's label names,
-    or is a number, or a list of such indices; `lines[i]` is where the row stands."""
+    or is a number, a list of such indices, or a text; `lines[i]` is where the row stands."""
 
     texts: list[tuple[Any, ...]]
     labels: Labels

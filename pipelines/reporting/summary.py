@@ -102,8 +102,8 @@ def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
     """The main metric with intervals; against dense PyTorch the paired interval and what it allows one to say."""
 
     def shown(record: Record) -> str:
-        quality = record["quality"]
-        return f"{hundredths(quality[metric.key], metric.unit)} ({interval(*quality['interval'])})"
+        quality, value = record["quality"], record["quality"][metric.key]
+        return f"{hundredths(value, metric.unit)} ({interval(*quality['interval'])}){metric.aside(value)}"
 
     def change(before: float, after: float) -> str:
         return points(after - before)

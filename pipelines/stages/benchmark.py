@@ -18,10 +18,8 @@ from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspac
 from pipelines.stages.export import WORDS
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from compressor.cost import ModelShape
-    from pipelines.loading import Data
+    from pipelines.loading import Data, Judged
 
 
 class BenchmarkConfig(StageConfig):
@@ -79,19 +77,19 @@ def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
     return [row for row in rows if device == "cpu" and row.precision in FOR_CUDA]
 
 
-def logits_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> np.ndarray:
-    """Logits of all validation rows in the candidate's own runtime; of a file for CUDA on the `device` that is measured."""
+def judged_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> Judged:
+    """How good the candidate is on all validation rows in its own runtime; a file for CUDA on the `device` that is measured."""
     from compressor.checkpoint import load
     from compressor.tasks.features import torch_forward
     from export.sessions import run, session
-    from pipelines.loading import predict_rows
+    from pipelines.loading import judge_rows
 
     if candidate.runtime == "pytorch":
         forward = torch_forward(load(candidate.path))
     else:
         device = device if candidate.precision in FOR_CUDA else "cpu"
         forward = partial(run, session(candidate.path, device=device, threads=threads))
-    return predict_rows(forward, data.validation, data, workspace, candidate.name)
+    return judge_rows(forward, data.validation, data, workspace, candidate.name)
 
 
 def cost_of(
@@ -149,7 +147,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             workspace.say(f"{row.name} is not measured: a file for CUDA")
         models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
         shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
-        logits = {row.name: logits_of(row, data, workspace, inputs.threads, config.device) for row in rows}
+        judged = {row.name: judged_of(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
         variants = [Variant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
         grid = [(batch, length) for length in config.length for batch in config.batch]
@@ -158,10 +156,9 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             timings = measure(variants, grid, config.rounds, **options)
     delta = delta_of_tune(inputs.dense.metadata)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
-    reference = logits[rows[0].name]
-    records = []
+    reference, records = judged[rows[0].name], []
     for row in rows:
-        low, high = data.kind.change(logits[row.name], reference, data.validation.labels)
+        low, high = judged[row.name].change_from(reference)
         records.append(
             {
                 "name": row.name,
@@ -171,7 +168,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "bytes": row.bytes,
                 "nonzeros": left[row.model],
                 "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
-                "quality": data.validation.quality(logits[row.name]),
+                "quality": judged[row.name].quality,
                 "difference_interval": [low, high],
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],

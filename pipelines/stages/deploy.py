@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from compressor.errors import UserError
 from export.half import FOR_CUDA
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from compressor.account import Plan
     from pipelines.loading import Data
 
 
@@ -43,6 +45,16 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     if exports and set(exports[-1].config.precision) <= set(FOR_CUDA):
         mend = f"Add fp32 to precision in '{exports[-1].id}'"
         yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", mend)
+
+
+def plan(config: DeployConfig, plan: Plan) -> Plan:
+    """Raises UserError E726 for a model that generates."""
+    from compressor.models import GENERATES, auto_class_of
+
+    if auto_class_of(plan.model) == GENERATES:
+        what = "a model that generates is not served: its cache would have to live on the server from token to token"
+        raise UserError("E726", what, "Leave out deploy; export.generation.open_generator generates with what export writes")
+    return plan
 
 
 def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
@@ -79,7 +91,7 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     data, repository = load_data(inputs), workspace.folder / "repository"
     runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, **options)
-    rows = data.validation.sample(PARITY_ROWS)
+    rows = data.compared(PARITY_ROWS)
     result = compare_served(repository, config.name, path, rows, data, workspace, inputs.threads)
     return {"model": config.name, "runtime": runtime, "precision": precision, "parity": [result.to_json()]}
 
@@ -95,4 +107,5 @@ STAGE = Stage(
     extras=lambda config: ("openvino",) if config.runtime == "openvino" else (),
     run=run,
     check=check,
+    plan=plan,
 )

@@ -94,9 +94,12 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
 
 
 def plan(config: ExportConfig, plan: Plan) -> Plan:
-    """Raises UserError E644 where `merge: false` cannot be."""
+    """Raises UserError E644 where `merge: false` cannot be, E646 what cannot be for a model that generates."""
     from compressor.factored import require_factorable
+    from compressor.models import GENERATES, auto_class_of
 
+    if auto_class_of(plan.model) == GENERATES:
+        check_generating(config)
     if not config.merge:
         if plan.sparsity:
             raise UserError(
@@ -106,12 +109,21 @@ def plan(config: ExportConfig, plan: Plan) -> Plan:
     return plan
 
 
+def check_generating(config: ExportConfig) -> None:
+    """Raises UserError E646 for what a model with a cache is not exported to."""
+    asked = [*config.precision, *(WORDS[name] for name in config.runtime), *(["merge: false"] if not config.merge else [])]
+    if odd := [one for one in asked if one not in ("fp32", "int8", WORDS["onnxruntime"])]:
+        what = f"a model that generates is exported in fp32 and int8 for ONNX Runtime, merged; not as {', '.join(odd)}"
+        raise UserError("E646", what, "Leave that out; compress export writes int4 of a merged folder")
+
+
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Export the dense model (the last tuned one, merged) and the compressed one, and prove both."""
     from dataclasses import asdict
 
     from compressor.deltas import merge_all
     from compressor.factored import apart_of, require_factorable
+    from pipelines.generators import export_generator
     from pipelines.loading import load_data, load_model
     from pipelines.precision import choose_precision
 
@@ -124,8 +136,9 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         apart = {"apart": asdict(apart_of(compressed))}
     if not config.auto:
         parity, files = [], {}
+        one = export_generator if data.kind.generates else export_one
         for name, model in (("dense", dense), ("compressed", compressed)):
-            records, files[name] = export_one(name, model, config, data, workspace, inputs)
+            records, files[name] = one(name, model, config, data, workspace, inputs)
             parity += records
         return {"files": files, "parity": parity, "labels": data.label_names, "runtimes": config.runtime, **apart}
     records, ours, account = choose_precision(compressed, config, data, workspace, inputs)
@@ -184,7 +197,8 @@ def answers_of(path: Path, precision: str, hop: str, data: Data, workspace: Work
 
 def record(name: str, path: Path, answers: Answers, data: Data) -> dict[str, Any]:
     """What is known of a file in the folder NAME."""
-    return {"path": f"{name}/{path.name}", "bytes": stored_bytes(path), "quality": data.validation.quality(answers.logits)}
+    quality = data.kind.quality(*data.kind.judged(answers.logits, data.validation.labels))
+    return {"path": f"{name}/{path.name}", "bytes": stored_bytes(path), "quality": quality}
 
 
 def stored_bytes(path: Path) -> int:

@@ -25,19 +25,19 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     from compressor.pruning.weights import densities, nonzeros
     from compressor.tasks.features import torch_forward
     from pipelines.hops import compare_modules
-    from pipelines.loading import PARITY_ROWS, load_data, load_model, predict_rows
+    from pipelines.loading import PARITY_ROWS, judge_rows, load_data, load_model
 
     data, previous = load_data(inputs), inputs.nearest("model")
     model = load_model(previous, inputs.base)
     save_checkpoint(merged_copy(model), workspace.folder, inputs.base.folder)
-    reloaded, rows = load(workspace.folder), data.validation.sample(PARITY_ROWS)
+    reloaded, rows = load(workspace.folder), data.compared(PARITY_ROWS)
     result = compare_modules("deltas -> merged", "merged", model, reloaded, rows, data, workspace)
-    logits = predict_rows(torch_forward(reloaded), data.validation, data, workspace, "validating")
+    found = judge_rows(torch_forward(reloaded), data.validation, data, workspace, "validating")
     return {
         "merged": True,
         "parity": [result.to_json()],
         "kept": previous.metadata["kept"],
-        "quality": data.validation.quality(logits),
+        "quality": found.quality,
         "labels": data.label_names,
         "nonzeros": nonzeros(reloaded),
         "density": [asdict(one) for one in densities(model)],

@@ -18,7 +18,7 @@ from compressor.pruning.names import LOSS_POWER, Criterion, Structure
 from pipelines import prune_weights
 from pipelines.prune_weights import WeightsItem
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
-from pipelines.targets import Judged, Search, closed_form, prices, surroundings, widths
+from pipelines.targets import Judged, Search, Target, closed_form, prices, surroundings, widths
 from pipelines.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def score(
         return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
     rows = data.train.sample(item.rows)
     with workspace.progress(f"scoring {item.structure} by {item.criterion}", len(rows)) as bar:
-        batches = tensor_batches(rows, data.pad_id, 32)
+        batches = tensor_batches(rows, data.pad_id, data.batch_size)
         return loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
 
 
@@ -261,7 +261,7 @@ def cut(
     for one in (model, base):
         if one is not None:
             remove(one, removals)
-    rows = data.validation.sample(PARITY_ROWS)
+    rows = data.compared(PARITY_ROWS)
     result = compare_modules(f"{what} masked -> removed", "removed", masked, model, rows, data, workspace)
     return result.to_json()
 
@@ -342,8 +342,9 @@ def without_blocks(plan: Plan, gone: set[int]) -> Plan:
 
 def planned(search: Search, plan: Plan) -> Plan:
     """The account with the shape that meets a closed target where all units of a structure matter alike; as it is, which bounds
-    it from above, where only a measurement can tell. Raises UserError E520."""
+    it from above, where only a measurement can tell. Raises UserError E520, E646."""
     if search.target.timed:
+        check_timed(search.target, plan)
         return plan
     shape = plan.shape
     found = widths(search, shape, plan.tuned or plan.dense, closed_form(search.target), None)
@@ -354,6 +355,15 @@ def planned(search: Search, plan: Plan) -> Plan:
         ]
         shape = shape.left(structure, kept)
     return without_blocks(replace(plan, shape=shape), {place for place, one in enumerate(found or ()) if one is None})
+
+
+def check_timed(target: Target, plan: Plan) -> None:
+    """Raises UserError E646 where it would time another file than `export` writes."""
+    from compressor.models import GENERATES, auto_class_of
+
+    if auto_class_of(plan.model) == GENERATES and (target.runtime, target.precision) != ("onnx", "fp32"):
+        what = "of a model that generates the pass over a prompt is timed, in fp32 by ONNX Runtime alone"
+        raise UserError("E646", what, "Leave out target.runtime and target.precision")
 
 
 def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:

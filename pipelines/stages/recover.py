@@ -102,7 +102,8 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
 
 
 def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
-    """What `train_and_save` is told of the dense model: the logits of every training row, dropout off, or itself, alive."""
+    """What `train_and_save` is told of the dense model: the logits of every training row, dropout off, or itself, alive (always
+    where its logits are too many to be kept: those of a vocabulary)."""
     from compressor.deltas import merge_all
     from compressor.distillation import HIDDEN_WEIGHT, HiddenTeacher
     from compressor.tasks.features import torch_forward
@@ -111,10 +112,10 @@ def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, w
     if not config.distill:
         return {}
     dense = merge_all(load_model(inputs.dense, inputs.base))
-    if config.distill == "logits":
+    if config.distill == "logits" and not data.kind.generates:
         return {"logits": predict_rows(torch_forward(dense), data.train, data, workspace, "asking the dense teacher")}
-    weight = config.hidden_weight or HIDDEN_WEIGHT
-    return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill == "both")}
+    weight = 0.0 if config.distill == "logits" else config.hidden_weight or HIDDEN_WEIGHT
+    return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill != "hidden")}
 
 
 def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:

@@ -306,6 +306,10 @@ def outputs_of(predicted: list[list[int]]) -> np.ndarray:
     return np.eye(len(NAMES), dtype=np.float32)[np.concatenate(predicted)]
 
 
+def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
+    return KIND.metric.value(*judged(outputs, labels))
+
+
 def test_entities_are_counted_as_seqeval_counts_them():
     """On random sequences, most of them broken; the figures by sentence are what intervals draw."""
     draw = random.Random(0)
@@ -321,7 +325,7 @@ def test_entities_are_counted_as_seqeval_counts_them():
     right, said, there = (
         sum(map(len, sets)) for sets in ((a & b for a, b in pairs), (b for _, b in pairs), (a for a, _ in pairs))
     )
-    quality = KIND.quality(outputs, labels)
+    quality = KIND.quality(*judged(outputs, labels))
     assert list(quality) == ["f1", "interval", "accuracy", "rows"] and quality["rows"] == 300
     assert quality["f1"] == pytest.approx(2 * right / (said + there)) and 0.3 < quality["f1"] < 0.9
     equal = [a == b for pair in zip(true, predicted, strict=True) for a, b in zip(*pair, strict=True)]
@@ -335,12 +339,12 @@ def test_entities_are_counted_as_seqeval_counts_them():
 def test_a_span_must_be_whole_and_of_its_type():
     """Peter Blackburn: half of him, him and one more, a place, and two halves are all wrong."""
     labels = np.array([[0, 3, 4, 0]])
-    assert KIND.value(outputs_of([[0, 3, 4, 0]]), labels) == 1.0
+    assert f1(outputs_of([[0, 3, 4, 0]]), labels) == 1.0
     for wrong in ([0, 3, 0, 0], [0, 3, 4, 4], [0, 1, 2, 0], [0, 3, 3, 0], [0, 0, 0, 0]):
-        assert KIND.value(outputs_of([wrong]), labels) == 0.0
-    assert KIND.value(outputs_of([[0, 4, 4, 0]]), labels) == 1.0, "an I- that begins is a beginning"
-    assert KIND.value(outputs_of([[0, 3, 2, 0]]), labels) == 0.0
-    assert KIND.value(outputs_of([[0], [0]]), np.array([[0], [0]])) == 0.0, "nothing to find and nothing found"
+        assert f1(outputs_of([wrong]), labels) == 0.0
+    assert f1(outputs_of([[0, 4, 4, 0]]), labels) == 1.0, "an I- that begins is a beginning"
+    assert f1(outputs_of([[0, 3, 2, 0]]), labels) == 0.0
+    assert f1(outputs_of([[0], [0]]), np.array([[0], [0]])) == 0.0, "nothing to find and nothing found"
 
 
 def test_an_entity_ends_with_its_sentence():
@@ -357,7 +361,7 @@ def test_one_tag_moves_f1_by_no_more_than_its_grain():
     for place, tag in itertools.product(range(len(true)), range(5)):
         flipped = true.copy()
         flipped[place] = np.eye(5)[tag]
-        assert abs(KIND.value(flipped, labels) - 1) <= KIND.grain(labels) < 0.5
+        assert abs(KIND.metric.value(*judged(flipped, labels)) - 1) <= KIND.grain(labels) < 0.5
 
 
 def test_parity_tells_the_row_and_gates_by_f1():

@@ -24,6 +24,7 @@ from tests.compressor.training_parts import (
     OTHERS,
     TAGS,
     TAUGHT,
+    TEXTS,
     many_in_one_process,
     one_process,
     rows_of,
@@ -164,9 +165,9 @@ def test_many_tasks_are_the_same_over_two_processes(tmp_path, two_processes):
     assert all(torch.allclose(tensor, spread[name], atol=1e-9) for name, tensor in whole.items())
 
 
-@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, TAGS])
+@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, TAGS, TEXTS])
 def test_another_loss_is_the_same_over_two_processes(what, tmp_path, two_processes):
-    """Learnt from a live dense model, or numbers or tags and a teacher's: whole, as 8 + 8 accumulated, as two processes."""
+    """Learnt from a live dense model, or numbers, tags or texts, and a teacher's: whole, as 8 + 8, as two processes."""
     whole, spread = OTHERS[what](tmp_path / "1", batch_size=16), load_file(two_processes / f"{what}.safetensors")
     halves = OTHERS[what](tmp_path / "2", batch_size=8, accumulate=2)
     assert whole.keys() == halves.keys() == spread.keys()

@@ -360,7 +360,7 @@ def test_state_and_delta_file_reload_bit_equal(architecture, item, tmp_path, mon
     tuned(model, "lora", ("output",))
     facts = {"base": "here", "base_sha256": "0", "label_names": ["a", "b", "c"]}
     save_state(model, tmp_path / "state", **facts)
-    monkeypatch.setattr("compressor.checkpoint.build", lambda folder, labels, seed: tiny(architecture, torch.float32))
+    monkeypatch.setattr("compressor.checkpoint.build", lambda *_: tiny(architecture, torch.float32))
     again = load_state(tmp_path / "state", tmp_path)
     for mine, other in zip(matrices_of(model, MODULES), matrices_of(again, MODULES), strict=True):
         assert torch.equal(mine.mask.keep, other.mask.keep) and mine.mask.pattern == other.mask.pattern == item.pattern
@@ -376,7 +376,7 @@ def test_state_and_delta_file_reload_bit_equal(architecture, item, tmp_path, mon
     monkeypatch.setattr(
         delta_file, "base_of", lambda delta, base: type("Base", (), {"folder": "", "reference": "", "sha256": "0"})
     )
-    monkeypatch.setattr("compressor.models.build", lambda folder, labels: tiny(architecture, torch.float32))
+    monkeypatch.setattr("compressor.models.build", lambda *_, **options: tiny(architecture, torch.float32))
     assert torch.equal(logits(delta_file.load_on(found, None, "delta")), logits(model))
 
 
@@ -411,7 +411,7 @@ def test_damaged_masks_are_refused(damage, tmp_path, monkeypatch):
     else:
         tensors[name] = tensors[name][:-1].clone() if damage == "short" else tensors[name].repeat(2)
     save_file(tensors, tmp_path / "changes.safetensors")
-    monkeypatch.setattr("compressor.checkpoint.build", lambda folder, labels, seed: tiny("bert", torch.float32))
+    monkeypatch.setattr("compressor.checkpoint.build", lambda *_: tiny("bert", torch.float32))
     with pytest.raises(UserError, match="E305"):
         load_state(tmp_path, tmp_path)
 

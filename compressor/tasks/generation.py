@@ -1,0 +1,158 @@
+"""Generation: a text for each prompt, such as a sentence about a row of a table (E2E), by a decoder that says the next token.
+
+A row is the tokens of prompt and target, a space between, as the tokenizer reads running text, and the end of sentence. The
+label of a token is the one behind it, where that is the target's or the end: that shift is made here alone. The loss of a row
+is the mean over its labels, that of a batch the mean over its rows: so batches add up to the same step however they are cut.
+
+The main metric is the likelihood of a token, exp of the mean log-likelihood over all labels of a split: 1 / perplexity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.errors import UserError
+from compressor.models import GENERATES
+from compressor.tasks import TaskConfig
+from compressor.tasks.answers import IGNORED, rows_of
+from compressor.tasks.classification import TEMPERATURE
+from compressor.tasks.features import first_tokens
+from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric, one_label
+from compressor.tasks.metrics import labels_agree, likelihood, log_likelihood, perplexity, token_accuracy
+from compressor.tasks.reading import Split
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def read(value: object) -> str | None:
+    """A target without the space around it; None for what is no text, or an empty one."""
+    return (value.strip() or None) if isinstance(value, str) else None
+
+
+def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
+    """A prompt and its target. Raises UserError E206, E207."""
+    (prompt,), target = one_label(read, "a text", "Write the text that is to follow the prompt")(row, task, path, line)
+    return (prompt.strip(),), target
+
+
+def targets(path: Path, column: Column, names: list[str]) -> list[str]:
+    """The targets as they stand: the tokenizer makes labels of them."""
+    return [target for _, target in column]
+
+
+def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
+    """Tokens of prompt and target without the end, which is no input, and labels (rows, longest): at each token the next one,
+    from the last of the prompt on, IGNORED elsewhere.
+
+    Raises UserError E212 where there is no end of sentence, or a target spells it; E213 for a row that is longer than
+    `task.max_length`, the end included, or whose prompt or target has no token: nothing is cut off.
+    """
+    if (end := tokenizer.eos_token_id) is None:
+        what = "the tokenizer has no end of sentence, by which a text that is generated would end"
+        raise UserError("E212", what, "Give tokenizer_config.json an eos_token", str(path))
+    prompts = [prompt for (prompt,) in split.texts]
+    whole = [f"{prompt} {target}" for prompt, target in zip(prompts, split.labels, strict=True)]
+    encoded = tokenizer(whole, truncation=False, padding=False, return_offsets_mapping=True)
+    rows = []
+    for row, ids in enumerate(encoded["input_ids"]):
+        start = first_tokens(encoded["offset_mapping"][row], (prompts[row], split.labels[row]))[1]
+        if not start:
+            what = f"the tokenizer makes no token of its own of {whole[row]!r:.60}, or none of its target"
+            raise UserError("E213", what, "Mend or drop the row", f"{path}:{split.lines[row]}")
+        ids = ids[:-1] if ids[-1] == end else ids  # some tokenizers end a text themselves
+        if end in ids[start:]:
+            what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
+            raise UserError("E212", what, "Take it out of the text: it is put behind each", f"{path}:{split.lines[row]}")
+        rows.append((ids, [IGNORED] * (start - 1) + ids[start:] + [end]))
+    longest = max(len(ids) for ids, _ in rows)
+    if long := [row for row, (ids, _) in enumerate(rows) if len(ids) >= task.max_length]:
+        what = f"{len(long)} of {len(rows)} rows are longer than max_length {task.max_length}, the longest {longest + 1} tokens"
+        mend = f"Set task.max_length to {longest + 1} where the model has so many positions, or drop such rows"
+        raise UserError("E213", what, mend, f"{path}:{split.lines[long[0]]}")
+    labels = np.full((len(rows), longest), IGNORED, dtype=np.int64)
+    for row, (_, following) in enumerate(rows):
+        labels[row, : len(following)] = following
+    return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids, _ in rows], labels
+
+
+def check_end(tokenizer, config: Any, folder: Path) -> None:
+    """Raises UserError E212 where a model's config ends a text otherwise than its tokenizer: it would learn to say one end, and
+    generate until another."""
+    ends, end = config.eos_token_id, tokenizer.eos_token_id
+    if end not in (ends if isinstance(ends, list) else [ends]):
+        what = f"the tokenizer ends a text with token {end}, config.json with {ends}"
+        raise UserError("E212", what, "Give config.json the eos_token_id of the tokenizer", str(folder))
+
+
+def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the labels of each row, (rows,): `each` (answers,) has one figure a label, row after row."""
+    known = labels != IGNORED
+    sums = each.new_zeros(len(labels)).index_add(0, known.nonzero()[:, 0], each)
+    return sums / known.sum(dim=1)
+
+
+def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy: a mean over labels in each row. Outputs are (rows, length, words), labels (rows, length)."""
+    from torch.nn import functional
+
+    known = labels != IGNORED
+    each = functional.cross_entropy(outputs[known], labels[known], reduction="none")
+    return getattr(_mean_of_rows(each, labels), reduction)()
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """0.5 CE + 0.5 T² KL(teacher ‖ student) as for classes, at tokens with a label. Outputs are (rows, length, words)."""
+    from torch.nn import functional
+
+    known = labels != IGNORED
+    softened = (functional.log_softmax(one[known] / TEMPERATURE, dim=-1) for one in (student, teacher))
+    each = functional.kl_div(*softened, reduction="none", log_target=True).sum(dim=-1)
+    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _mean_of_rows(each, labels).mean()
+
+
+def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the metrics are made of, by row: (rows, 2) the log-likelihood of its labels and how many of them are the likeliest
+    words; (rows, 1) how many there are."""
+    rows, true = rows_of(labels), labels[labels != IGNORED]
+    top = outputs.max(axis=1)
+    spread = np.log(np.exp(outputs - top[:, None]).sum(axis=1, dtype=np.float64))
+    said = outputs[np.arange(len(true)), true] - top - spread
+    right = outputs.argmax(axis=1) == true
+    found = [np.bincount(rows, weights=one, minlength=len(labels)) for one in (said, right)]
+    return np.stack(found, axis=1), np.bincount(rows, minlength=len(labels))[:, None]
+
+
+def prediction(*_: object) -> None:
+    """Raises UserError E716: generating takes a cache and many steps, which a server here does not do."""
+    raise UserError("E716", "a model that generates is not served", "Generate with export.generation.open_generator")
+
+
+KIND = Kind(
+    name="generation",
+    example=example,
+    outputs=lambda task, labels: [],
+    targets=targets,
+    lacks=lambda labels, names: None if labels else "no row",
+    start=lambda model, labels: None,
+    loss=loss,
+    distillation=distillation_loss,
+    metrics=(
+        Metric("likelihood", "likelihood of a token", likelihood, " %", lambda value: f", perplexity {1 / value:.2f}"),
+        Metric("log_likelihood", "log-likelihood of a token", log_likelihood),
+        Metric("perplexity", "perplexity", perplexity),
+        Metric("accuracy", "token accuracy", token_accuracy, " %"),
+    ),
+    agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", {"int8": 0.9}),
+    answers=lambda logits: logits.argmax(axis=1),
+    prediction=prediction,
+    auto_class=GENERATES,
+    columns=("prompt", "target"),
+    pairs=False,
+    encode=encode,
+    judged=judged,
+)

@@ -1,0 +1,157 @@
+"""A text for each prompt, all the way: tuned, cut, recovered from a live teacher, exported with its cache, and it says it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
+
+from compressor import load
+from compressor.models import GENERATES, auto_class_of, tokenizer_of
+from export.generation import open_generator
+from export.latency_table import exported
+from export.sessions import run as run_session
+from export.sessions import session
+from pipelines.cli import main
+from pipelines.config import load_pipeline
+from pipelines.runner import run_pipeline
+from pipelines.verify import verify
+from tests.compressor.conftest import encoding, tiny
+from tests.tiny import write_pipeline
+
+FAST = {"learning_rate": 0.02, "batch_size": 8}
+TUNE = {"tune": {"method": "dsee", "rank": 4, "modules": "all", "epochs": 8, **FAST}}
+STAGES = [
+    {"select": {"score": "fish", "count": 8, "samples": 32, "batch_size": 8, "modules": "all"}},
+    TUNE,
+    {"prune": [
+        {"structure": "heads", "criterion": "taylor", "remove": 1},
+        {"structure": "neurons", "criterion": "taylor", "remove": 0.25},
+        {"structure": "weights", "criterion": "fisher", "remove": 0.1, "modules": ["query", "ffn_in"]},
+    ]},
+    {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 3, **FAST}},
+    {"merge": None},
+    {"export": None},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 3}},
+    {"report": None},
+]  # fmt: skip
+LORA = {"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    return write_pipeline(tmp_path_factory.mktemp("project"), kind="generation", model_type="gpt2", stages=STAGES)
+
+
+@pytest.fixture(scope="module")
+def run(project):
+    """The result of the whole run."""
+    return run_pipeline(load_pipeline(project), project.parent / "runs")
+
+
+def test_it_learns_to_answer_and_keeps_it(project):
+    artifacts = run_pipeline(load_pipeline(project), project.parent / "runs", until="merge").artifacts
+    metadata = {name: made.metadata for name, made in artifacts.items()}
+    assert all(hop["passed"] and hop["rows"] == 256 for name in ("prune", "merge") for hop in metadata[name]["parity"])
+    assert [hop["kind"] for hop in metadata["prune"]["parity"]] == ["removed, generated"] * 2 + ["merged, generated"]
+    for name in ("tune", "recover", "merge"):
+        quality = metadata[name]["quality"]
+        assert quality["likelihood"] > 0.3 and quality["accuracy"] > 0.7 and quality["rows"] == 320
+        assert quality["likelihood"] == pytest.approx(1 / quality["perplexity"])
+    assert metadata["tune"]["trainable"]["head"] == 0 and metadata["tune"]["head"] == "own"
+    assert auto_class_of(load(artifacts["merge"].folder)) == GENERATES
+
+
+def test_a_dry_run_knows_its_cost(project):
+    told = dict(
+        (what, after) for what, _, after in run_pipeline(load_pipeline(project), project.parent, dry_run=True).plan.rows()
+    )
+    assert any(what.startswith("trainable in tune (head 0 apart)") for what in told) and told["parameters"]
+
+
+@pytest.mark.slow
+def test_every_hop_is_proven_and_verified_again(run):
+    exported, merged = run.artifacts["export"].metadata, run.artifacts["merge"].metadata["quality"]
+    for file in exported["files"]["compressed"]["onnxruntime"].values():
+        assert abs(file["quality"]["likelihood"] - merged["likelihood"]) <= 0.01
+    assert len(exported["parity"]) == 4 and all(hop["passed"] for hop in exported["parity"])
+    plain = [hop for hop in exported["parity"] if hop["kind"] == "onnx, generated"]
+    assert len(plain) == 2 and all(hop["generated_agreement"] == 1.0 and hop["generated"] > 100 for hop in plain)
+    assert {"batch 1", "generating, on a past", "generating, padded on the left"} <= plain[0]["batches"].keys()
+    assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
+
+
+@pytest.mark.slow
+def test_the_exported_folder_generates_what_was_learnt(run, project):
+    tokenizer = tokenizer_of(project.parent / "model")
+    prompts = tokenizer(["the film lovely", "the film awful"], return_tensors="np")
+    said = open_generator(run.artifacts["export"].folder / "compressed")(prompts["input_ids"], prompts["attention_mask"], 10)
+    told = tokenizer.batch_decode(said, skip_special_tokens=True)
+    assert told[0].startswith("the film was ") and told[1].endswith(" story")
+
+
+@pytest.mark.slow
+def test_compress_export_takes_the_merged_folder(run, tmp_path):
+    options = ["--precision", "int4", "--out", str(tmp_path / "onnx")]
+    done = CliRunner().invoke(main, ["export", str(run.artifacts["merge"].folder), *options])
+    assert done.exit_code == 0 and "generated alike" in done.output
+
+
+@pytest.mark.slow
+def test_the_report_speaks_of_likelihood_and_perplexity(run):
+    report = json.loads((run.folder / "report.json").read_text())
+    quality = report["variants"][0]["quality"]
+    assert report["metric"]["key"] == "likelihood"
+    assert report["summary"][0]["dense"].endswith(f", perplexity {quality['perplexity']:.2f}")
+    assert "likelihood of a token" in report["headline"]
+    assert (run.folder / "report.html").read_text().count("likelihood of a token") >= 4
+
+
+@pytest.mark.slow
+def test_a_target_and_all_of_a_live_teacher(tmp_path):
+    prune = {"prune": {"target": {"flops": 0.7, "length": 16}, "price_rows": 40}}
+    stages = [LORA, prune, {"recover": {"distill": "both", **FAST}}, {"merge": None}]
+    path = write_pipeline(tmp_path, kind="generation", model_type="llama", stages=stages, rows=40)
+    artifacts = run_pipeline(load_pipeline(path), tmp_path / "runs").artifacts
+    assert artifacts["prune"].metadata["target"]["predicted"] and artifacts["recover"].metadata["distill"] == "both"
+    assert np.isfinite(artifacts["merge"].metadata["quality"]["log_likelihood"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_what_a_timed_target_measures_is_the_pass_over_a_prompt(architecture, tmp_path):
+    model = tiny(architecture, torch.float32, auto=AutoModelForCausalLM)
+    rows = {name: one.numpy() for name, one in encoding().items()}
+    variant = exported("x", model, rows, tmp_path)
+    with torch.no_grad():
+        expected = model(**encoding()).logits.numpy()
+    there = rows["attention_mask"] == 1
+    assert np.abs(run_session(session(variant.path), rows) - expected)[there].max() < 1e-4 * np.abs(expected).max()
+
+
+MERGED = [LORA, {"merge": None}]
+EXPORTED = [*MERGED, {"export": {"precision": ["fp32"]}}]
+TIMED = {"prune": {"target": {"speedup": 1.2, "length": 16, "precision": "int8"}}}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stages", "options", "code"),
+    [
+        ("bert", [LORA], [], "E309"),
+        ("t5", [LORA], [], "E309"),
+        ("gpt2", [LORA], ["task.max_length=4"], "E213"),
+        ("gpt2", [*EXPORTED, {"deploy": None}], [], "E726"),
+        ("gpt2", EXPORTED, ["export.precision=auto"], "E646"),
+        ("gpt2", EXPORTED, ["export.precision=bf16"], "E646"),
+        ("gpt2", EXPORTED, ["export.runtime=openvino"], "E646"),
+        ("gpt2", [LORA, {"export": {"merge": False}}], [], "E646"),
+        ("gpt2", [LORA, TIMED], [], "E646"),
+    ],
+)
+def test_what_cannot_be_is_told(model_type, stages, options, code, tmp_path):
+    path = write_pipeline(tmp_path, kind="generation", model_type=model_type, stages=stages, rows=8)
+    with pytest.raises(Exception, match=rf"{code} ") as caught:
+        run_pipeline(load_pipeline(path, options), tmp_path / "runs")
+    assert caught.value.exit_code == 2
