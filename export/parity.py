@@ -177,8 +177,11 @@ def in_other_batches(
     # every groups-th row of the sorted ones: each batch has all lengths
     mixed = [chosen[start::groups] for start in range(groups)]
     made = {"batch 1": [[row] for row in chosen], f"batch {most}, mixed lengths": mixed}
-    asked = {name: [answers_of(forward, rows, batch, pad_id, labels) for batch in each] for name, each in made.items()}
-    return {name: np.concatenate([one for batch in each for one in batch]) for name, each in asked.items()}
+    # copied out of each pass before the next: outputs of all of them at once may not fit into memory
+    return {
+        name: np.concatenate([one.copy() for batch in each for one in answers_of(forward, rows, batch, pad_id, labels)])
+        for name, each in made.items()
+    }
 
 
 def describe(bound: Bound, kind: str, task: Kind) -> str:

@@ -185,6 +185,10 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     reference = base or adapter.config.get("base_model_name_or_path")
     if not reference:
         raise UserError("E315", "the adapter names no base", "Give it with --base", str(src))
+    if labels and adapter.auto_class == GENERATES:
+        raise UserError(
+            "E315", "--labels names classes, and this adapter is of a model that generates", "Leave it out", str(src)
+        )
     classes = adapter.classes or (0 if adapter.auto_class == GENERATES else 2)
     names = labels.split(",") if labels else [f"LABEL_{number}" for number in range(classes)]
     if adapter.classes not in (None, len(names)):

@@ -29,11 +29,12 @@ class Answers:
     batches: Batches
 
 
-def ask(forward: Forward, rows: Rows, data: Data, workspace: Workspace, what: str, most: int = 32) -> Answers:
-    """The answers of a model, with a progress bar; `most` is the largest batch."""
+def ask(forward: Forward, rows: Rows, data: Data, workspace: Workspace, what: str, most: int | None = None) -> Answers:
+    """The answers of a model, with a progress bar; `most` is the largest batch, by default that of the data."""
     from export.parity import in_other_batches
     from pipelines.loading import predict_rows
 
+    most = most or data.batch_size
     logits = predict_rows(forward, rows, data, workspace, what, most)
     return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels))
 

@@ -143,13 +143,13 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 
 
 def predict_rows(
-    forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int = BATCH
+    forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int | None = None
 ) -> np.ndarray:
-    """Logits (answers, outputs) of any `Forward`, with a progress bar."""
+    """Logits (answers, outputs) of any `Forward`, with a progress bar; batches are those of the data by default."""
     from compressor.tasks.features import predict
 
     with workspace.progress(description, len(rows)) as bar:
-        options = {"labels": rows.labels, "batch_size": batch_size, "on_batch": bar.advance}
+        options = {"labels": rows.labels, "batch_size": batch_size or data.batch_size, "on_batch": bar.advance}
         return predict(forward, rows.tokens, data.pad_id, **options)
 
 

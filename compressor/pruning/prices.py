@@ -57,14 +57,12 @@ def prices_of(
     for inputs, labels in batches:
         # of one batch at a time: where outputs are words, those of all rows would not fit into memory
         own = model(**inputs).logits
-        start = kind.distillation(own, own, labels).double()
+        start = _finite(kind.distillation(own, own, labels))
         for name, place, left in asked:
             with silenced(model, {place: _without(name, scores[name][place], left)}):
-                loss = kind.distillation(model(**inputs).logits, own, labels)
-            rises[name, place, left] += float(loss.double() - start) * len(labels) / rows
+                loss = _finite(kind.distillation(model(**inputs).logits, own, labels))
+            rises[name, place, left] += (loss - start) * len(labels) / rows
             on_trial(1)
-    if not np.isfinite(list(rises.values())).all():
-        raise UserError("E521", "the loss on training rows is not finite", "Tune again with a lower learning rate")
 
     def curve(structure: str, place: int, block: Tensor) -> np.ndarray:
         known = {len(block): 0.0}
@@ -74,6 +72,12 @@ def prices_of(
         return np.interp(gone, len(block) - np.array(list(known)), list(known.values())) + HAIR * gone / max(len(block), 1)
 
     return {name: [curve(name, place, block) for place, block in enumerate(blocks)] for name, blocks in scores.items()}
+
+
+def _finite(loss: Tensor) -> float:
+    if not loss.isfinite():
+        raise UserError("E521", "the loss on training rows is not finite", "Tune again with a lower learning rate")
+    return float(loss.double())
 
 
 def _without(structure: str, block: Tensor, left: int) -> Removal:

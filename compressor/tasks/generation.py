@@ -9,6 +9,7 @@ The main metric is the likelihood of a token, exp of the mean log-likelihood ove
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from compressor.models import GENERATES
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.classification import TEMPERATURE
-from compressor.tasks.features import first_tokens
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric, one_label
 from compressor.tasks.metrics import labels_agree, likelihood, log_likelihood, perplexity, token_accuracy
 from compressor.tasks.reading import Split
@@ -50,7 +50,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     from the last of the prompt on, IGNORED elsewhere.
 
     Raises UserError E212 where there is no end of sentence, or a target spells it; E213 for a row that is longer than
-    `task.max_length`, the end included, or whose prompt or target has no token: nothing is cut off.
+    `task.max_length`, or whose prompt or target has no token: nothing is cut off.
     """
     if (end := tokenizer.eos_token_id) is None:
         what = "the tokenizer has no end of sentence, by which a text that is generated would end"
@@ -59,20 +59,23 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     whole = [f"{prompt} {target}" for prompt, target in zip(prompts, split.labels, strict=True)]
     encoded = tokenizer(whole, truncation=False, padding=False, return_offsets_mapping=True)
     rows = []
-    for row, ids in enumerate(encoded["input_ids"]):
-        start = first_tokens(encoded["offset_mapping"][row], (prompts[row], split.labels[row]))[1]
+    for row, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
+        place = f"{path}:{split.lines[row]}"
+        while offsets and offsets[-1] == (0, 0):  # what the tokenizer puts behind a text, be it the end or not
+            ids, offsets = ids[:-1], offsets[:-1]
+        # the space between may be a token of its own: it is said by the model, too
+        start = next((number for number, (_, stop) in enumerate(offsets) if stop > len(prompts[row])), None)
         if not start:
             what = f"the tokenizer makes no token of its own of {whole[row]!r:.60}, or none of its target"
-            raise UserError("E213", what, "Mend or drop the row", f"{path}:{split.lines[row]}")
-        ids = ids[:-1] if ids[-1] == end else ids  # some tokenizers end a text themselves
+            raise UserError("E213", what, "Mend or drop the row", place)
         if end in ids[start:]:
             what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
-            raise UserError("E212", what, "Take it out of the text: it is put behind each", f"{path}:{split.lines[row]}")
+            raise UserError("E212", what, "Take it out of the text: it is put behind each", place)
         rows.append((ids, [IGNORED] * (start - 1) + ids[start:] + [end]))
     longest = max(len(ids) for ids, _ in rows)
-    if long := [row for row, (ids, _) in enumerate(rows) if len(ids) >= task.max_length]:
-        what = f"{len(long)} of {len(rows)} rows are longer than max_length {task.max_length}, the longest {longest + 1} tokens"
-        mend = f"Set task.max_length to {longest + 1} where the model has so many positions, or drop such rows"
+    if long := [row for row, (ids, _) in enumerate(rows) if len(ids) > task.max_length]:
+        what = f"{len(long)} of {len(rows)} rows are longer than max_length {task.max_length}, the longest {longest} tokens"
+        mend = f"Set task.max_length to {longest} where the model has so many positions, or drop such rows"
         raise UserError("E213", what, mend, f"{path}:{split.lines[long[0]]}")
     labels = np.full((len(rows), longest), IGNORED, dtype=np.int64)
     for row, (_, following) in enumerate(rows):
@@ -83,10 +86,13 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 def check_end(tokenizer, config: Any, folder: Path) -> None:
     """Raises UserError E212 where a model's config ends a text otherwise than its tokenizer: it would learn to say one end, and
     generate until another."""
-    ends, end = config.eos_token_id, tokenizer.eos_token_id
-    if end not in (ends if isinstance(ends, list) else [ends]):
-        what = f"the tokenizer ends a text with token {end}, config.json with {ends}"
-        raise UserError("E212", what, "Give config.json the eos_token_id of the tokenizer", str(folder))
+    told, own = {"config.json": config.eos_token_id}, folder / "generation_config.json"
+    if own.is_file():
+        told[own.name] = json.loads(own.read_text(encoding="utf-8")).get("eos_token_id", config.eos_token_id)
+    for name, ends in told.items():
+        if tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
+            what = f"the tokenizer ends a text with token {tokenizer.eos_token_id}, {name} with {ends}"
+            raise UserError("E212", what, f"Give {name} the eos_token_id of the tokenizer", str(folder))
 
 
 def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
@@ -127,6 +133,14 @@ def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.stack(found, axis=1), np.bincount(rows, minlength=len(labels))[:, None]
 
 
+TIMED = "Latency and throughput are of one pass over a prompt: tokens generated behind it, on a cache, are not timed."
+
+
+def in_perplexity(value: float) -> str:
+    """A likelihood as people say it."""
+    return f", perplexity {1 / value:.2f}" if value > 1e-6 else f", perplexity {1 / value:.1e}"
+
+
 def prediction(*_: object) -> None:
     """Raises UserError E716: generating takes a cache and many steps, which a server here does not do."""
     raise UserError("E716", "a model that generates is not served", "Generate with export.generation.open_generator")
@@ -142,7 +156,7 @@ KIND = Kind(
     loss=loss,
     distillation=distillation_loss,
     metrics=(
-        Metric("likelihood", "likelihood of a token", likelihood, " %", lambda value: f", perplexity {1 / value:.2f}"),
+        Metric("likelihood", "likelihood of a token", likelihood, " %", in_perplexity, TIMED),
         Metric("log_likelihood", "log-likelihood of a token", log_likelihood),
         Metric("perplexity", "perplexity", perplexity),
         Metric("accuracy", "token accuracy", token_accuracy, " %"),
@@ -153,6 +167,8 @@ KIND = Kind(
     auto_class=GENERATES,
     columns=("prompt", "target"),
     pairs=False,
+    # no answer flips a likelihood
+    grain=lambda labels: 0.0,
     encode=encode,
     judged=judged,
 )

@@ -37,6 +37,7 @@ class Metric:
 
     `value` takes what the kind's `judged` makes of outputs and labels, two arrays (rows, ...). `key` names it in metadata,
     `name` in sentences; 100 times the value is shown, with `unit` behind it, and in a summary `aside`: the same in other words.
+    `note` is what a reader of a report must know besides.
     """
 
     key: str
@@ -44,6 +45,7 @@ class Metric:
     value: Callable[[np.ndarray, np.ndarray], float]
     unit: str = ""
     aside: Callable[[float], str] = lambda value: ""
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,13 @@ def word_accuracy(found: np.ndarray, there: np.ndarray) -> float:
     return float(found[:, 2].sum() / there[:, 1].sum())
 
 
+LEAST = -700.0
+"""Log-likelihood of a token whose exp and inverse are numbers still."""
+
+
 def log_likelihood(found: np.ndarray, there: np.ndarray) -> float:
-    """Mean over tokens, in nats. Arguments as `generation.judged` counts."""
-    return float(found[:, 0].sum() / there.sum())
+    """Mean over tokens, in nats; LEAST at least, also of what is no number. Arguments as `generation.judged` counts."""
+    return float(np.fmax(found[:, 0].sum() / there.sum(), LEAST))
 
 
 def likelihood(found: np.ndarray, there: np.ndarray) -> float:

@@ -93,7 +93,7 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any,
             raise UserError("E205", f"no column '{name}'", _nearest_column(name, columns), f"{path}:1")
     checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
     for position, name in enumerate(task.text_columns):
-        if all(_is_number(texts[position]) for _, texts, _ in checked):
+        if not kind.generates and all(_is_number(texts[position]) for _, texts, _ in checked):
             raise UserError(
                 "E206", f"column '{name}' holds only numbers", "Name the column that holds the sentences", f"{path}:1"
             )

@@ -34,7 +34,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, cells, metric),
-        "notes": notes(roles, cells, candidates, metric) + left_out_note(measurements),
+        "notes": notes(roles, cells, candidates, metric) + [metric.note] * bool(metric.note) + left_out_note(measurements),
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],

@@ -144,7 +144,7 @@ def trainable(report: Record) -> Table:
         )
         for row in report["trainable"]
     ]
-    note = "r rank, m × n a matrix, |Ω| the chosen places. Counted on the live model; the task head is always trained: apart."
+    note = "r rank, m × n a matrix, |Ω| the chosen places. Counted on the live model; a task head is always trained: apart."
     return Table("trainable", "What was trained", note, columns, "lllllrrr", rows)
 
 

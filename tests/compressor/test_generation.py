@@ -1,10 +1,12 @@
 """A text for each prompt: what is read, where labels stand, what loss and metrics are, and that files hold the model."""
 
 import json
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
@@ -31,7 +33,8 @@ from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import Split, read_task
-from export.parity import BOUNDS, compare, row_of
+from export.parity import BOUNDS, compare, in_other_batches, row_of
+from pipelines.cli import main
 from pipelines.loading import MOST_OUTPUTS, Data
 from pipelines.loading import Rows as Loaded
 from tests.compressor.conftest import encoding, tiny
@@ -140,9 +143,27 @@ def test_a_target_begins_with_its_space_as_in_running_text():
     assert labels.tolist() == [[300, 0]]
 
 
+@pytest.mark.parametrize("trim", [False, True])
+def test_a_space_of_its_own_is_said_too(trim):
+    """Digits alone, as SmolLM2's tokenizer cuts: a prompt ends before the space, so the model must learn to say it."""
+    vocabulary = {"</s>": 0, **{one: 1 + number for number, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=trim)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim)
+    rows, labels = encoded(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"), [("a", "7")])
+    assert rows[0]["input_ids"] == [vocabulary[one] for one in ("a", "Ġ", "7")]
+    assert labels.tolist() == [[vocabulary["Ġ"], vocabulary["7"], 0]]
+
+
 def test_nothing_is_cut_off_and_every_text_can_end():
-    with pytest.raises(UserError, match=r"E213 t.csv:3: 2 of 3 rows are longer than max_length 4, the longest 6 tokens"):
+    with pytest.raises(UserError, match=r"E213 t.csv:4: 1 of 3 rows are longer than max_length 4, the longest 5 tokens"):
         encoded(words_of(), [("a b", "c"), ("a", "b c d"), ("a b", "c d e")], max_length=4)
+    for frame in ("$A", "$A [E]", "$A [B]"):
+        rows, labels = encoded(words_of(frame), [("a", "b")])
+        assert (rows[0]["input_ids"], labels.tolist()) == ([10, 11], [[11, 2]]), "what the tokenizer adds is taken off"
+        with pytest.raises(UserError, match=r"E212 .*the target 'b \[E\]' spells the end of sentence"):
+            encoded(words_of(frame), [("a", "b [E]")])
     with pytest.raises(UserError, match=r"E212 t.csv:3: the target 'b \[E\] c' spells the end of sentence"):
         encoded(words_of(), [("a [E]", "b"), ("a", "b [E] c")])
     with pytest.raises(UserError, match=r"E212 t.csv: the tokenizer has no end of sentence"):
@@ -158,6 +179,40 @@ def test_the_model_and_its_tokenizer_end_a_text_alike(tmp_path):
     for end in (1, [3], None):
         with pytest.raises(UserError, match=r"E212 .*the tokenizer ends a text with token 2, config.json with"):
             check_end(tokenizer, PretrainedConfig(eos_token_id=end), tmp_path)
+    own = tmp_path / "generation_config.json"
+    own.write_text('{"eos_token_id": [1, 2]}')
+    check_end(tokenizer, PretrainedConfig(eos_token_id=2), tmp_path)
+    own.write_text('{"eos_token_id": [7, 8]}')
+    with pytest.raises(UserError, match=r"E212 .*generation_config.json with \[7, 8\]"):
+        check_end(tokenizer, PretrainedConfig(eos_token_id=2), tmp_path)
+
+
+def test_a_model_that_says_nothing_has_figures_still():
+    """JSON knows neither NaN nor Infinity."""
+    for logits in (np.full((2, 9), np.nan), np.array([[0.0] * 8 + [1e30]] * 2)):
+        found, known = KIND.judged(logits.astype(np.float32), np.array([[3, 4]]))
+        quality = KIND.quality(found, known)
+        assert np.isfinite([quality[name] for name in ("likelihood", "log_likelihood", "perplexity", "accuracy")]).all()
+        assert "e+" in KIND.metric.aside(quality["likelihood"])
+
+
+def test_numbers_alone_are_prompts(tmp_path):
+    assert read_task(task(tmp_path, [{"prompt": "12", "target": "twelve"}])).train.texts == [("12",)]
+
+
+def test_outputs_of_one_pass_are_held_at_a_time():
+    """Of rows with long prompts and few labels, which are all that stays."""
+    alive, rows = [], [{"input_ids": [5] * 50, "attention_mask": [1] * 50} for _ in range(6)]
+    labels = np.full((6, 50), IGNORED)
+    labels[:, -1] = 3
+
+    def forward(encoding):
+        outputs = np.zeros((*encoding["input_ids"].shape, 7), dtype=np.float32)
+        alive.append(weakref.ref(outputs))
+        assert sum(one() is not None for one in alive) <= 2, "this one, and the one before it at most"
+        return outputs
+
+    assert all(one.shape == (6, 7) for one in in_other_batches(forward, rows, 0, 2, labels).values())
 
 
 # --- loss and metrics ---
@@ -286,6 +341,8 @@ def test_a_pruned_and_tuned_model_lives_on_disk(architecture, tmp_path):
     write_peft(model, tmp_path / "peft", base=str(base))
     assert json.loads((tmp_path / "peft" / CONFIG).read_text())["task_type"] == "CAUSAL_LM"
     assert read_lora(tmp_path / "peft").auto_class == GENERATES
+    asked = ["delta", "convert", str(tmp_path / "peft"), str(tmp_path / "x"), "--labels", "a,b"]
+    assert "E315" in (refused := CliRunner().invoke(main, asked)).output and refused.exit_code == 2
     remove(model, {0: Removal([1], [0, 5, 7]), 1: Removal([0], list(range(20)))})
     rows = {"input_ids": torch.tensor([[2, 5, 9, 3], [2, 7, 3, 0]]), "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0]])}
     expected = model(**rows).logits

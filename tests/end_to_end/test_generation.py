@@ -106,6 +106,7 @@ def test_the_report_speaks_of_likelihood_and_perplexity(run):
     assert report["metric"]["key"] == "likelihood"
     assert report["summary"][0]["dense"].endswith(f", perplexity {quality['perplexity']:.2f}")
     assert "likelihood of a token" in report["headline"]
+    assert any("tokens generated behind it, on a cache, are not timed" in note for note in report["notes"])
     assert (run.folder / "report.html").read_text().count("likelihood of a token") >= 4
 
 
