@@ -12,21 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from compressor.errors import UserError
 from compressor.models import GENERATES
 from compressor.tasks import TaskConfig
+from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
-from compressor.tasks.classification import TEMPERATURE
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric, one_label
 from compressor.tasks.metrics import labels_agree, likelihood, log_likelihood, perplexity, token_accuracy
 from compressor.tasks.reading import Split
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def read(value: object) -> str | None:
@@ -93,32 +90,6 @@ def check_end(tokenizer, config: Any, folder: Path) -> None:
         if tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
             what = f"the tokenizer ends a text with token {tokenizer.eos_token_id}, {name} with {ends}"
             raise UserError("E212", what, f"Give {name} the eos_token_id of the tokenizer", str(folder))
-
-
-def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels of each row, (rows,): `each` (answers,) has one figure a label, row after row."""
-    known = labels != IGNORED
-    sums = each.new_zeros(len(labels)).index_add(0, known.nonzero()[:, 0], each)
-    return sums / known.sum(dim=1)
-
-
-def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy: a mean over labels in each row. Outputs are (rows, length, words), labels (rows, length)."""
-    from torch.nn import functional
-
-    known = labels != IGNORED
-    each = functional.cross_entropy(outputs[known], labels[known], reduction="none")
-    return getattr(_mean_of_rows(each, labels), reduction)()
-
-
-def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """0.5 CE + 0.5 T² KL(teacher ‖ student) as for classes, at tokens with a label. Outputs are (rows, length, words)."""
-    from torch.nn import functional
-
-    known = labels != IGNORED
-    softened = (functional.log_softmax(one[known] / TEMPERATURE, dim=-1) for one in (student, teacher))
-    each = functional.kl_div(*softened, reduction="none", log_target=True).sum(dim=-1)
-    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _mean_of_rows(each, labels).mean()
 
 
 def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

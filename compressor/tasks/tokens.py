@@ -22,8 +22,9 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models import TOKENS
 from compressor.tasks import TaskConfig
+from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
-from compressor.tasks.classification import MAX_CLASSES, TEMPERATURE
+from compressor.tasks.classification import MAX_CLASSES
 from compressor.tasks.features import first_tokens
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric
 from compressor.tasks.metrics import entity_f1, entity_starts, labels_agree, word_accuracy
@@ -31,7 +32,6 @@ from compressor.tasks.reading import WORD_FILES, Split
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-    from torch import Tensor
 
 OUTSIDE = "O"
 WORDS_MEND = 'Give a list of words in .jsonl, e.g. ["EU", "rejects"], or a word a line in .conll'
@@ -130,28 +130,6 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     for row, own in enumerate(places):
         labels[row, own] = split.labels[row]
     return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], labels
-
-
-def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the words of each row, (rows,): `each` is (rows, length), 0 where there is no label."""
-    return each.sum(dim=1) / (labels != IGNORED).sum(dim=1)
-
-
-def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy: a mean over words in each row. Outputs are (rows, length, tags), labels (rows, length)."""
-    from torch.nn import functional
-
-    each = functional.cross_entropy(outputs.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-    return getattr(_mean_of_rows(each, labels), reduction)()
-
-
-def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """0.5 CE + 0.5 T² KL(teacher ‖ student) as for classes, at words with a label. Outputs are (rows, length, tags)."""
-    from torch.nn import functional
-
-    softened = (functional.log_softmax(one / TEMPERATURE, dim=-1) for one in (student, teacher))
-    each = functional.kl_div(*softened, reduction="none", log_target=True).sum(dim=-1) * (labels != IGNORED)
-    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _mean_of_rows(each, labels).mean()
 
 
 def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,40 @@
+"""The losses of kinds whose rows have several answers (`compressor.tasks.answers`): a row's mean over its labels counts as one.
+
+So the loss of a batch, the mean over its rows, adds up to the same step however rows are cut into batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor.tasks.answers import IGNORED
+from compressor.tasks.classification import TEMPERATURE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the labels of each row, (rows,): `each` (answers,) has one figure a label, row after row."""
+    known = labels != IGNORED
+    sums = each.new_zeros(len(labels)).index_add(0, known.nonzero()[:, 0], each)
+    return sums / known.sum(dim=1)
+
+
+def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy: a mean over labels in each row. Outputs are (rows, length, outputs), labels (rows, length)."""
+    from torch.nn import functional
+
+    known = labels != IGNORED
+    each = functional.cross_entropy(outputs[known], labels[known], reduction="none")
+    return getattr(_mean_of_rows(each, labels), reduction)()
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """0.5 CE + 0.5 T² KL(teacher ‖ student) as for classes, at tokens with a label. Outputs are (rows, length, outputs)."""
+    from torch.nn import functional
+
+    known = labels != IGNORED
+    softened = (functional.log_softmax(one[known] / TEMPERATURE, dim=-1) for one in (student, teacher))
+    each = functional.kl_div(*softened, reduction="none", log_target=True).sum(dim=-1)
+    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _mean_of_rows(each, labels).mean()
