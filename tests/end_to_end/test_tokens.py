@@ -100,7 +100,7 @@ def test_the_server_tags_the_words(run, tmp_path, monkeypatch):
     assert [one.words for one in found] == WORDS and [one.tags for one in found] == TAGS
     assert shown.splitlines()[1] == "awful/B-BAD  awful"
     assert json.loads(as_json)[1] == {"text": "awful", "words": ["awful"], "tags": ["B-BAD"]}
-    assert long.exit_code == 2 and "E717 word 31 of" in long.output
+    assert long.exit_code == 2 and "is longer than the model reads. Split the text" in long.output
 
 
 @pytest.mark.slow
