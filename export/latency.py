@@ -1,7 +1,8 @@
 """Latency of several models in one interleaved run, each in a process of its own.
 
 Runtimes in one process disturb each other (idle thread pools), and machines drift: so every variant gets a worker, every
-round times every variant once, in shuffled order, and only ratios within one run mean anything.
+round times every variant once, in shuffled order, and only ratios within one run mean anything. On a GPU the clock is the
+same for all: the process's own, from the call until the card is idle again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class Variant:
     """What a worker loads: a file of the runtime, or a checkpoint folder for PyTorch. Names are unique within a run."""
 
     name: str
-    runtime: Literal["onnxruntime", "openvino", "pytorch", "torch.compile"]
+    runtime: Literal["onnxruntime", "openvino", "pytorch", "torch.compile", "cuda graphs"]
     path: Path
     device: Literal["cpu", "cuda"] = "cpu"
+    half: bool = False
+    """PyTorch's weights and activations in fp16; a file of a runtime has the precision that it was written in."""
     vocabulary: int = 1000
     """Token ids are drawn below this."""
     end: int | None = None
@@ -110,10 +113,22 @@ class Worker:
         """Raises UserError E603 with the worker's last line when it died."""
         self._receive()
 
+    def start(self, batch: int, length: int) -> None:
+        """Let it run one forward pass; `finish` waits for it."""
+        self._send({"batch": batch, "length": length})
+
+    def finish(self) -> float:
+        """Milliseconds of the pass that was started."""
+        return self._receive()["ms"]
+
     def time(self, batch: int, length: int) -> float:
         """Milliseconds of one forward pass."""
-        self._send({"batch": batch, "length": length})
-        return self._receive()["ms"]
+        self.start(batch, length)
+        return self.finish()
+
+    def stop(self) -> None:
+        """End the process at once, whatever it is at: it may be compiling for minutes."""
+        self.process.terminate()
 
     def close(self) -> None:
         """End the process; closing its input is what tells it to stop."""
@@ -137,9 +152,14 @@ def workers(variants: Sequence[Variant], threads: int | None) -> Iterator[list[W
             worker = Worker(variant, threads, log)
             stack.callback(worker.close)
             started.append(worker)
-        for worker in started:
-            worker.wait_until_loaded()
-        yield started
+        try:
+            for worker in started:
+                worker.wait_until_loaded()
+            yield started
+        except BaseException:
+            for worker in started:
+                worker.stop()
+            raise
 
 
 def measure(
@@ -171,8 +191,13 @@ def time_shape(
 ) -> list[Measurement]:
     """Interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603."""
     times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
+    # the first call of a shape may compile: side by side, for nothing is timed yet
     for worker in live:
-        for _ in range(WARM_UP):
+        worker.start(batch, length)
+    for worker in live:
+        worker.finish()
+    for worker in live:
+        for _ in range(WARM_UP - 1):
             worker.time(batch, length)
     end = time.monotonic() + seconds
     for number in range(rounds):

