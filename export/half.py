@@ -1,5 +1,7 @@
 """ONNX in half precision, for CUDA and TensorRT: fp16 and bf16 graphs whose sums of squares, softmax and angles stay in fp32.
 
+A graph that is fused for CUDA has attention and norms as single operators; those take fp16 and sum in fp32 inside.
+
 ONNX Runtime's CPU runs an fp16 graph (it casts around each operator). It has no kernels for bf16, so such a graph is proven by
 another: the same operators in fp32 with every result rounded to bf16 (`emulated`). The bf16 file itself is not run there.
 """
@@ -27,7 +29,7 @@ LARGEST = 1e4
 
 
 def half(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The unfused fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, what lies between them and rotary angles stay in fp32."""
+    """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, what lies between them and rotary angles stay in fp32."""
     import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 

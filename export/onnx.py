@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import onnx_ir
     from torch import nn
 
+    from export.sessions import Device
+
 OPSET = 20
 AXES = ("batch", "sequence")
 WRONG_WHEN_FUSED = ("t5",)
@@ -83,7 +85,8 @@ def write_onnx(
     writers = {
         "fp32": lambda: fused(graph) if fuse else graph,
         "int8": lambda: quantized_dynamic(graph, excluded),
-        "fp16": lambda: half(graph),
+        # CUDA's joined operators sum in fp32 inside; TensorRT knows none of them, and has a file of its own (export/folder.py)
+        "fp16": lambda: half(fused(graph, "cuda") if fuse else graph),
         "bf16": lambda: brain(graph),
     }
     paths = {}
@@ -184,13 +187,13 @@ def _name_axes(proto: onnx.ModelProto, axes: Mapping[str, Sequence[str | None]])
                 dim.dim_param = re.sub(r"\bs\d+\b", lambda found: names.get(found[0]) or found[0], dim.dim_param)
 
 
-def fused(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph with ONNX Runtime's CPU operators (SkipLayerNormalization, BiasGelu)."""
+def fused(proto: onnx.ModelProto, device: Device = "cpu") -> onnx.ModelProto:
+    """The same graph with ONNX Runtime's operators for a device: SkipLayerNormalization, on CUDA MultiHeadAttention, too."""
     import onnx_ir
     from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
     program = onnx_ir.from_proto(proto)
-    fuse_for_onnxruntime(program, "cpu")
+    fuse_for_onnxruntime(program, device)
     return onnx_ir.to_proto(program)
 
 
