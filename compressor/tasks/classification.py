@@ -110,7 +110,7 @@ KIND = Kind(
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,
-    metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews)),
+    metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews, chance=0.0)),
     # random rows lie where a classifier is unsure: what holds there finds what is broken, and proves no quality
     agreement=Agreement(
         labels_agree,

@@ -37,7 +37,8 @@ class Metric:
 
     `value` takes what the kind's `judged` makes of outputs and labels, two arrays (rows, ...). `key` names it in metadata,
     `name` in sentences; 100 times the value is shown, with `unit` behind it, and in a summary `aside`: the same in other words.
-    `note` is what a reader of a report must know besides.
+    `note` is what a reader of a report must know besides. `chance` is what one answer for every row gets, where nothing
+    that was learnt gets it, too.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Metric:
     unit: str = ""
     aside: Callable[[float], str] = lambda value: ""
     note: str = ""
+    chance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,10 @@ class Kind:
             **values,
             "rows": len(known),
         }
+
+    def unlearnt(self, quality: Mapping[str, Any]) -> bool:
+        """Whether a quality is what one answer for every row gets."""
+        return any(metric.chance is not None and quality.get(metric.key) == metric.chance for metric in self.metrics)
 
     def change(self, candidate: np.ndarray, reference: np.ndarray, known: np.ndarray, **options: int) -> tuple[float, float]:
         """95 % paired bootstrap interval over rows of the main metric's change between what was `judged` of two models; options

@@ -95,7 +95,7 @@ KIND = Kind(
     start=start,
     loss=loss,
     distillation=distillation_loss,
-    metrics=(Metric("spearman", "Spearman", spearman), Metric("pearson", "Pearson", pearson)),
+    metrics=(Metric("spearman", "Spearman", spearman, chance=0.0), Metric("pearson", "Pearson", pearson)),
     agreement=Agreement(concordance, "concordance", "concordance", {"int8": 0.99, "int8 on random rows": 0.9}),
     answers=lambda outputs: outputs[:, 0],
     prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),

@@ -10,6 +10,7 @@ from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes
 from pipelines.stage import Artifact, Inputs
+from pipelines.trainings import UNLEARNT
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
 """Precisions, the first that is there being what is shown where nothing is deployed."""
@@ -34,7 +35,10 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, cells, metric),
-        "notes": notes(roles, cells, candidates, metric) + [metric.note] * bool(metric.note) + left_out_note(measurements),
+        "notes": unlearnt_notes(inputs)
+        + notes(roles, cells, candidates, metric)
+        + [metric.note] * bool(metric.note)
+        + left_out_note(measurements),
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
@@ -54,6 +58,13 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "measured": {"device": measurements["device"], "rounds": measurements["rounds"]},
         "machine": measurements["machine"],
     }
+
+
+def unlearnt_notes(inputs: Inputs) -> list[str]:
+    """Says first that a training came to nothing: no figure below means anything then."""
+    kind = kind_of(inputs.task.kind)
+    trained = [a for a in inputs.artifacts if a.stage in ("tune", "recover") and kind.unlearnt(a.metadata["quality"])]
+    return [f"After {a.entry} {UNLEARNT}." for a in trained]
 
 
 def task_facts(inputs: Inputs) -> Record:

@@ -1,0 +1,49 @@
+"""One answer for every row is told: after the training, and at the top of the report."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from compressor.tasks.kinds import kind_of
+from pipelines.config import load_pipeline
+from pipelines.runner import run_pipeline
+from pipelines.trainings import UNLEARNT
+from tests.tiny import write_pipeline
+
+STAGES = [
+    {"tune": {"method": "full", "epochs": 1, "learning_rate": 1.0, "batch_size": 8}},
+    {"merge": None},
+    {"export": {"precision": "fp32"}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 3}},
+    {"report": None},
+]
+
+LOGITS = np.array([[2.0, 1.0], [0.5, 0.1], [3.0, -1.0], [0.2, 0.1]])
+NUMBERS = np.array([[0.5]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "same", "other", "labels"),
+    [
+        ("classification", LOGITS, LOGITS * [[1], [-1], [1], [1]], np.array([0, 1, 0, 0])),
+        ("regression", NUMBERS, NUMBERS * [[1], [2], [1], [1]], np.array([0.0, 1.0, 0.5, 0.2])),
+        ("tokens", np.zeros((4, 3)), np.eye(3)[[0, 1, 2, 0]], np.array([[0, 1, 2, 0]])),
+    ],
+)
+def test_one_answer_for_every_row_is_seen(kind, same, other, labels):
+    """And a model that tells one row from the others is not called so."""
+    one = kind_of(kind)
+    assert one.unlearnt(one.quality(*one.judged(same, labels)))
+    assert not one.unlearnt(one.quality(*one.judged(other, labels)))
+
+
+def test_it_is_told_while_it_runs_and_in_the_report(tmp_path):
+    said = Console(file=io.StringIO(), width=200)
+    path = write_pipeline(tmp_path, stages=STAGES, rows=40)
+    run = run_pipeline(load_pipeline(path), tmp_path / "runs", console=said)
+    assert run.artifacts["tune"].metadata["quality"]["matthews"] == 0
+    assert f"{UNLEARNT}. Try a lower learning_rate" in said.file.getvalue()
+    report = (run.artifacts["report"].folder / "report.md").read_text()
+    assert f"- After tune {UNLEARNT}.\n" in report
