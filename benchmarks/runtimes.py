@@ -15,7 +15,8 @@ measured elsewhere.
 
 Writes cpu.json and cpu.md, or cuda.*, after every cell; valid cells that the file holds are not measured again, so a run
 that was cut off goes on; cells of another machine or of other packages are never mixed. Exit code 0, 2 for a wrong
-argument, 3 when a cell is void.
+argument, 3 when a cell is void or something could not be measured, which the tables say. --time-limit bounds the measuring;
+exporting a model comes on top.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ from torch import nn  # noqa: E402
 from compressor.anatomy import layers_of  # noqa: E402
 from compressor.checkpoint import load, save_checkpoint  # noqa: E402
 from compressor.cost import shape_of  # noqa: E402
+from compressor.errors import UserError  # noqa: E402
 from compressor.models import build, resolve  # noqa: E402
 from compressor.pruning.surgery import Removal, remove  # noqa: E402
-from export.latency import LEAST_ROUNDS, Measurement, Variant, time_shape, workers  # noqa: E402
+from export.latency import LEAST_ROUNDS, Measurement, Unmeasurable, Variant, time_shape, workers  # noqa: E402
 from export.latency_worker import encoding  # noqa: E402
-from export.onnx import file_name, trace, write_onnx  # noqa: E402
+from export.onnx import can_fuse, file_name, trace, write_onnx  # noqa: E402
 from export.openvino import export_openvino  # noqa: E402
 from pipelines.environment import accelerator, machine  # noqa: E402
 from pipelines.stages.benchmark import STAGE  # noqa: E402
+from pipelines.store import write_atomic  # noqa: E402
 
 SHAPES = {
     "random:bert-large": {"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
@@ -87,6 +90,8 @@ class Bench:
     """Name -> the kinds of which the fastest dense one is what factors are over."""
     extras: tuple[str, ...] = ()
     """Packages to be named beside the benchmark stage's."""
+    note: str = ""
+    """What a reader of the tables must know besides."""
 
 
 CPU = Bench(
@@ -127,6 +132,7 @@ CUDA = Bench(
     kinds=CUDA_KINDS,
     control="ONNX Runtime fp16",
     baselines={"eager": ("PyTorch eager fp16",), "best dense": tuple(CUDA_KINDS)},
+    note="Rows are full: PyTorch is given no mask, which opens its fastest attention; the ONNX graph takes one in every call.",
 )
 BENCHES = {"cpu": CPU, "cuda": CUDA}
 
@@ -184,7 +190,8 @@ def write(model: nn.Module, folder: Path, kinds: Mapping[str, Kind]) -> None:
     graph = trace(model, encoding(2, 8, vocabulary))
     if "plain/model.onnx" in asked:
         write_onnx(graph, folder / "plain", precisions=["fp32"], fuse=False)
-    write_onnx(graph, folder, precisions=[one for one in precisions["onnxruntime"] if file_name(one) in asked])
+    ours = [one for one in precisions["onnxruntime"] if file_name(one) in asked]
+    write_onnx(graph, folder, precisions=ours, fuse=can_fuse(model))
     if quantized := [one for one in precisions["openvino"] if Path(file_name(one)).with_suffix(".xml").name in asked]:
         size, lengths = CALIBRATION
         rows = [encoding(size, length, vocabulary) for length in lengths]
@@ -206,54 +213,87 @@ def contenders(
     return [*variants, *(replace(each, name=again) for each in variants if each.name == first)]
 
 
-def cell_of(rows: list[Measurement], left: Mapping[str, float], bench: Bench) -> dict[str, Any]:
-    """One cell's figures and the verdict on the control; `left` is what each plan has of the dense model's FLOPs."""
+def cell_of(rows: list[Measurement], shares: Mapping[str, float], bench: Bench) -> dict[str, Any]:
+    """One cell's figures and the verdict on the control; `shares` is what each plan has of the dense model's FLOPs."""
     times = {row.variant: row.p50 for row in rows}
     first, again = control_of(bench)
     control = times[again] / times[first]
     void = abs(control - 1) > CONTROL_BOUND
-    return {"control": control, "void": void, "flops_left": dict(left), "rows": {row.variant: row.to_json() for row in rows}}
+    return {"control": control, "void": void, "flops_left": dict(shares), "rows": {row.variant: row.to_json() for row in rows}}
 
 
 def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Measure what is missing into result["cells"], written after each."""
-    grid = [(batch, length) for batch in options.batches for length in options.lengths]
-    valid = {name for name, cell in result["cells"].items() if not cell["void"]}
-    todo = {name: [at for at in grid if cell_name(name, *at) not in valid] for name in options.models}
-    for number, (name, cells) in enumerate(todo.items()):
-        if not cells or left(options) <= 0:
-            continue
+    """Measure what is missing into result["cells"], written after each; what cannot be measured goes into result["failed"]."""
+    todo = {name: missing(name, options, result["cells"]) for name in options.models}
+    result["failed"] = {name: words for name, words in result.get("failed", {}).items() if not todo.get(name)}
+    for name in [name for name, cells in todo.items() if cells and seconds_left(options) > 0]:
         with tempfile.TemporaryDirectory() as scratch:
             models = plans_of(options.models[name], options.bench.plans)
-            shapes = {plan: shape_of(model) for plan, model in models.items()}
             variants = contenders(models, Path(scratch), options.bench, options.kinds, options.device)
-            with workers(variants, options.threads) as live:
-                for batch, length in cells:
-                    if left(options) <= 0:
+            while todo[name] and seconds_left(options) > 0:
+                try:
+                    measure(name, models, variants, todo, options, result)
+                except Unmeasurable as error:
+                    # one card too small, or one compiler missing, is no reason to lose the others
+                    print(error, flush=True)
+                    result["failed"].setdefault(name, {})[error.variant] = error.last
+                    variants = [each for each in variants if each.name != error.variant]
+                    if error.variant in control_of(options.bench):
                         break
-                    remaining = sum(len(later) for later in list(todo.values())[number:])
-                    shuffle, share = random.Random(0), left(options) / remaining
-                    rows = time_shape(live, batch, length, options.rounds, shuffle, seconds=share)
-                    flops = {plan: shape.flops(length) / shapes["dense"].flops(length) for plan, shape in shapes.items()}
-                    result["cells"][cell_name(name, batch, length)] = cell_of(rows, flops, options.bench)
-                    save(options, result)
-                    todo[name] = todo[name][1:]
+        save(options, result)
+
+
+def missing(name: str, options: argparse.Namespace, cells: dict[str, Any]) -> list[tuple[int, int]]:
+    """The (batch, length) of a model without a valid cell of this very model that has all kinds that are asked for."""
+
+    def there(cell: dict[str, Any]) -> bool:
+        return not cell["void"] and cell["model"] == plain(options.models[name]) and {*options.kinds} <= {*cell["kinds"]}
+
+    grid = [(batch, length) for batch in options.batches for length in options.lengths]
+    return [at for at in grid if cell_name(name, *at) not in cells or not there(cells[cell_name(name, *at)])]
+
+
+def plain(reference: str) -> str:
+    """A model's reference without the folders of one person's disk."""
+    return ",".join(one if ":" in one else Path(one).name for one in reference.split(","))
+
+
+def measure(
+    name: str,
+    models: dict[str, nn.Module],
+    variants: list[Variant],
+    todo: dict[str, list[tuple[int, int]]],
+    options: argparse.Namespace,
+    result: dict[str, Any],
+) -> None:
+    """The cells of a model that are to do, taken off the list one by one. Raises Unmeasurable."""
+    shapes = {plan: shape_of(model) for plan, model in models.items()}
+    with workers(variants, options.threads) as live:
+        while todo[name] and seconds_left(options) > 0:
+            batch, length = todo[name][0]
+            share = seconds_left(options) / sum(len(later) for later in todo.values())
+            rows = time_shape(live, batch, length, options.rounds, random.Random(0), seconds=share)
+            shares = {plan: shape.flops(length) / shapes["dense"].flops(length) for plan, shape in shapes.items()}
+            facts = {"model": plain(options.models[name]), "kinds": list(options.kinds)}
+            result["cells"][cell_name(name, batch, length)] = {**facts, **cell_of(rows, shares, options.bench)}
+            save(options, result)
+            del todo[name][0]
 
 
 def cell_name(model: str, batch: int, length: int) -> str:
     return f"{model} {batch}x{length}"
 
 
-def left(options: argparse.Namespace) -> float:
-    """Seconds until --time-limit."""
+def seconds_left(options: argparse.Namespace) -> float:
+    """Until --time-limit."""
     return options.time_limit - (time.monotonic() - STARTED)
 
 
 def save(options: argparse.Namespace, result: dict[str, Any]) -> None:
     """The device's .json and .md."""
     place = options.out / f"{options.device}.json"
-    place.write_text(json.dumps(result, indent=1) + "\n")
-    place.with_suffix(".md").write_text(markdown(result, options.bench, options.device))
+    write_atomic(place, (json.dumps(result, indent=1) + "\n").encode())
+    write_atomic(place.with_suffix(".md"), markdown(result, options.bench, options.device).encode())
 
 
 def markdown(result: dict[str, Any], bench: Bench, device: str) -> str:
@@ -262,11 +302,12 @@ def markdown(result: dict[str, Any], bench: Bench, device: str) -> str:
     command = "python benchmarks/runtimes.py --out docs/results" + ("" if device == "cpu" else f" --device {device}")
     lines = [f"# {bench.title}", "", f"Command: `{command}`", ""]
     place = f"{here['accelerator']}, beside it {here['cpu']}" if device == "cuda" else here["cpu"]
-    lines += [f"{place}, {here['cores']} cores; {', '.join(here['packages'].values())}.", ""]
+    lines += [f"{place}, {here['cores']} cores; {', '.join(filter(None, here['packages'].values()))}.", ""]
     lines += [
         "Pruned: the same share of the heads and of the FFN neurons of every layer is gone, half where nothing else is said,",
         "or what a run removed; the share of FLOPs that is left stands below each table. Milliseconds of one call; factors are",
         "p50 over p50 of the same cell, above 1 is faster. Best dense: the fastest dense one, of any runtime.",
+        *([bench.note] if bench.note else []),
     ]
     for name, cell in result["cells"].items():
         lines += ["", f"## {name}", "", *table(cell["rows"], bench)]
@@ -276,6 +317,8 @@ def markdown(result: dict[str, Any], bench: Bench, device: str) -> str:
         lines += ["", f"FLOPs: {flops}; {rounds} rounds, A/A control {cell['control']:.3f}: {verdict}."]
         if idle := gains_nothing(cell, bench):
             lines += ["", f"Narrowing gives nothing here (3 % or less) to: {', '.join(idle)}."]
+    for name, variants in result.get("failed", {}).items():
+        lines += ["", f"Could not be measured, {name}:", "", *(f"- {variant}: {last}" for variant, last in variants.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -288,7 +331,8 @@ def gains_nothing(cell: dict[str, Any], bench: Bench) -> list[str]:
     """The pruned contenders that are not faster than the same runtime with the dense model, beyond the control's bound."""
     times = {name: row["p50"] for name, row in cell["rows"].items()}
     pairs = [(f"{plan} {kind}", f"dense {kind}") for plan in shares_of(cell) for kind in bench.kinds]
-    return [ours for ours, dense in pairs if ours in times and times[ours] > (1 - CONTROL_BOUND) * times[dense]]
+    both = [(ours, dense) for ours, dense in pairs if {ours, dense} <= {*times}]
+    return [ours for ours, dense in both if times[ours] > (1 - CONTROL_BOUND) * times[dense]]
 
 
 def table(rows: dict[str, dict[str, Any]], bench: Bench) -> list[str]:
@@ -356,9 +400,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    run(options, options.earlier)
+    try:
+        run(options, options.earlier)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     print(markdown(options.earlier, options.bench, options.device))
-    return 3 if any(cell["void"] for cell in options.earlier["cells"].values()) else 0
+    wrong = options.earlier["failed"] or any(cell["void"] for cell in options.earlier["cells"].values())
+    return 3 if wrong else 0
 
 
 if __name__ == "__main__":

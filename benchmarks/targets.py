@@ -29,10 +29,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import run_file, write_task
+from compressor.models import resolve
 from compressor.tasks.kinds import Metric, kind_of
 from pipelines.environment import machine
 from pipelines.stage import Artifact
 from pipelines.stages.prune import STAGE
+from pipelines.store import write_atomic
 
 CRITERIA = ("delta", "weight_plus_delta", "taylor", "random")
 SEEDS = {1.25: (0,), 1.5: (0, 1, 2), 2.0: (0, 1, 2), 3.0: (0,)}
@@ -86,7 +88,7 @@ class Record:
         """A run's figures: as they stand here, or as they are `made` now and kept."""
         if name not in self.runs and (found := made()):
             self.runs[name] = found
-            self.path.write_text(json.dumps({"facts": self.facts, "runs": self.runs}, indent=1) + "\n")
+            write_atomic(self.path, (json.dumps({"facts": self.facts, "runs": self.runs}, indent=1) + "\n").encode())
         return self.runs.get(name)
 
 
@@ -200,7 +202,8 @@ def picture(table: dict[Cell, list[Result]], metric: str, control: float | None)
         for cell, found in table.items()
     }
     right = max(speed for speed, _ in points.values()) + 0.1
-    low, high = min(min(gap for _, gap in points.values()), -1.0) - 0.5, max(max(gap for _, gap in points.values()), 0.0) + 0.5
+    levels = [*(gap for _, gap in points.values()), *([] if control is None else [control])]
+    low, high = min(*levels, -1.0) - 0.5, max(*levels, 0.0) + 0.5
 
     def x(speed: float) -> float:
         return LEFT + (speed - 1) / (right - 1) * (WIDTH - LEFT - 150)
@@ -278,9 +281,9 @@ def main() -> None:
 
 
 def facts_of(options: argparse.Namespace, name: str) -> dict:
-    """What every run of a record has in common: settings and machine. A model is named by the last part of its place."""
-    here = machine([STAGE], None)
-    settings = {"task": name, "model": options.model.rpartition("/")[2], "rows": options.rows, "batch": options.batch}
+    """What every run of a record has in common: settings and machine."""
+    here = machine([STAGE], None, ["onnxruntime"])
+    settings = {"task": name, "model": resolve(options.model).sha256, "rows": options.rows, "batch": options.batch}
     settings |= {"length": options.length, "tune": {**TUNE, "learning_rate": RATES[name]}, "recover": RECOVER}
     return {**settings, **{key: here[key] for key in ("cpu", "cores", "packages")}}
 

@@ -1,6 +1,7 @@
 """ONNX in half precision, for CUDA and TensorRT: fp16 and bf16 graphs whose sums of squares, softmax and angles stay in fp32.
 
-A graph that is fused for CUDA has attention and norms as single operators; those take fp16 and sum in fp32 inside.
+A graph that is fused for CUDA has norms, and attention where transformers knows its form (not MPNet's or DeBERTa's, whose
+positions are added to it), as single operators; those take fp16 and sum in fp32 inside.
 
 ONNX Runtime's CPU runs an fp16 graph (it casts around each operator). It has no kernels for bf16, so such a graph is proven by
 another: the same operators in fp32 with every result rounded to bf16 (`emulated`). The bf16 file itself is not run there.

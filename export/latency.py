@@ -31,6 +31,17 @@ WARM_UP = 3
 LEAST_ROUNDS = 5
 
 
+class Unmeasurable(UserError):
+    """E603: a variant whose worker ended by itself, and its last words."""
+
+    def __init__(self, variant: str, last: str):
+        self.variant, self.last = variant, last
+        super().__init__("E603", f"'{variant}' cannot be measured: {last}", "Check that the model loads in this runtime")
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.variant, self.last)
+
+
 @dataclass(frozen=True)
 class Variant:
     """What a worker loads: a file of the runtime, or a checkpoint folder for PyTorch. Names are unique within a run."""
@@ -105,9 +116,7 @@ class Worker:
         last = next((text.strip() for text in reversed(self.log.read().splitlines()) if text.strip()), "no message")
         # killed by a signal (out of memory, say), it left no message of its own
         last += f" (killed by signal {-status})" if status < 0 else ""
-        raise UserError(
-            "E603", f"'{self.variant.name}' cannot be measured: {last}", "Check that the model loads in this runtime"
-        )
+        raise Unmeasurable(self.variant.name, last)
 
     def wait_until_loaded(self) -> None:
         """Raises UserError E603 with the worker's last line when it died."""

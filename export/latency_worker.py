@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 Encoding = dict[str, np.ndarray]
-Timer = Callable[[Encoding], float]
+Timer = Callable[[int, int], float]
+"""(rows of a batch, tokens a row) -> milliseconds of one pass."""
 
 
 def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lambda: None) -> float:
@@ -41,9 +41,10 @@ def session_timer(variant: dict[str, Any]) -> Timer:
     device = variant["device"]
     live = session(Path(variant["path"]), device=device, threads=variant["threads"])
 
-    def timer(encoding: Encoding) -> float:
+    def timer(batch: int, length: int) -> float:
+        inputs = encoding_of(variant, batch, length)
         # a bound batch waits for the card by itself
-        return milliseconds(functools.partial(run, live, encoding) if device == "cpu" else Bound(live, encoding, device))
+        return milliseconds(functools.partial(run, live, inputs) if device == "cpu" else Bound(live, inputs, device))
 
     return timer
 
@@ -62,22 +63,22 @@ def torch_timer(variant: dict[str, Any]) -> Timer:
         accepted.discard("attention_mask")
     settled = torch.cuda.synchronize if cuda else lambda: None
 
-    @torch.inference_mode()
-    def timer(encoding: Encoding) -> float:
-        tensors = {name: torch.from_numpy(values).to(device) for name, values in encoding.items() if name in accepted}
-        return milliseconds(functools.partial(model, **tensors), settled)
-
-    @functools.cache
-    def graph(batch: int, length: int) -> torch.cuda.CUDAGraph:
+    def forward(batch: int, length: int) -> Callable[[], Any]:
         inputs = encoding_of(variant, batch, length)
-        tensors = {name: torch.from_numpy(values).to(device) for name, values in inputs.items() if name in accepted}
-        return captured(functools.partial(model, **tensors))
+        return functools.partial(
+            model, **{key: torch.from_numpy(one).to(device) for key, one in inputs.items() if key in accepted}
+        )
+
+    # one shape at a time: the last one's graph and memory go when the next is captured
+    prepare = functools.lru_cache(maxsize=1)(lambda *shape: Replay(forward(*shape)))
+    if variant["runtime"] != "cuda graphs":
+        prepare = forward
 
     @torch.inference_mode()
-    def replay_timer(encoding: Encoding) -> float:
-        return milliseconds(graph(*encoding["input_ids"].shape).replay, settled)
+    def timer(batch: int, length: int) -> float:
+        return milliseconds(prepare(batch, length), settled)
 
-    return replay_timer if variant["runtime"] == "cuda graphs" else timer
+    return timer
 
 
 def torch_model(variant: dict[str, Any]) -> nn.Module:
@@ -94,20 +95,27 @@ def torch_model(variant: dict[str, Any]) -> nn.Module:
     return model
 
 
-def captured(forward: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """A pass as a CUDA graph, after the warm-up on a stream of its own that capturing asks for."""
-    import torch
+class Replay:
+    """A pass as a CUDA graph, captured after the warm-up on a stream of its own that capturing asks for.
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
+    The graph reads the memory of `forward`'s inputs, so they are held here.
+    """
+
+    def __init__(self, forward: Callable[[], Any]):
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                forward()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.forward, self.graph = forward, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
             forward()
-    torch.cuda.current_stream().wait_stream(stream)
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made):
-        forward()
-    return made
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 def encoding_of(variant: dict[str, Any], batch: int, length: int) -> Encoding:
@@ -133,8 +141,7 @@ def main() -> None:
     timer = session_timer(variant) if sessions else torch_timer(variant)
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:
-        shape = json.loads(line)
-        replies.write(json.dumps({"ms": timer(encoding_of(variant, **shape))}) + "\n")
+        replies.write(json.dumps({"ms": timer(**json.loads(line))}) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,10 @@ def onnx_session(
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+    if device == "cuda":
+        # CUDA's libraries lie in packages of their own, where the loader does not look; it prints what it does not find
+        with contextlib.redirect_stdout(sys.stderr):
+            onnxruntime.preload_dlls()
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     # idle pools that spin take the cores from whatever runs beside this session

@@ -71,7 +71,7 @@ def main() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
 def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> None:
-    """Run a pipeline FILE, or a bundled recipe by its name (quickstart, paper, paper_unstructured, dsee_repo).
+    """Run a pipeline FILE, or a bundled recipe by its name (quickstart, twice_as_fast, paper, paper_unstructured, dsee_repo).
 
     Finished stages are reused: after an interruption the same command goes on where it was.
     """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 from pipelines.training_config import TrainingConfig
 
-UNLEARNT = "one answer for every row would be as good: nothing was learnt"
+UNLEARNT = "the model is no better than one answer for every row"
 
 
 def train_and_save(
@@ -69,7 +69,7 @@ def train_and_save(
         losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep, **teaching)
     published = publish_model(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
-        workspace.say(f"{UNLEARNT}. Try a lower learning_rate, or more epochs")
+        workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}

@@ -132,7 +132,7 @@ class Kind:
         }
 
     def unlearnt(self, quality: Mapping[str, Any]) -> bool:
-        """Whether a quality is what one answer for every row gets."""
+        """Whether a quality is what one answer for every row gets. (Where all labels are alike, nothing can be better.)"""
         return any(metric.chance is not None and quality.get(metric.key) == metric.chance for metric in self.metrics)
 
     def change(self, candidate: np.ndarray, reference: np.ndarray, known: np.ndarray, **options: int) -> tuple[float, float]:

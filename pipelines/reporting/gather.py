@@ -61,7 +61,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
 
 
 def unlearnt_notes(inputs: Inputs) -> list[str]:
-    """Says first that a training came to nothing: no figure below means anything then."""
+    """Says first that a training came to nothing: no figure below means much then."""
     kind = kind_of(inputs.task.kind)
     trained = [a for a in inputs.artifacts if a.stage in ("tune", "recover") and kind.unlearnt(a.metadata["quality"])]
     return [f"After {a.entry} {UNLEARNT}." for a in trained]

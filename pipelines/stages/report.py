@@ -39,6 +39,6 @@ STAGE = Stage(
     uses_dense=True,
     reads_data=False,
     packages=("plotly", "jinja2"),
-    version=4,
+    version=5,
     run=run,
 )

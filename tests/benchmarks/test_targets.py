@@ -61,6 +61,6 @@ def test_table_and_picture_say_what_the_control_gained(grid):
     told = targets.markdown(one, table, [0.5, 0.7])
     assert "| 2x | taylor | yes | 2.00x | 1.90x | 80.0 ± 0.0 | 83.5 ± 0.0 | -0.5 | 3 |" in told
     assert "trained as long as the recovered: +0.6 ± 0.1 (2 seeds)" in told
-    drawn = targets.picture(table, "accuracy", 0.6)
-    words = [element.text for element in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert "dense, trained as long" in words and "taylor, alone" in words
+    texts = list(ElementTree.fromstring(targets.picture(table, "accuracy", 1.4)).iter("{http://www.w3.org/2000/svg}text"))
+    assert {"dense, trained as long", "taylor, alone"} <= {one.text for one in texts}
+    assert all(0 < float(one.get("y")) < targets.HEIGHT and 0 < float(one.get("x")) < targets.WIDTH for one in texts)

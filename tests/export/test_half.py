@@ -91,7 +91,18 @@ def test_fp16_is_fused_for_cuda_and_bf16_is_not(made):
     assert fused["Cast"] < plain["Cast"] / 2 and not plain["MultiHeadAttention"]
 
 
-def test_types_that_fusions_would_harm_are_left_as_they_are(made, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "attentions"), [("bert", 3), ("mpnet", 0), ("deberta-v2", 0), ("modernbert", 3), ("gpt2", 3), ("distilbert", 3)]
+)
+def test_whose_attention_is_one_operator(made, name, attentions):
+    """docs/export.md names those that are not."""
+    operators = Counter(node.op_type for node in onnx.load(made(name)[2]["fp16"]).graph.node)
+    assert operators["MultiHeadAttention"] == attentions
+    assert operators["Softmax"] == (0 if attentions else 3)
+
+
+def test_without_fusions_it_is_the_graph_as_it_was_traced(made, tmp_path):
     _, graph, _ = made("llama")
     path = write_onnx(graph, tmp_path, precisions=["fp16"], fuse=False)["fp16"]
     assert path.read_bytes() == half(graph).SerializeToString(deterministic=True)

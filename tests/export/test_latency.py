@@ -1,12 +1,18 @@
 """Interleaved measuring with real workers; no assertion on a time."""
 
+import signal
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
+from export import latency_worker
 from export.latency import Variant, measure, summarize, workers
 
 
@@ -50,6 +56,44 @@ def test_a_worker_that_is_killed_says_so(exported):
         live.process.kill()
         with pytest.raises(UserError, match=r"E603 'onnx' cannot be measured: .*killed by signal 9"):
             live.time(1, 4)
+
+
+@pytest.mark.parametrize(("half", "dtype"), [(False, torch.float32), (True, torch.float16)])
+def test_pytorch_runs_in_the_precision_that_is_asked_for(tmp_path, exported, monkeypatch, half, dtype):
+    made = exported("bert-dense")
+    save_checkpoint(made.model, tmp_path, tmp_path)
+    seen, load = [], latency_worker.torch_model
+    monkeypatch.setattr(latency_worker, "torch_model", lambda variant: seen.append(load(variant)) or seen[-1])
+    variant = {**asdict(Variant("x", "pytorch", tmp_path, vocabulary=99, half=half)), "threads": None}
+    assert latency_worker.torch_timer(variant)(2, 8) > 0
+    assert {parameter.dtype for parameter in seen[0].parameters()} == {dtype}
+
+
+def test_a_graph_is_captured_after_its_warm_up_and_holds_its_inputs(monkeypatch):
+    """With a card that is not there; on a real one benchmarks/runtimes.py --device cuda runs it."""
+    told, stream, graph = [], Mock(), Mock()
+    cuda = Mock(
+        Stream=lambda: stream, CUDAGraph=lambda: graph, current_stream=lambda: Mock(wait_stream=lambda one: told.append(one))
+    )
+    cuda.stream = lambda one: nullcontext()
+    cuda.graph = lambda one: nullcontext(told.append(one))
+    monkeypatch.setattr(torch, "cuda", cuda)
+    replay = latency_worker.Replay(lambda: told.append("pass"))
+    assert told == ["pass"] * 3 + [stream, graph, "pass"] and not graph.replay.called
+    replay()
+    replay()
+    assert graph.replay.call_count == 2 and told[-1] == "pass" and len(told) == 6 and callable(replay.forward)
+
+
+def test_an_error_ends_workers_that_are_busy(exported):
+    """They are told to end at once, not asked to when they are done."""
+    with (
+        pytest.raises(KeyError),
+        workers([Variant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)], None) as [one],
+    ):
+        one.start(1, 4)
+        raise KeyError
+    assert one.process.returncode == -signal.SIGTERM
 
 
 def test_summary_by_hand():

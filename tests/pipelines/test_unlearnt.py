@@ -44,6 +44,6 @@ def test_it_is_told_while_it_runs_and_in_the_report(tmp_path):
     path = write_pipeline(tmp_path, stages=STAGES, rows=40)
     run = run_pipeline(load_pipeline(path), tmp_path / "runs", console=said)
     assert run.artifacts["tune"].metadata["quality"]["matthews"] == 0
-    assert f"{UNLEARNT}. Try a lower learning_rate" in said.file.getvalue()
+    assert f"{UNLEARNT}: try a lower learning_rate" in said.file.getvalue()
     report = (run.artifacts["report"].folder / "report.md").read_text()
     assert f"- After tune {UNLEARNT}.\n" in report

@@ -365,6 +365,7 @@ def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
     assert "| onnxruntime | int8 | 1 | 78.0 | 3.10 × | −0.1 points | 99.1 % | kept: within the budget |" in text
     assert r"| onnxruntime | bert.embeddings.token\_type\_embeddings | 0.0161 | fp32 |" in text
     assert "a little optimistic" in text
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
 def test_files_that_were_not_measured_and_deltas_that_were_not_merged_are_told(write):
