@@ -258,6 +258,17 @@ def test_a_live_teacher_may_teach_logits_alone():
     assert more > loss
 
 
+def test_a_teacher_of_hidden_states_alone_computes_no_words():
+    """The loss is that of the labels and of the distance, and the dense model's vocabulary is left alone."""
+    dense, student, asked = decoder(), decoder(seed=1), []
+    _, both = HiddenTeacher(dense, student, weight=1.0, logits=True).loss(student, dict(ENCODING), LABELS, KIND)
+    outputs, taught = student(**ENCODING), dense(**ENCODING).logits
+    dense.get_output_embeddings().register_forward_hook(lambda *known: asked.append(known))
+    _, loss = HiddenTeacher(dense, student, weight=1.0).loss(student, dict(ENCODING), LABELS, KIND)
+    distance = both - KIND.distillation(outputs.logits, taught, LABELS)
+    assert torch.allclose(loss, KIND.loss(outputs.logits, LABELS) + distance) and not asked
+
+
 def unpadded() -> list[dict[str, list[int]]]:
     lengths = ENCODING["attention_mask"].sum(1).tolist()
     return [{key: value[row, :n].tolist() for key, value in ENCODING.items()} for row, n in enumerate(lengths)]
