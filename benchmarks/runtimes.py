@@ -22,7 +22,6 @@ exporting a model comes on top.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -38,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from torch import nn  # noqa: E402
 
+from benchmarks.record import read_record, write_record  # noqa: E402
 from compressor.anatomy import layers_of  # noqa: E402
 from compressor.checkpoint import load, save_checkpoint  # noqa: E402
 from compressor.cost import shape_of  # noqa: E402
@@ -292,7 +292,7 @@ def seconds_left(options: argparse.Namespace) -> float:
 def save(options: argparse.Namespace, result: dict[str, Any]) -> None:
     """The device's .json and .md."""
     place = options.out / f"{options.device}.json"
-    write_atomic(place, (json.dumps(result, indent=1) + "\n").encode())
+    write_record(place, result)
     write_atomic(place.with_suffix(".md"), markdown(result, options.bench, options.device).encode())
 
 
@@ -387,13 +387,11 @@ def earlier_cells(options: argparse.Namespace, parser: argparse.ArgumentParser) 
     """The result so far, with this machine's facts; those of another machine are refused."""
     place = options.out / f"{options.device}.json"
     here = machine([STAGE], options.threads, options.bench.extras)
-    if not place.is_file():
-        return {"machine": here, "cells": {}}
-    stored = json.loads(place.read_text())
-    for key in ("cpu", "cores", "threads", "accelerator", "packages"):
-        if stored["machine"].get(key) != here.get(key):
-            parser.error(f"{place} is of another '{key}': give another --out, or delete it to measure everything again")
-    return stored
+    facts = {key: here.get(key) for key in ("cpu", "cores", "threads", "accelerator", "packages")}
+    try:
+        return read_record(place, "machine", facts) or {"machine": here, "cells": {}}
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,7 +19,6 @@ refused. Exit code 0, 2 for a wrong argument.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,12 +28,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import run_file, write_task
+from benchmarks.record import read_record, write_record
 from compressor.models import resolve
 from compressor.tasks.kinds import Metric, kind_of
 from pipelines.environment import machine
 from pipelines.stage import Artifact
 from pipelines.stages.prune import STAGE
-from pipelines.store import write_atomic
 
 CRITERIA = ("delta", "weight_plus_delta", "taylor", "random")
 SEEDS = {1.25: (0,), 1.5: (0, 1, 2), 2.0: (0, 1, 2), 3.0: (0,)}
@@ -78,17 +77,14 @@ class Record:
 
     def __init__(self, path: Path, facts: dict):
         self.path, self.facts, self.runs = path, facts, {}
-        if path.is_file():
-            stored = json.loads(path.read_text())
-            if odd := [key for key in facts if stored["facts"].get(key) != facts[key]]:
-                raise ValueError(f"{path} is of another '{odd[0]}'; give another --out, or delete it to make every run again")
+        if stored := read_record(path, "facts", facts):
             self.runs = stored["runs"]
 
     def figures(self, name: str, made: Callable[[], dict | None]) -> dict | None:
         """A run's figures: as they stand here, or as they are `made` now and kept."""
         if name not in self.runs and (found := made()):
             self.runs[name] = found
-            write_atomic(self.path, (json.dumps({"facts": self.facts, "runs": self.runs}, indent=1) + "\n").encode())
+            write_record(self.path, {"facts": self.facts, "runs": self.runs})
         return self.runs.get(name)
 
 

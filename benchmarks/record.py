@@ -1,0 +1,25 @@
+"""A benchmark's record: a JSON file that a later run goes on from, as long as it is of the same machine and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.store import write_atomic
+
+
+def read_record(path: Path, part: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record at `path`, whose `part` holds these facts; None where there is none. Raises ValueError for other facts."""
+    if not path.is_file():
+        return None
+    stored = json.loads(path.read_text())
+    if odd := [key for key in facts if stored[part].get(key) != facts[key]]:
+        raise ValueError(f"{path} is of another '{odd[0]}'; give another --out, or delete it to measure everything again")
+    return stored
+
+
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace the record whole, or leave it as it was."""
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
