@@ -48,6 +48,7 @@ from export.latency import LEAST_ROUNDS, Measurement, Unmeasurable, Variant, tim
 from export.latency_worker import encoding  # noqa: E402
 from export.onnx import can_fuse, file_name, trace, write_onnx  # noqa: E402
 from export.openvino import export_openvino  # noqa: E402
+from export.openvino import file_name as openvino_name  # noqa: E402
 from pipelines.environment import accelerator, machine  # noqa: E402
 from pipelines.stages.benchmark import STAGE  # noqa: E402
 from pipelines.store import write_atomic  # noqa: E402
@@ -106,8 +107,8 @@ CPU = Bench(
         "ONNX fp32": Kind("onnxruntime", "plain/model.onnx"),
         "ONNX fp32 fused": Kind("onnxruntime", file_name("fp32")),
         "ONNX dynamic int8": Kind("onnxruntime", file_name("int8")),
-        "OpenVINO fp32": Kind("openvino", "model.xml"),
-        "OpenVINO static int8": Kind("openvino", "model_int8.xml"),
+        "OpenVINO fp32": Kind("openvino", openvino_name("fp32")),
+        "OpenVINO static int8": Kind("openvino", openvino_name("int8")),
     },
     control="ONNX fp32 fused",
     baselines={
@@ -185,17 +186,16 @@ def plans_of(reference: str, shares: Mapping[str, float]) -> dict[str, nn.Module
 def write(model: nn.Module, folder: Path, kinds: Mapping[str, Kind]) -> None:
     """Everything that the kinds name."""
     vocabulary, asked = model.config.vocab_size, {kind.file for kind in kinds.values()}
-    precisions = {"onnxruntime": ("fp32", "int8", "fp16"), "openvino": ("fp32", "int8")}
     save_checkpoint(model, folder / "checkpoint", folder)
     graph = trace(model, encoding(2, 8, vocabulary))
     if "plain/model.onnx" in asked:
         write_onnx(graph, folder / "plain", precisions=["fp32"], fuse=False)
-    ours = [one for one in precisions["onnxruntime"] if file_name(one) in asked]
-    write_onnx(graph, folder, precisions=ours, fuse=can_fuse(model))
-    if quantized := [one for one in precisions["openvino"] if Path(file_name(one)).with_suffix(".xml").name in asked]:
+    precisions = [one for one in ("fp32", "int8", "fp16") if file_name(one) in asked]
+    write_onnx(graph, folder, precisions=precisions, fuse=can_fuse(model))
+    if precisions := [one for one in ("fp32", "int8") if openvino_name(one) in asked]:
         size, lengths = CALIBRATION
         rows = [encoding(size, length, vocabulary) for length in lengths]
-        export_openvino(graph, folder, precisions=quantized, rows=rows)
+        export_openvino(graph, folder, precisions=precisions, rows=rows)
 
 
 def contenders(
