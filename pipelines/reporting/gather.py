@@ -63,8 +63,8 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
 def unlearnt_notes(inputs: Inputs) -> list[str]:
     """Says first that a training came to nothing: no figure below means much then."""
     kind = kind_of(inputs.task.kind)
-    trained = [a for a in inputs.artifacts if a.stage in ("tune", "recover") and kind.unlearnt(a.metadata["quality"])]
-    return [f"After {a.entry} {UNLEARNT}." for a in trained]
+    taught = [a for a in trained(inputs) if a.stage in ("tune", "recover")]
+    return [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
 
 
 def task_facts(inputs: Inputs) -> Record:
