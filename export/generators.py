@@ -12,7 +12,7 @@ import numpy as np
 
 from compressor.tasks.features import Encoding, pad
 from export.generation import Decoder, Live, encode, generate
-from export.parity import require
+from export.parity import ParityResult, require
 from export.tokens import compare_tokens
 
 if TYPE_CHECKING:
@@ -78,7 +78,13 @@ class Text:
 
 
 def prove_generator(found: Found, precision: str, paths: Sequence[Path]) -> dict[str, Any]:
-    """Compare a file (or encoder and decoder) with its model: the record, with `generated` and `generated_agreement`.
+    """The record of `compare_generated`, with `generated` and `generated_agreement`. Raises CheckError E610."""
+    result, agreed = compare_generated(found, precision, paths)
+    return {**result.to_json(), "generated": len(agreed), "generated_agreement": float(np.mean(agreed))}
+
+
+def compare_generated(found: Found, precision: str, paths: Sequence[Path]) -> tuple[ParityResult, list[bool]]:
+    """Compare a file (or encoder and decoder) with its model: the comparison, and which generated tokens agreed.
 
     The files generate behind random prompts; PyTorch then reads the whole texts at once, without a cache. Its logits are
     compared with those of the graph on an empty past, on a past, in batches of 1, and with padding on the other side. Every
@@ -104,8 +110,8 @@ def prove_generator(found: Found, precision: str, paths: Sequence[Path]) -> dict
     require(result)
     whole = np.zeros((*text.ids.shape, 1), np.int64)
     whole[text.mask == 1] = reference.argmax(axis=-1, keepdims=True)
-    agreed = [whole[row, place, 0] == token for row, place, token in chosen]
-    return {**result.to_json(), "generated": len(agreed), "generated_agreement": float(np.mean(agreed))}
+    agreed = [bool(whole[row, place, 0] == token) for row, place, token in chosen]
+    return result, agreed
 
 
 def _texts(found: Found, live: Live) -> tuple[Text, list[tuple[int, int, int]]]:

@@ -12,8 +12,9 @@ from pipelines.stages.export import hop_of, kind_of, stored_bytes
 if TYPE_CHECKING:
     from torch import nn
 
+    from export.found import Found
     from pipelines.loading import Data
-    from pipelines.stage import Inputs, Workspace
+    from pipelines.stage import BaseModelReference, Inputs, Workspace
     from pipelines.stages.export import ExportConfig
 
 RUNTIME = "onnxruntime"
@@ -27,20 +28,18 @@ def export_generator(
     Each file is compared with PyTorch on validation rows, prompt and target in one pass on an empty past, and by what it
     generates behind random prompts, token by token. Raises CheckError E610, E611, UserError E622, E623.
     """
-    from compressor.models import tokenizer_of
     from compressor.tasks.features import torch_forward
     from export.folder import SUMMARY, write_generating
-    from export.found import Found, random_rows
     from export.onnx import SINGLE_FILE_LIMIT, can_fuse
     from export.sessions import run, session
     from pipelines.hops import ask, compare_graph, runs
     from pipelines.loading import judge_rows
 
-    base, folder, rows = inputs.base.folder, workspace.folder / name, data.compared()
+    folder, rows = workspace.folder / name, data.compared()
     reference = ask(torch_forward(model), rows, data, workspace, f"{name} in PyTorch")
     folder.mkdir()
     with workspace.progress(f"exporting {name}", 1) as bar:
-        found = Found(model, "generation", base, random_rows(model, tokenizer_of(base)), data.pad_id)
+        found = with_prompts(model, inputs.base, data)
         facts = write_generating(found, folder, config.precision, can_fuse(model), SINGLE_FILE_LIMIT)
         bar.advance()
     (folder / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -57,3 +56,11 @@ def export_generator(
         parity.append({**result.to_json(), "batches": {**result.batches, **batches}, **told})
         files[precision] = {"path": f"{name}/{path.name}", "bytes": stored_bytes(path), "quality": judged.quality}
     return parity, {RUNTIME: files}
+
+
+def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> Found:
+    """A merged model with the random prompts that its graphs generate behind."""
+    from compressor.models import tokenizer_of
+    from export.found import Found, random_rows
+
+    return Found(model, "generation", base.folder, random_rows(model, tokenizer_of(base.folder)), data.pad_id)

@@ -242,6 +242,8 @@ class Verification:
             yield f"{of.name} -> fused", lambda: of.graph(kind, path)
         else:
             yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(kind, path)
+        if self.data.kind.generates:
+            yield f"{of.name} -> {precision}, generating", lambda: of.generating(precision, path)
 
     def _repository_hops(self, made: Artifact, inputs: Inputs, serve: bool) -> Iterator[tuple[str, Callable]]:
         from pipelines.hops import compare_served
@@ -284,6 +286,17 @@ class _Reference:
         with runs(hop):
             answers = ask(partial(run, plain_session(path) if plain else live), rows, data, workspace, hop)
         return compare_graph(hop, kind, self.model, self.answers, path, answers, rows, data)
+
+    def generating(self, precision: str, path: Path) -> ParityResult:
+        """Compare what a file with a cache generates behind random prompts."""
+        from export.generators import compare_generated
+        from pipelines.generators import with_prompts
+        from pipelines.hops import runs
+
+        self._load()
+        found = with_prompts(self.model, self.inputs.base, self.verification.data)
+        with runs(f"{self.name} -> {path.name}, generating"):
+            return compare_generated(found, precision, [path])[0]
 
     def _load(self) -> None:
         from compressor.deltas import merge_all

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
@@ -80,7 +81,29 @@ def test_every_hop_is_proven_and_verified_again(run):
     plain = [hop for hop in exported["parity"] if hop["kind"] == "onnx, generated"]
     assert len(plain) == 2 and all(hop["generated_agreement"] == 1.0 and hop["generated"] > 100 for hop in plain)
     assert {"batch 1", "generating, on a past", "generating, padded on the left"} <= plain[0]["batches"].keys()
-    assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
+    checks = verify(run.folder, serve=False)
+    assert [check.fault for check in checks if not check.passed] == []
+    assert sum(check.hop.endswith(", generating") for check in checks) == 4
+
+
+@pytest.mark.slow
+def test_verify_generates_again(run):
+    """Keys and values that come back swapped: right answers in one pass, wrong ones from the next token on."""
+    path = run.artifacts["export"].folder / "compressed" / "model.onnx"
+    whole = path.read_bytes()
+    graph = onnx.load_from_string(whole)
+    swapped = {"present.0.key": "present.0.value", "present.0.value": "present.0.key"}
+    for node in graph.graph.node:
+        for place, name in enumerate(node.output):
+            node.output[place] = swapped.get(name, name)
+        for place, name in enumerate(node.input):
+            node.input[place] = swapped.get(name, name)
+    try:
+        path.write_bytes(graph.SerializeToString())
+        failed = {check.hop: check.code for check in verify(run.folder, serve=False, stage="export") if not check.passed}
+    finally:
+        path.write_bytes(whole)
+    assert failed == {"files and sha256": "E803", "compressed -> fp32, generating": "E610"}
 
 
 @pytest.mark.slow
