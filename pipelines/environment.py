@@ -15,6 +15,11 @@ from pipelines.stage import Stage
 
 ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
 """Distributions that provide the same module under another name."""
+INSTRUCTIONS = (
+    *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+"""Of the processor's flags those that kernels of fp32, bf16 and int8 are chosen by, on x86 and on ARM."""
 
 
 def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str | None]:
@@ -56,19 +61,28 @@ def accelerator() -> str | None:
     return name.value.decode()
 
 
+def processor() -> dict[str, Any]:
+    """What decides which of two files is the faster: the processor's name, its instructions that matter, its cores.
+
+    A virtual machine may hide the name of the generation ("AMD EPYC"); the instructions tell it.
+    """
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    told = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
+    flags = told.get("flags", told.get("Features", "")).split()
+    instructions = [name for name in INSTRUCTIONS if name in flags]
+    return {"cpu": told.get("model name", platform.machine()), "instructions": instructions, "cores": physical_cores()}
+
+
 def machine(stages: Iterable[Stage], threads: int | None, extras: Iterable[str] = ()) -> dict[str, Any]:
     """What seconds were measured on, and the versions of the packages that the stages declare, and of `extras`.
 
     `accelerator` is there only where a graphics card is.
     """
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     versions = {name: found for stage in stages for name, found in package_versions(stage, extras).items()}
     card = accelerator()
     return {
-        "cpu": cpu,
-        "cores": physical_cores(),
+        **processor(),
         "threads": threads,
         "memory_bytes": memory,
         "system": platform.platform(),

@@ -324,10 +324,9 @@ def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]
 
 def surroundings(target: Target) -> dict[str, Any]:
     """The machine and the runtime that a timed target is about. Raises UserError E901."""
-    from pipelines.environment import distribution, machine
+    from pipelines.environment import distribution, processor
 
-    facts = machine((), None)
-    return {"runtime": " ".join(map(distribution, packages_of(target))), **{key: facts[key] for key in ("cpu", "cores")}}
+    return {"runtime": " ".join(map(distribution, packages_of(target))), **processor()}
 
 
 def packages_of(target: Target) -> tuple[str, ...]:

@@ -55,7 +55,11 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "density": density(roles),
         "flops": flops(roles),
         "quality_by_stage": quality_by_stage(inputs, candidates),
-        "measured": {"device": measurements["device"], "rounds": measurements["rounds"]},
+        "measured": {
+            "device": measurements["device"],
+            "rounds": measurements["rounds"],
+            "providers": measurements["providers"],
+        },
         "machine": measurements["machine"],
     }
 

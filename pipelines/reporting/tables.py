@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.cost import human_bytes
+from pipelines.reporting.candidates import RUNTIMES
 from pipelines.reporting.format import factor, hundredths, interval, milliseconds, percent, points, significant, verdict
 
 Record = dict[str, Any]
@@ -224,6 +225,8 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Target", "; ".join(aimed(row) for row in report["targets"])),
         ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
         ("Machine", f"{computed_by}, {here['cores']} cores, {here['threads']} used, {here['system']}"),
+        ("Instructions", ", ".join(here["instructions"])),
+        ("Computed by", "; ".join(f"{RUNTIMES[name]}: {what}" for name, what in measured["providers"].items())),
         ("Versions", f"Python {here['python']}, {versions}"),
         (
             "Intervals",

@@ -19,6 +19,7 @@ from pipelines.stages.export import WORDS
 
 if TYPE_CHECKING:
     from compressor.cost import ModelShape
+    from export.sessions import Device
     from pipelines.loading import Data, Judged
 
 
@@ -125,6 +126,14 @@ def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
     return {key: tuned[key] for key in ("modules", "rank", "places")}
 
 
+def providers(rows: Iterable[Candidate], device: Device) -> dict[str, str]:
+    """What computes in each runtime that is measured: its session has asserted it."""
+    from export.sessions import PROVIDERS
+
+    every = {"onnxruntime": PROVIDERS[device], "openvino": "CPU, fp32 around int8"}
+    return {name: every[name] for name in every if any(row.runtime == name for row in rows)}
+
+
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record a candidate, latencies of one interleaved run, and the machine."""
     from compressor.checkpoint import save_checkpoint
@@ -178,6 +187,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         "device": config.device,
         "rounds": config.rounds,
         "machine": machine([STAGE], inputs.threads, {"openvino"} & {row.runtime for row in rows}),
+        "providers": providers(rows, config.device),
         "baseline": rows[0].name,
         "candidates": records,
         "left_out": [{"name": row.name, "bytes": row.bytes, "why": "a file for CUDA"} for row in skipped],
@@ -194,7 +204,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", "onnxruntime"),
-    version=6,
+    version=7,
     run=run,
     check=check,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],

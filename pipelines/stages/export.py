@@ -265,10 +265,9 @@ def write_runtime(
 
 def surroundings(config: ExportConfig) -> dict[str, Any]:
     """What decides which file is the fastest."""
-    from pipelines.environment import machine
+    from pipelines.environment import processor
 
-    facts = machine((), None)
-    return {key: facts[key] for key in ("cpu", "cores")}
+    return processor() if config.auto else {}
 
 
 STAGE = Stage(
@@ -285,5 +284,5 @@ STAGE = Stage(
     check=check,
     plan=plan,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
-    surroundings=lambda config: surroundings(config) if config.auto else {},
+    surroundings=surroundings,
 )

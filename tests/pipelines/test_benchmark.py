@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import GraphOptimizationLevel
 
 import export.latency
 import export.sessions
 from pipelines.config import load_pipeline
-from pipelines.environment import package_versions
+from pipelines.environment import INSTRUCTIONS, package_versions
 from pipelines.runner import run_pipeline
 from pipelines.stage import Artifact, BaseModelReference, Inputs
 from pipelines.stages.benchmark import STAGE, BenchmarkConfig, run
@@ -57,7 +58,10 @@ def measured(ready, tmp_path_factory):
 
     def watched_session(*arguments, **options):
         live = session(*arguments, **options)
-        threads.append(live.get_session_options().intra_op_num_threads)
+        options = live.get_session_options()
+        threads.append(options.intra_op_num_threads)
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+        assert options.graph_optimization_level == GraphOptimizationLevel.ORT_ENABLE_ALL
         return live
 
     def watched_measure(*arguments, **options):
@@ -81,7 +85,10 @@ def test_the_pipelines_threads_reach_the_sessions_and_the_latency_workers(measur
 def test_the_measurements_name_their_machine(measured):
     machine = measured[0]["machine"]
     assert machine["threads"] == 3 and machine["cpu"] and machine["cores"] >= 1
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert machine["instructions"] == [name for name in INSTRUCTIONS if name in flags] != []
     assert machine["packages"] == package_versions(STAGE)
+    assert measured[0]["providers"] == {"onnxruntime": "CPUExecutionProvider"}
 
 
 def test_files_for_cuda_are_left_out_on_the_cpu_and_that_is_told(measured):

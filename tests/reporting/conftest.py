@@ -87,7 +87,8 @@ EVERY = tuple(row[0] for row in (*CANDIDATES, *OPENVINO))
 
 
 MACHINE = {
-    "cpu": "Motorola 68000", "cores": 7, "threads": 5, "memory_bytes": 2**20, "system": "AmigaOS", "python": "3.11.0",
+    "cpu": "Motorola 68000", "instructions": ["movep"],
+    "cores": 7, "threads": 5, "memory_bytes": 2**20, "system": "AmigaOS", "python": "3.11.0",
     "packages": {"torch": "torch 0.0.1", "onnxruntime": "onnxruntime-gpu 0.0.2"}, "accelerator": "Voodoo 2",
 }  # fmt: skip
 """No machine that this report is written on."""
@@ -96,7 +97,8 @@ MACHINE = {
 def measurements(names=None):
     rows = {row[0]: row for row in (*CANDIDATES, *OPENVINO)}
     chosen = [candidate(*rows[name]) for name in names or [row[0] for row in CANDIDATES]]
-    return {"device": "cpu", "rounds": 20, "machine": MACHINE, "baseline": "dense PyTorch fp32", "candidates": chosen}
+    facts = {"device": "cpu", "rounds": 20, "machine": MACHINE, "providers": {"onnxruntime": "AmigaExecutionProvider"}}
+    return {**facts, "baseline": "dense PyTorch fp32", "candidates": chosen}
 
 
 def matrices_of(modules, kept):

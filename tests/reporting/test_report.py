@@ -62,6 +62,7 @@ def test_the_machine_is_the_one_that_measured(write, device, named):
     for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
         assert f"{named}, 7 cores, 5 used, AmigaOS" in text
         assert "Python 3.11.0, torch 0.0.1, onnxruntime-gpu 0.0.2" in text
+        assert "movep" in text and "ONNX Runtime: AmigaExecutionProvider" in text
 
 
 def test_numbers_reach_all_three_files(write):
