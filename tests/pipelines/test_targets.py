@@ -8,6 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from compressor import load
 from compressor.account import Plan
 from compressor.anatomy import layers_of
 from compressor.cost import shape_of
@@ -149,6 +150,25 @@ def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasu
 def test_a_time_that_cannot_be_had_says_which_could(project, tmp_path, tables, unmeasured):
     with pytest.raises(UserError, match=r"E520 .*prune: 900\.00x cannot be had: .* would be \d+\.\d\dx\. Ask for less$"):
         run_pipeline(load_pipeline(project, ["prune-2.target.speedup=900"]), tmp_path)
+    published = sorted(json.loads(path.read_text())["stage"] for path in (tmp_path / ".store").glob("*/artifact.json"))
+    assert published == ["prune", "recover", "tune"]
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+def test_a_target_in_milliseconds(project, tmp_path, tables, unmeasured, share):
+    """As many units stay as the time allows: with one more of any block it would be over."""
+
+    def reached(ms):
+        pipeline = load_pipeline(project, [f"prune-2.target={{p50_ms: {ms}, batch: 2, length: 16}}"])
+        made = run_pipeline(pipeline, tmp_path, until="prune-2").artifacts["prune-2"]
+        return made.metadata["target"], made.folder
+
+    whole, folder = reached(1000.0)
+    asked = share * whole["predicted"]
+    found, _ = reached(asked)
+    unit = 1e-3 * load(folder, base=project.parent / "model").config.hidden_size
+    assert (found["goal"], found["measured"], len(tables)) == ("p50_ms", 2.0, 1)
+    assert asked - unit < found["predicted"] <= asked < whole["predicted"]
 
 
 def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasured, compress):
