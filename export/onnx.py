@@ -215,10 +215,12 @@ def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = ()) -> o
 
 def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> None:
     """One file of less than `limit` bytes, or one with PATH.data beside it; `proto` stays as it is."""
-    if proto.ByteSize() < limit:
-        path.write_bytes(proto.SerializeToString(deterministic=True))
-        return
     import onnx_ir
 
+    program = onnx_ir.from_proto(proto)
+    # proto.ByteSize() would write the whole message into memory, three times
+    if sum(one.const_value.nbytes for one in program.graph.initializers.values()) < limit:
+        path.write_bytes(proto.SerializeToString(deterministic=True))
+        return
     # onnx.save would empty `proto`, which int8 is still to be made from, and append to an old data file
-    onnx_ir.save(onnx_ir.from_proto(proto), path, external_data=f"{path.name}.data")
+    onnx_ir.save(program, path, external_data=f"{path.name}.data")
