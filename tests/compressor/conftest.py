@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from compressor.anatomy import layers_of
 from compressor.architectures import ARCHITECTURES
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply
@@ -89,6 +90,21 @@ def plan_of(architecture: str) -> dict[int, Removal]:
     return {**PLAN, **DECODER_PLAN} if architecture.startswith("t5") else PLAN
 
 
+def empty_plan(architecture: str) -> dict[int, Removal]:
+    """Every unit of one block of each stack, the first that may lose them: chance hardly ever draws that."""
+    layers = layers_of(tiny(architecture))
+    first = int(layers[0].needed)
+    return {
+        number: Removal(**{structure: list(range(layer.units(structure))) for structure in layer.structures})
+        for number, layer in enumerate(layers)
+        if number % LAYERS == first
+    }
+
+
+CUTS = {"unequal": plan_of, "empty": empty_plan}
+"""The plans that every way of running, counting and storing a cut model is tried with."""
+
+
 CASES: dict[str, tuple[str, dict]] = {
     **{name: (name, {}) for name in NAMES},
     "adapter-houlsby": ("adapter", {"placement": "houlsby"}),
@@ -158,6 +174,12 @@ APPLIES = [(case, architecture) for case in CASES for architecture in TRIED if _
 @pytest.fixture(params=TRIED)
 def architecture(request) -> str:
     return request.param
+
+
+@pytest.fixture(params=CUTS)
+def cut(request, architecture) -> dict[int, Removal]:
+    """What goes, for this architecture."""
+    return CUTS[request.param](architecture)
 
 
 @pytest.fixture(params=APPLIES, ids="-".join)

@@ -22,17 +22,17 @@ from tests.compressor.conftest import logits, plan_of, tiny
 from tests.tiny import write_tokenizer
 
 
-def pruned(architecture: str, folder):
-    """A model cut by PLAN, and its checkpoint."""
+def pruned(architecture: str, folder, plan: dict[int, Removal] | None = None):
+    """A model cut by a plan (PLAN), and its checkpoint."""
     model = tiny(architecture, torch.float32)
-    remove(model, plan_of(architecture))
+    remove(model, plan or plan_of(architecture))
     save_checkpoint(model, folder, folder)
     return model
 
 
-def test_it_loads_saves_and_loads_again_with_the_same_bits(architecture, tmp_path):
+def test_it_loads_saves_and_loads_again_with_the_same_bits(architecture, cut, tmp_path):
     """AutoModel..., `compressor.load` and save_pretrained agree, in bits and in what config.json says."""
-    model = pruned(architecture, tmp_path / "first")
+    model = pruned(architecture, tmp_path / "first", cut)
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "first")
     assert type(again).__module__ == compressor.auto.__name__ and type(again) is type(load(tmp_path / "first"))
     again.save_pretrained(tmp_path / "second")

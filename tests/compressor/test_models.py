@@ -8,13 +8,15 @@ import torch
 from transformers import AutoConfig
 
 from compressor import load
-from compressor.checkpoint import save_state
+from compressor.anatomy import layers_of
+from compressor.checkpoint import save_checkpoint, save_state
 from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models import build, head_names, hollow, padding_id, resolve
+from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import tiny
-from tests.tiny import write_model
+from tests.tiny import write_model, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,16 @@ def test_pruned_and_foreign_models_are_refused(tmp_path, folder):
         config = json.loads((part / "config.json").read_text()) | change
         (part / "config.json").write_text(json.dumps(config))
         assert code_of(str(part), tmp_path) == code
+
+
+def test_a_model_that_was_pruned_is_no_base(architecture, tmp_path):
+    """A whole checkpoint as it is written, its tokenizer beside it; of a T5 the decoder alone may have lost units."""
+    write_tokenizer(tmp_path, architecture)
+    model = tiny(architecture, torch.float32)
+    remove(model, {len(layers_of(model)) - 1: Removal(neurons=[0])})
+    save_checkpoint(model, tmp_path / "pruned", tmp_path)
+    with pytest.raises(UserError, match=r"E304 .*is pruned already"):
+        resolve("./pruned", tmp_path)
 
 
 def test_one_changed_byte_changes_the_fingerprint(tmp_path, folder):

@@ -11,7 +11,7 @@ from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark import cost_of
-from tests.reporting.conftest import DENSE, EVERY, MACHINE, PRUNED, STAGES
+from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -279,6 +279,15 @@ def test_every_figure_has_its_place_and_is_valid_plotly(write):
     for figure in drawn:
         go.Figure({"data": figure["data"], "layout": figure["layout"]})
         assert places[f"{figure['id']}-plot"]["aria-label"] == figure["caption"]
+
+
+def test_the_heat_map_shows_what_each_layer_keeps(write):
+    """A cell a head; a cell the share of 48 neighbouring neurons."""
+    heads, neurons = next(figure for figure in figures(load(write())) if figure["id"] == "kept")["data"]
+    assert heads["z"] == [[float(head in row["heads"]) for head in range(12)] for row in KEPT.values()]
+    bins = [[sum(neuron // 48 == place for neuron in row["neurons"]) for place in range(32)] for row in KEPT.values()]
+    assert neurons["z"] == [[round(left / 48, 3) for left in row] for row in bins]
+    assert heads["y"] == neurons["y"] == list(KEPT)
 
 
 def test_names_are_text_never_markup(write):
