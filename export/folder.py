@@ -140,14 +140,16 @@ def write_tensorrt(graph: onnx.ModelProto, folder: Path, profile: Profile, paths
     from export.half import half
     from export.onnx import file_name, save
 
-    paths["fp16"], sparse = folder / file_name("fp16"), tensorrt.is_two_of_four(graph)
+    paths["fp16"], sparse = folder / file_name("fp16"), tensorrt.has_two_of_four(graph)
     save(half(graph), paths["fp16"])
     script = tensorrt.write_script(paths["fp16"], folder, profile, sparse=sparse)
     module = tensorrt.find_module()
     facts = {"script": script.name, "sparse": sparse, "profile": asdict(profile), "engine": None}
     if module is not None:
         plan = tensorrt.build_engine(paths["fp16"], folder, profile, sparse=sparse)
-        facts |= {"engine": plan.name, "library": tensorrt.library_of(module), "version": module.__version__}
+        # its answers are never asked for: that needs the GPU it is for
+        built = {"engine": plan.name, "compared": False}
+        facts |= {**built, "library": tensorrt.library_of(module), "version": module.__version__}
     return facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ def compare_generated(found: Found, precision: str, paths: Sequence[Path]) -> tu
     The files generate behind random prompts; PyTorch then reads the whole texts at once, without a cache. Its logits are
     compared with those of the graph on an empty past, on a past, in batches of 1, and with padding on the other side. Every
     generated token that is also PyTorch's likeliest behind the same tokens counts as agreement: where all do, PyTorch
-    generates the same text. Raises CheckError E610.
+    generates the same text. Raises CheckError E610, with the block where they part, or the cache.
     """
     from export.sessions import session
 
@@ -106,12 +107,30 @@ def compare_generated(found: Found, precision: str, paths: Sequence[Path]) -> tu
         others["padded on the left"] = logits_of(live, text.turned(), middle)
     kind = {"fp32": "onnx on random tokens"}.get(precision, f"{precision} on random tokens")
     batches = (dict.fromkeys(others, reference), others)
-    result = compare_tokens(f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text), batches=batches)
-    require(result)
+    compared = partial(compare_tokens, f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text))
+    result = compared(batches=batches)
+
+    def suspect() -> str:
+        if compared().passed and "batch 1" not in result.failed_batches:
+            return "the cache: without a past nothing parts"
+        return _suspected_block(found, paths[-1], text, result.worst_row)
+
+    require(result, suspect)
     whole = np.zeros((*text.ids.shape, 1), np.int64)
     whole[text.mask == 1] = reference.argmax(axis=-1, keepdims=True)
     agreed = [bool(whole[row, place, 0] == token) for row, place, token in chosen]
     return result, agreed
+
+
+def _suspected_block(found: Found, path: Path, text: Text, worst: int) -> str:
+    """The block where a file and its model part in one pass without a past, over the row of the worst token and the longest."""
+    from export.suspects import UNKNOWN, suspect_in_graph
+
+    if text.source is not None:
+        return f"{UNKNOWN} (encoder and decoder are two graphs)"
+    lengths = text.mask.sum(axis=1)
+    chosen = [np.repeat(np.arange(len(lengths)), lengths)[worst], lengths.argmax()]
+    return suspect_in_graph(found.model, path, {"input_ids": text.ids[chosen], "attention_mask": text.mask[chosen]})
 
 
 def _texts(found: Found, live: Live) -> tuple[Text, list[tuple[int, int, int]]]:

@@ -51,9 +51,11 @@ def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding) -> str:
         values = graph_values(path, encoding)
     except (UserError, *failures()) as error:
         return f"{UNKNOWN} ({getattr(error, 'what', 'its graph does not run with every value shown')})"
-    nearest = {}
+    nearest, there = {}, encoding["attention_mask"] == 1
     for name, wanted in ours.items():
-        alike = [_difference(wanted, value) for value in values if value.shape == wanted.shape]
+        # in padding a graph that generates has positions of its own, which say nothing
+        where = there if wanted.shape[:2] == there.shape else ...
+        alike = [_difference(wanted[where], value[where]) for value in values if value.shape == wanted.shape]
         if not alike:
             return f"{UNKNOWN} (no value of the graph has the shape of {name}'s output)"
         nearest[name] = min(alike)

@@ -21,6 +21,7 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx
 
 MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
@@ -51,21 +52,27 @@ def find_module() -> ModuleType | None:
     return importlib.import_module(name) if name else None
 
 
-def is_two_of_four(proto: onnx.ModelProto) -> bool:
-    """Whether every matrix that a MatMul or Gemm multiplies with has at most 2 non-zeros in each 4 along its input axis."""
+def has_two_of_four(proto: onnx.ModelProto) -> bool:
+    """Whether any large matrix that a MatMul or Gemm multiplies with has at most 2 non-zeros in each 4 along its input axis.
+
+    One is enough: TensorRT looks at the weights of each layer itself, and a pooler or a task's dense layer is never pruned.
+    """
     from onnx import numpy_helper
 
     weights = {tensor.name: tensor for tensor in proto.graph.initializer if len(tensor.dims) == 2}
-    found = []
     for node in proto.graph.node:
         if node.op_type in ("MatMul", "Gemm") and len(node.input) > 1 and node.input[1] in weights:
             matrix = numpy_helper.to_array(weights[node.input[1]])
             turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-            rows = matrix if turned else matrix.T
-            fits = rows.shape[1] % 4 == 0 and ((rows.reshape(-1, 4) != 0).sum(axis=1) <= 2).all()
-            # a task head is a few rows; nobody prunes it
-            found += [bool(fits)] if min(matrix.shape) >= 16 else []
-    return bool(found) and all(found)
+            # a task head is a few rows, where a few zeros make a pattern
+            if min(matrix.shape) >= 16 and _fits(matrix if turned else matrix.T):
+                return True
+    return False
+
+
+def _fits(rows: np.ndarray) -> bool:
+    """Whether (outputs, inputs) has at most 2 non-zeros in each 4 inputs of an output."""
+    return rows.shape[1] % 4 == 0 and bool(((rows.reshape(-1, 4) != 0).sum(axis=1) <= 2).all())
 
 
 def build_engine(path: Path, folder: Path, profile: Profile, *, sparse: bool = False) -> Path:
@@ -82,8 +89,8 @@ def build_engine(path: Path, folder: Path, profile: Profile, *, sparse: bool = F
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, builder.logger)
     if not parser.parse_from_file(str(path)):
-        error = parser.get_error(0)
-        raise UserError("E631", f"TensorRT cannot parse the graph ({error.desc()})", "Export it with --no-fuse", str(path))
+        reason, mend = parser.get_error(0).desc(), "Export it with --no-fuse, in fp32 or fp16"
+        raise UserError("E631", f"TensorRT cannot parse the graph ({reason})", mend, str(path))
     config, cache = _configure(trt, builder, network, profile, sparse, folder / CACHE)
     engine = builder.build_serialized_network(network, config)
     if engine is None:

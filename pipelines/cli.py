@@ -278,7 +278,8 @@ def export(
     what = "rows" if summary["kind"] == "sequence classification" else "tokens"
     click.echo(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {what}")
     if engine := summary["tensorrt"]:
-        built = f"{engine['engine']}, by {engine['library']} {engine['version']}" if engine["engine"] else "not installed here"
+        made = "{engine}, by {library} {version}, compiled and not run: only {parity} was compared"
+        built = made.format(**engine, parity=files[-1]["path"]) if engine["engine"] else "not installed here"
         click.echo(f"TensorRT: {built}; {engine['script']} builds the engine in the target container")
     for note in summary["notes"]:
         click.echo(f"note: {note}")

@@ -28,16 +28,16 @@ from pipelines.config import load_pipeline
 from pipelines.finished import open_run
 from pipelines.runner import LOCK_FILE, run_pipeline
 from pipelines.store import MANIFEST, fingerprint
-from pipelines.verify import verify
+from pipelines.verify import Check, verify
 from serving.repository import read_config, write_config
 from tests.tiny import STAGES, write_pipeline
 
 
 class Run:
-    """A copy of the finished run, with a hand on its artifacts."""
+    """A copy of the finished run, with a hand on its artifacts; `graph` is the exported file that a fault is put into."""
 
-    def __init__(self, out: Path):
-        self.out, self.folder = out, out / "tiny"
+    def __init__(self, out: Path, graph: str = "model.onnx"):
+        self.out, self.folder, self.graph = out, out / "tiny", graph
 
     def artifact(self, stage: str) -> Path:
         """Folder of the (last) artifact of a stage."""
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def onnx(self) -> Path:
-        return self.artifact("export") / "compressed" / "model.onnx"
+        return self.artifact("export") / "compressed" / self.graph
 
     @property
     def served(self) -> Path:
@@ -428,12 +428,29 @@ def test_sealed(run, fault):
     """As if the stage itself had written it: only the content can tell, and it does, at the right hop."""
     fault.make(run)
     run.seal()
-    failed = [check for check in verify(run.folder, serve=False, stage=fault.at or fault.stage) if not check.passed]
-    assert failed, "passed"
-    assert not [check for check in failed if check.hop == "files and sha256"]
-    first = failed[0]
+    first = first_failed(run, fault.at or fault.stage)
     assert (first.stage, first.hop, first.code) == (fault.at or fault.stage, fault.hop, fault.codes), first.fault
     assert f"suspected: {fault.suspect}" in first.fault or not fault.suspect, first.fault
+
+
+def first_failed(run: Run, stage: str | None) -> Check:
+    """The first check that a sealed run fails, of one stage or of all; its files are as its manifests have them."""
+    failed = [check for check in verify(run.folder, serve=False, stage=stage) if not check.passed]
+    assert failed, "passed"
+    assert not [check for check in failed if check.hop == "files and sha256"]
+    return failed[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.make.__name__)
+def test_sealed_and_the_whole_run_verified(run, fault):
+    """Nothing fails before what the fault is in, for there a user begins to look: its hop, or, where only the next stage has
+    one, the quality of the stage itself."""
+    fault.make(run)
+    run.seal()
+    first, expected = first_failed(run, None), [(fault.at or fault.stage, fault.hop, fault.codes)]
+    expected += [(fault.stage, "quality as recorded", "E613")] if fault.at else []
+    assert (first.stage, first.hop, first.code) in expected, first.fault
 
 
 @pytest.mark.parametrize("fault", PARAMETERS)

@@ -1,11 +1,14 @@
 """A tiny model through both runtimes: exported, proven, OpenVINO's int8 on a live Triton, all measured and reported."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from pipelines.config import load_pipeline
 from pipelines.runner import run_pipeline
+from tests.end_to_end.test_faults import Run, first_failed
 from tests.tiny import write_pipeline
 
 pytestmark = pytest.mark.slow
@@ -67,3 +70,47 @@ def test_the_report_shows_every_runtime_and_compares_within_the_deployed_one(rep
     assert "openvino" in account["machine"]["packages"]
     text = (folder / "report.md").read_text()
     assert "dense OpenVINO fp32" in text and "against OpenVINO fp32" in text
+
+
+def transposed_weight(path):
+    """The pooler's matrix in the file is square: nothing but its values tells."""
+    import openvino
+
+    model = openvino.Core().read_model(path)
+    (node,) = [one for one in model.get_ordered_ops() if one.get_friendly_name() == "bert.pooler.dense.weight"]
+    turned = np.ascontiguousarray(node.get_data().T)
+    node.output(0).replace(openvino.opset13.constant(turned).output(0))
+    openvino.save_model(model, path.with_name("turned.xml"), compress_to_fp16=False)
+    del model, node  # which map the file
+    for suffix in (".xml", ".bin"):
+        path.with_name("turned.xml").with_suffix(suffix).rename(path.with_suffix(suffix))
+
+
+def stale_file(path):
+    """The dense model's file lies in the place of the compressed one's."""
+    for suffix in (".xml", ".bin"):
+        shutil.copyfile((path.parents[1] / "dense" / path.name).with_suffix(suffix), path.with_suffix(suffix))
+
+
+def truncated_weights(path):
+    weights = path.with_suffix(".bin")
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    "fault, file, hop, code",
+    [
+        (transposed_weight, "model.xml", "compressed -> openvino fp32", "E610"),
+        (stale_file, "model.xml", "compressed -> openvino fp32", "E610"),
+        (truncated_weights, "model_int8.xml", "compressed -> openvino int8", "E602"),
+    ],
+)
+def test_a_fault_in_a_file_is_seen_at_its_hop(report, tmp_path, fault, file, hop, code):
+    """As in test_faults.py, sealed."""
+    _, folder, _ = report
+    shutil.copytree(folder.parent, tmp_path / "runs")
+    run = Run(tmp_path / "runs", file)
+    fault(next(run.artifact("export").rglob(f"compressed/**/{file}")))
+    run.seal()
+    first = first_failed(run, "export")
+    assert (first.stage, first.hop, first.code) == ("export", hop, code), first.fault

@@ -1,12 +1,20 @@
 """Tiny models all the way: one whose export chooses its precision, one whose deltas stay apart, with files for CUDA."""
 
 import json
+import shutil
 
 import pytest
 
 from pipelines.config import load_pipeline
 from pipelines.runner import run_pipeline
 from pipelines.verify import verify
+from tests.end_to_end.test_faults import (
+    Run,
+    first_failed,
+    half_precision_overflow,
+    transposed_weight_in_the_graph,
+    wrong_padding_side,
+)
 from tests.tiny import write_pipeline
 
 pytestmark = pytest.mark.slow
@@ -36,9 +44,15 @@ def test_what_is_chosen_is_deployed_and_told(tmp_path):
     assert all(check.passed for check in verify(run, serve=False))
 
 
-def test_deltas_stay_apart_and_files_for_cuda_are_proven_but_not_measured(tmp_path):
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """A run whose deltas stay apart, with a file in every precision, for CUDA, too."""
     precisions = ["fp32", "int8", "fp16", "bf16"]
-    account, _, run, made = finished(tmp_path, {"export": {"merge": False, "precision": precisions}})
+    return finished(tmp_path_factory.mktemp("apart"), {"export": {"merge": False, "precision": precisions}})
+
+
+def test_deltas_stay_apart_and_files_for_cuda_are_proven_but_not_measured(apart):
+    account, _, run, made = apart
     assert [row["kind"] for row in made["export"].metadata["parity"]] == ["onnx", "int8", "fp16", "bf16"] * 2
     size = made["tune"].metadata["trainable"]["body"]
     assert made["export"].metadata["apart"] == {"parameters": size, "macs": size}
@@ -57,3 +71,15 @@ def test_deltas_stay_apart_and_files_for_cuda_are_proven_but_not_measured(tmp_pa
     assert any(note.startswith("The deltas are kept apart") for note in account["notes"])
     checks = verify(run, serve=False)
     assert all(check.passed for check in checks) and any("bf16" in check.hop for check in checks)
+
+
+@pytest.mark.parametrize("fault", [transposed_weight_in_the_graph, wrong_padding_side, half_precision_overflow])
+def test_a_fault_in_the_fp16_file_is_seen_at_its_hop(apart, tmp_path, fault):
+    """fp16 may differ by 2e-2, and not by a fault of test_faults.py."""
+    _, _, folder, _ = apart
+    shutil.copytree(folder.parent, tmp_path / "runs")
+    run = Run(tmp_path / "runs", "model_fp16.onnx")
+    fault(run)
+    run.seal()
+    first = first_failed(run, "export")
+    assert (first.stage, first.hop, first.code) == ("export", "compressed -> fp16", "E610"), first.fault

@@ -10,10 +10,11 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner
+from onnx import numpy_helper
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint
-from compressor.errors import UserError
+from compressor.errors import CheckError, UserError
 from compressor.pruning.surgery import Removal, remove
 from export.decoders import trace_generator
 from export.folder import export_folder
@@ -193,6 +194,35 @@ def test_what_is_refused(exported, tmp_path):
         open_generator(tmp_path)
     with pytest.raises(UserError, match=r"E602 .*nothing is there in fp16.*fp32"):
         open_generator(exported("gpt2", "cut").folder, "fp16")
+
+
+def heavier(proto):
+    """The last block's attention gives on three times what it should."""
+    weight = next(one for one in proto.graph.initializer if one.name == "model.transformer.h.1.attn.c_proj.weight")
+    weight.CopyFrom(numpy_helper.from_array(3 * numpy_helper.to_array(weight), weight.name))
+
+
+def swapped(proto):
+    """What was a key comes back as a value: right while nothing has come back."""
+    names = {f"past_key_values.1.{one}": f"past_key_values.1.{other}" for one, other in (("key", "value"), ("value", "key"))}
+    for node in proto.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+
+
+@pytest.mark.parametrize(
+    "spoil, suspect",
+    [(heavier, "block 2"), (swapped, "the cache: without a past nothing parts")],
+    ids=["a weight", "the cache"],
+)
+def test_a_wrong_graph_is_not_published(spoil, suspect, exported, tmp_path, monkeypatch):
+    """The line tells which block it is (as the dense model counts them), or that it is none."""
+    folder = exported("gpt2", "cut").folder
+    graph = onnx.load(folder / "model.onnx")
+    spoil(graph)
+    monkeypatch.setattr("export.decoders.trace_generator", lambda model: {"model": graph})
+    with pytest.raises(CheckError, match=rf"E610 PyTorch -> model.onnx.*; suspected: {suspect}\)"):
+        export_folder(str(folder.parent / "model"), tmp_path / "onnx", precisions=["fp32"], fuse=False)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

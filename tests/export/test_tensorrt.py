@@ -1,31 +1,45 @@
 """TensorRT: the graphs parse and compile where a TensorRT is installed (RTX needs no GPU); the script is right everywhere."""
 
+import json
 import shlex
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from click.testing import CliRunner
 
+from compressor.anatomy import layers_of
+from compressor.checkpoint import save_checkpoint
+from compressor.deltas import merge_all
 from compressor.errors import UserError
+from compressor.pruning.names import NofM
+from compressor.pruning.weights import hide_all_but
 from compressor.tasks.features import torch_forward
+from export.folder import write_tensorrt
 from export.half import KEPT_IN_FP32, half
-from export.onnx import save
+from export.onnx import save, trace
 from export.sessions import run, session
 from export.tensorrt import (
     CACHE,
+    ENGINE,
+    MODULES,
     RTX,
+    SCRIPT,
     build_engine,
     check_engine,
     find_module,
-    is_two_of_four,
+    has_two_of_four,
     library_of,
     profile_of,
     trtexec,
     write_script,
 )
+from pipelines.cli import main
+from tests.compressor.conftest import tiny
 from tests.export.conftest import MODELS, encoding
+from tests.tiny import write_model
 
 PROFILE = profile_of([32, 1, 8], [60, 16])
 needs_tensorrt = pytest.mark.skipif(find_module() is None, reason="no TensorRT installed")
@@ -67,37 +81,127 @@ def test_it_compiles_to_an_fp16_engine(graph, tmp_path):
         check_engine(plan, library_of(trt), trt.__version__)
 
 
-@needs_tensorrt
-def test_two_of_four_weights_compile_with_the_sparsity_flag(exported, tmp_path):
-    proto = onnx.ModelProto()
-    proto.CopyFrom(exported("bert-dense").graph)
-    assert not is_two_of_four(proto)
-    prune_two_of_four(proto)
-    assert is_two_of_four(proto)
-    save(half(proto), tmp_path / "fp16.onnx")
-    assert build_engine(tmp_path / "fp16.onnx", tmp_path, PROFILE, sparse=True).is_file()
+@pytest.fixture(scope="module")
+def two_of_four():
+    """The graph of a BERT whose blocks are 2:4, as the project prunes and merges them; its pooler is dense."""
+    model = tiny("bert", torch.float32)
+    for matrix in (layer.matrix(name) for layer in layers_of(model) for name in layer.names):
+        hide_all_but(matrix, matrix.original.detach().abs(), NofM(2, 4))
+    return trace(merge_all(model), encoding(2, 9))
 
 
-def prune_two_of_four(proto):
-    """Zero the first two of each four along the input axis of every matrix."""
-    turned = {
-        node.input[1]: any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-        for node in proto.graph.node
-        if node.op_type in ("MatMul", "Gemm")
-    }
-    for tensor in proto.graph.initializer:
-        if tensor.name in turned and len(tensor.dims) == 2:
-            matrix = numpy_helper.to_array(tensor).copy()
-            rows = matrix if turned[tensor.name] else matrix.T
-            rows[:, 0::4] = rows[:, 1::4] = 0
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(matrix), tensor.name))
+def test_a_pruned_model_has_two_of_four_and_a_dense_one_has_not(exported, two_of_four):
+    assert has_two_of_four(two_of_four)
+    assert not has_two_of_four(exported("bert-dense").graph)
 
 
 @needs_tensorrt
-def test_what_tensorrt_cannot_parse(exported, tmp_path):
-    """The fused graph has ONNX Runtime's own operators."""
+@pytest.mark.parametrize("sparse", [True, False])
+def test_two_of_four_weights_compile_with_the_sparsity_flag(two_of_four, tmp_path, monkeypatch, sparse):
+    trt, flags = find_module(), []
+    set_flag = trt.IBuilderConfig.set_flag
+    monkeypatch.setattr(trt.IBuilderConfig, "set_flag", lambda config, flag: (flags.append(flag), set_flag(config, flag))[1])
+    paths = {}
+    monkeypatch.setattr("export.tensorrt.has_two_of_four", lambda proto: sparse and has_two_of_four(proto))
+    facts = write_tensorrt(two_of_four, tmp_path, PROFILE, paths)
+    assert (facts["sparse"], facts["engine"], flags) == (sparse, ENGINE, [trt.BuilderFlag.SPARSE_WEIGHTS] * sparse)
+    assert ("--sparsity=enable" in (tmp_path / SCRIPT).read_text()) == sparse
+
+
+class Recorder(dict):
+    """What stands for an object of TensorRT's API whose calls do not matter: any of its methods does nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+class FakeConfig(Recorder):
+    """Its timing cache is what was in it and one measurement more."""
+
+    def create_timing_cache(self, content):
+        return content
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        self["cache"] = cache
+
+    def get_timing_cache(self):
+        return SimpleNamespace(serialize=lambda: self["cache"] + b"timed ")
+
+
+class FakeBuilder(Recorder):
+    logger = None
+
+    def __init__(self, _logger):
+        self["read"] = []
+
+    def create_network(self, _flags):
+        return SimpleNamespace(num_inputs=0)
+
+    def create_optimization_profile(self):
+        return Recorder()
+
+    def create_builder_config(self):
+        return FakeConfig()
+
+    def build_serialized_network(self, _network, config):
+        return b"engine made with " + config["cache"]
+
+
+def test_what_was_timed_is_read_by_the_next_build(tmp_path, monkeypatch):
+    """RTX has no timing cache and TensorRT proper no wheel without a GPU here, so this one is a fake of it."""
+    parser = SimpleNamespace(parse_from_file=lambda path: True)
+    fake = SimpleNamespace(
+        __name__="tensorrt",
+        __version__="10.3",
+        ILogger=type("ILogger", (), {"ERROR": 1, "INTERNAL_ERROR": 0}),
+        NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1),
+        OnnxParser=lambda network, logger: parser,
+        Builder=FakeBuilder,
+    )
+    monkeypatch.setattr("export.tensorrt.find_module", lambda: fake)
+    for number in range(3):
+        plan = build_engine(tmp_path / "any.onnx", tmp_path, PROFILE)
+        assert plan.read_bytes() == b"engine made with " + b"timed " * number
+        assert (tmp_path / CACHE).read_bytes() == b"timed " * (number + 1)
+        assert check_engine(plan, "tensorrt", "10.3")["onnx"] == "any.onnx"
+
+
+@needs_tensorrt
+@pytest.mark.parametrize("kind", ["fused", "int8"])
+def test_what_tensorrt_cannot_parse(kind, exported, tmp_path):
+    """The fused graph has ONNX Runtime's own operators, and dynamic int8 has zeros that are not 0."""
     with pytest.raises(UserError, match=r"E631 .*cannot parse the graph .*--no-fuse"):
-        build_engine(exported("bert-dense").fused, tmp_path, PROFILE)
+        build_engine(getattr(exported("bert-dense"), kind), tmp_path, PROFILE)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("modules", [pytest.param(MODULES, marks=needs_tensorrt), ()], ids=["installed", "not installed"])
+def test_the_command_line(modules, exported, tmp_path, monkeypatch):
+    """fp16 is proven, the script is there, and what is told of the engine is no more than was done."""
+    made, classifier = exported("bert-dense"), tmp_path / "model"
+    save_checkpoint(made.model, classifier, write_model(tmp_path / "base"))
+    monkeypatch.setattr("export.onnx.trace", lambda *_: made.graph)
+    monkeypatch.setattr("export.tensorrt.MODULES", modules)
+    out = tmp_path / "onnx"
+    shapes = ["--tensorrt", "--batch", "1", "--batch", "8", "--length", "16"]
+    done = CliRunner().invoke(main, ["export", str(classifier), "--out", str(out), "--precision", "fp32", *shapes])
+    assert done.exit_code == 0, done.output
+    summary = json.loads((out / "export.json").read_text())
+    engine, profile = summary["tensorrt"], {"least": [1, 1], "best": [8, 16], "most": [8, 16]}
+    assert (engine["script"], engine["sparse"], engine["profile"]) == (SCRIPT, False, profile)
+    assert [(row["precision"], row["kind"], row["passed"]) for row in summary["parity"]] == [
+        ("fp32", "onnx", True),
+        ("fp16", "fp16", True),
+    ]
+    assert "--optShapes=input_ids:8x16" in (out / SCRIPT).read_text()
+    if not modules:
+        assert engine["engine"] is None and not list(out.glob(f"{ENGINE}*"))
+        assert f"TensorRT: not installed here; {SCRIPT} builds the engine in the target container" in done.output
+        return
+    assert (engine["engine"], engine["compared"]) == (ENGINE, False)
+    facts = check_engine(out / ENGINE, engine["library"], engine["version"])
+    assert (facts["onnx"], facts["profile"]) == ("model_fp16.onnx", profile)
+    assert "compiled and not run: only model_fp16.onnx was compared" in done.output
 
 
 def minilm():
@@ -124,9 +228,7 @@ def mpnet():
 @pytest.mark.parametrize("make", [minilm, mpnet])
 def test_a_real_model_compiles(tmp_path, make, pruned):
     """In its real size, dense and pruned unequally."""
-    from compressor.anatomy import layers_of
     from compressor.pruning.surgery import Removal, remove
-    from export.onnx import trace
 
     model = make()
     if pruned:
