@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -102,14 +102,29 @@ def open_generator(
 
     Raises UserError E602 where the folder is no export of a model that generates, or not of that precision.
     """
-    try:
-        facts = json.loads((folder / PROOF).read_text(encoding="utf-8"))
-        special, files = facts["generation"], facts["files"]
-        paths = [folder / one["path"] for one in files.values() if one["precision"] == precision]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError("E602", "no export of a model that generates", "Export one: compress export", str(folder)) from None
+    return partial(generate, open_live(folder, precision, threads=threads), **facts_of(folder)["generation"])
+
+
+def open_live(folder: Path, precision: str = "fp32", *, threads: int | None = None) -> Live:
+    """The sessions of such an export. Raises UserError E602."""
+    files = facts_of(folder)["files"]
+    paths = [folder / one["path"] for one in files.values() if one["precision"] == precision]
     if not paths:
         there = ", ".join(sorted({one["precision"] for one in files.values()}))
         raise UserError("E602", f"nothing is there in {precision}", f"It has {there}", str(folder))
     live = tuple(session(path, threads=threads) for path in paths)
-    return partial(generate, live if len(live) > 1 else live[0], **special)
+    return live if len(live) > 1 else live[0]
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What stands in the export.json of a model that generates. Raises UserError E602 where there is none."""
+    try:
+        facts = json.loads((folder / PROOF).read_text(encoding="utf-8"))
+        known = isinstance(facts["generation"], dict) and all(
+            one["path"] and one["precision"] for one in facts["files"].values()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = False
+    if not known:
+        raise UserError("E602", "no export of a model that generates", "Export one: compress export", str(folder))
+    return facts

@@ -1,0 +1,30 @@
+"""The benchmark of generated tokens, on a tiny decoder: nothing timed is asserted."""
+
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.generation import main
+from compressor.checkpoint import save_checkpoint
+from export.folder import export_folder
+from tests.compressor.conftest import tiny
+from tests.tiny import write_tokenizer
+
+
+def test_every_precision_has_its_row(tmp_path, capsys):
+    write_tokenizer(tmp_path / "words", "gpt2")
+    save_checkpoint(tiny("gpt2", torch.float32, auto=AutoModelForCausalLM), tmp_path / "model", tmp_path / "words")
+    facts = export_folder(str(tmp_path / "model"), tmp_path / "onnx", precisions=["fp32", "int8"])
+    assert main([str(tmp_path / "onnx"), "--prompt", "3", "--new", "4", "--rounds", "2"]) == 0
+    told = capsys.readouterr().out
+    assert re.findall(r"^\| (\w+) \| ([\d,]+) \|", told, re.MULTILINE) == [
+        (row["precision"], f"{row['bytes']:,}") for row in facts["files"].values()
+    ]
+
+
+def test_another_folder_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path)])
+    assert "E602 " in capsys.readouterr().err
