@@ -6,8 +6,8 @@
 
 DIR holds GLUE's train.tsv (or train.tsv.gz) and dev.tsv. The main methods try three learning rates with seed 0 and then run
 seeds 1 and 2 at the best; the others run once. Every run is an ordinary pipeline on one store below --work, so the command can
-be stopped and started again. Several methods run at once, each in a process with its share of the cores: one thread each is a
-fifth faster on two cores than one after the other with two threads, as so small a model does not fill them.
+be stopped and started again. Several methods run at once, each in a process with its share of the cores: so small a model does
+not fill them.
 
 The best rate is chosen on the same validation rows that the table reports (as the papers do), which favours every method a
 little; each has the same number of tries.
