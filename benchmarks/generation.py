@@ -25,7 +25,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from export.generation import Decoder, facts_of, open_live
-from pipelines.environment import distribution, machine
+from pipelines.environment import distribution, processor
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     if any(isinstance(one, tuple) for one in live.values()):
         parser.error("a decoder alone is measured here, not one behind an encoder")
-    samples, here = measure(live, options), machine([], options.threads)
+    samples, here = measure(live, options), processor()
     print(f"{here['cpu']}, {here['cores']} cores ({', '.join(here['instructions'])}); {distribution('onnxruntime')};")
     print(f"batch {options.batch}, {options.new} tokens behind {options.prompt}; medians of {options.rounds} rounds.\n")
     print("\n".join(rows(facts, samples)))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -33,6 +32,7 @@ import numpy as np
 from benchmarks.grid import run_file, write_task
 from compressor.tasks.metrics import accuracy, matthews
 from pipelines.config import load_pipeline
+from pipelines.environment import physical_cores
 from pipelines.stage import Artifact
 
 SELECT_ALL = {"scope": "global", "ratio": 0.005, "modules": "all"}
@@ -98,7 +98,7 @@ CONTENDERS = (
     Contender("child d", {"method": "child_tuning", "child": "d"}, (3e-4,), {"score": "fish", **SELECT_ALL, "ratio": 0.3}),
 )
 SEEDS = (0, 1, 2)
-CORES = os.cpu_count() or 1
+CORES = physical_cores()
 DRAWS = 500
 """Resamples of the bootstrap."""
 ROWS = {"sst2": 2000, "cola": 4000}

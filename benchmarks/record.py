@@ -10,6 +10,11 @@ from typing import Any
 from pipelines.store import write_atomic
 
 
+def plain(reference: str) -> str:
+    """A model's reference, or several with commas between, without the folders of one person's disk."""
+    return ",".join(one if ":" in one else Path(one).name for one in reference.split(","))
+
+
 def read_record(path: Path, part: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """The record at `path`, whose `part` holds these facts; None where there is none. Raises ValueError for other facts."""
     if not path.is_file():

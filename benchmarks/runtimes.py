@@ -39,7 +39,7 @@ import onnx  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from benchmarks.record import read_record, write_record  # noqa: E402
+from benchmarks.record import plain, read_record, write_record  # noqa: E402
 from compressor.anatomy import layers_of  # noqa: E402
 from compressor.checkpoint import load, save_checkpoint  # noqa: E402
 from compressor.cost import shape_of  # noqa: E402
@@ -273,11 +273,6 @@ def missing(name: str, options: argparse.Namespace, cells: dict[str, Any]) -> li
 
     grid = [(batch, length) for batch in options.batches for length in options.lengths]
     return [at for at in grid if cell_name(name, *at) not in cells or not there(cells[cell_name(name, *at)])]
-
-
-def plain(reference: str) -> str:
-    """A model's reference without the folders of one person's disk."""
-    return ",".join(one if ":" in one else Path(one).name for one in reference.split(","))
 
 
 def measure(

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.record import plain
 from compressor.cost import shape_of
 from compressor.models import build, resolve
 from compressor.pruning.scores import random_scores
@@ -89,7 +90,7 @@ def compared(name: str, options: argparse.Namespace) -> Iterator[Error]:
         with tempfile.TemporaryDirectory() as scratch:
             variants, told = predictions(model, table, options.targets, *shape, Path(scratch))
             times = undisturbed(measure(variants, [shape], **rounds))
-        yield from errors(Path(name).name if Path(name).is_dir() else name, batch, told, times, seconds)
+        yield from errors(plain(name), batch, told, times, seconds)
 
 
 def main() -> int:

@@ -132,7 +132,7 @@ class FakeBuilder(Recorder):
     logger = None
 
     def __init__(self, _logger):
-        self["read"] = []
+        super().__init__()
 
     def create_network(self, _flags):
         return SimpleNamespace(num_inputs=0)
