@@ -185,11 +185,11 @@ def rows(table: dict[Cell, list[Result]]) -> Iterator[str]:
 
 
 COLOURS = {"delta": "#0f9d8a", "weight_plus_delta": "#b36ad1", "taylor": "#d9822b", "random": "#8492a6"}
-WIDTH, HEIGHT, LEFT, BOTTOM = 640, 400, 56, 48
+WIDTH, HEIGHT, LEFT, BOTTOM, LEGEND = 720, 400, 56, 48, 210
 
 
 def picture(table: dict[Cell, list[Result]], metric: str, control: float | None) -> str:
-    """An SVG: quality lost against measured speed-up, a line a criterion, solid where distilled; level, the `control`."""
+    """An SVG: quality against measured speed-up, a line a criterion, solid where distilled; level, the `control`."""
     points = {
         cell: (
             statistics.fmean(one.measured for one in found),
@@ -202,7 +202,7 @@ def picture(table: dict[Cell, list[Result]], metric: str, control: float | None)
     low, high = min(*levels, -1.0) - 0.5, max(*levels, 0.0) + 0.5
 
     def x(speed: float) -> float:
-        return LEFT + (speed - 1) / (right - 1) * (WIDTH - LEFT - 150)
+        return LEFT + (speed - 1) / (right - 1) * (WIDTH - LEFT - LEGEND)
 
     def y(gap: float) -> float:
         return 16 + (high - gap) / (high - low) * (HEIGHT - BOTTOM - 16)
@@ -213,23 +213,26 @@ def picture(table: dict[Cell, list[Result]], metric: str, control: float | None)
     ]
     for gap in range(int(low), int(high) + 1):
         parts.append(f'<path d="M{LEFT} {y(gap):.1f}H{x(right):.1f}" stroke="#dde3ea" fill="none"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(gap) + 4:.1f}" text-anchor="end">{gap:+d}</text>')
-    if control is not None:
-        parts.append(f'<path d="M{LEFT} {y(control):.1f}H{x(right):.1f}" stroke="#333" stroke-dasharray="2 3" fill="none"/>')
-        parts.append(f'<text x="{x(right) + 6:.1f}" y="{y(control) + 4:.1f}">dense, trained as long</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(gap) + 4:.1f}" text-anchor="end">{f"{gap:+d}" if gap else 0}</text>')
     for speed in (1, *sorted({target for target, _, _ in table})):
         parts.append(f'<text x="{x(speed):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{speed:g}x</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">measured speed-up; {metric} against dense in points</text>')
-    for number, (criterion, distill) in enumerate(dict.fromkeys((cell[1], cell[2]) for cell in table)):
+    legend = []
+    if control is not None:
+        legend.append(("dense, trained as long", 'stroke="#333" stroke-dasharray="2 3" fill="none"'))
+        parts.append(f'<path d="M{LEFT} {y(control):.1f}H{x(right):.1f}" {legend[0][1]}/>')
+    for criterion, distill in dict.fromkeys((cell[1], cell[2]) for cell in table):
         line = sorted(point for cell, point in points.items() if cell[1:] == (criterion, distill))
         path = "L".join(f"{x(speed):.1f} {y(gap):.1f}" for speed, gap in line)
-        style = f'stroke="{COLOURS.get(criterion, "black")}" fill="none" stroke-width="2"'
-        style += "" if distill else ' stroke-dasharray="5 4"'
+        ring = f'stroke="{COLOURS.get(criterion, "black")}" fill="none" stroke-width="2"'
+        style = ring if distill else f'{ring} stroke-dasharray="5 4"'
+        legend.append((f"{criterion}{'' if distill else ', no teacher'}", style))
         parts.append(f'<path d="M{path}" {style}/>')
-        parts += [f'<circle cx="{x(speed):.1f}" cy="{y(gap):.1f}" r="3" {style}/>' for speed, gap in line]
+        parts += [f'<circle cx="{x(speed):.1f}" cy="{y(gap):.1f}" r="3" {ring}/>' for speed, gap in line]
+    for number, (text, style) in enumerate(legend):
         at = 24 + 18 * number
-        parts.append(f'<path d="M{WIDTH - 142} {at - 4}h22" {style}/>')
-        parts.append(f'<text x="{WIDTH - 114}" y="{at}">{criterion}{"" if distill else ", alone"}</text>')
+        parts.append(f'<path d="M{WIDTH - LEGEND + 10} {at - 4}h22" {style}/>')
+        parts.append(f'<text x="{WIDTH - LEGEND + 38}" y="{at}">{text}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -254,6 +257,7 @@ def main() -> None:
         parser.error(f"unknown criterion {min(unknown)}; there are {', '.join(CRITERIA)}")
     name = "sst2" if options.sst2 else "stsb"
     task = write_task(name, options.sst2 or options.stsb, options.work / name, options.rows)
+    options.rows = (options.work / name / task["train"]).read_text(encoding="utf-8").count("\n")  # there may be fewer
     out = options.out or options.work
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -284,14 +288,25 @@ def facts_of(options: argparse.Namespace, name: str) -> dict:
     return {**settings, **{key: here[key] for key in ("cpu", "cores", "packages")}}
 
 
+def part(table: dict[Cell, list[Result]]) -> str:
+    """The options of the command that makes no more of the grid than this."""
+    criteria = dict.fromkeys(criterion for _, criterion, _ in table)
+    targets = dict.fromkeys(target for target, *_ in table)
+    most = max(len(found) for found in table.values())
+    options = [("only", criteria, CRITERIA), ("targets", [f"{one:g}" for one in targets], [f"{one:g}" for one in SEEDS])]
+    named = [f" --{name} {','.join(some)}" for name, some, every in options if list(some) != list(every)]
+    return "".join(named) + (f" --seeds {most}" if most < max(len(SEEDS.get(one, (0,))) for one in targets) else "")
+
+
 def markdown(grid: Grid, table: dict[Cell, list[Result]], control: Sequence[float]) -> str:
     """The record for a reader."""
     facts, metric = grid.record.facts, grid.metric.name
     place = f"{facts['cpu']}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}."
+    given = f"--{grid.name} DIR --rows {facts['rows']}{part(table)}"
     lines = [
         f"# Quality against measured speed-up: {grid.name}",
         "",
-        f"`python benchmarks/targets.py --model MODEL --{grid.name} DIR --rows {facts['rows']} --out docs/results`",
+        f"`python benchmarks/targets.py --model MODEL {given} --out docs/results`",
         "",
         f"{place} {metric} × 100",
         f"on the whole validation set; {facts['rows']:,} training rows; target, prediction, measurement: ONNX Runtime, fp32,",
@@ -300,9 +315,10 @@ def markdown(grid: Grid, table: dict[Cell, list[Result]], control: Sequence[floa
         *rows(table),
     ]
     if control:
+        counted = "1 seed" if len(control) == 1 else f"{len(control)} seeds"
         lines += [
             "",
-            f"Control: the dense model, trained as long as the recovered: {spread(control, '+')} ({len(control)} seeds).",
+            f"Control: the dense model, trained as long as the recovered: {spread(control, '+')} ({counted}).",
         ]
     return "\n".join([*lines, "", f"![the same as a picture](targets-{grid.name}.svg)"]) + "\n"
 

@@ -60,7 +60,14 @@ def test_table_and_picture_say_what_the_control_gained(grid):
     table = targets.fill(one, CELLS, most=3)
     told = targets.markdown(one, table, [0.5, 0.7])
     assert "| 2x | taylor | yes | 2.00x | 1.90x | 80.0 ± 0.0 | 83.5 ± 0.0 | -0.5 | 3 |" in told
+    assert "--rows 10 --only taylor --targets 2,1.5 --out docs/results`" in told
     assert "trained as long as the recovered: +0.6 ± 0.1 (2 seeds)" in told
     texts = list(ElementTree.fromstring(targets.picture(table, "accuracy", 1.4)).iter("{http://www.w3.org/2000/svg}text"))
-    assert {"dense, trained as long", "taylor, alone"} <= {one.text for one in texts}
+    assert {"dense, trained as long", "taylor, no teacher"} <= {one.text for one in texts}
     assert all(0 < float(one.get("y")) < targets.HEIGHT and 0 < float(one.get("x")) < targets.WIDTH for one in texts)
+
+
+def test_the_command_of_a_whole_grid_names_no_part(grid):
+    cells = [(target, criterion, True) for target in targets.SEEDS for criterion in targets.CRITERIA]
+    assert targets.part(targets.fill(grid.make(), cells, most=3)) == ""
+    assert targets.part(targets.fill(grid.make(), cells, most=1)) == " --seeds 1"
