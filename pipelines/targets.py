@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 TIMED = ("speedup", "p50_ms")
 """Targets that are measured; the others are closed forms."""
 GOALS = (*TIMED, "flops", "parameters")
-
+MISS = 0.02
+"""By what share of itself a time may be over what the target allows, before the widths are chosen anew."""
+OFF = 0.1
+"""By what share a latency table may be off: no measurement makes the next widths narrower than that."""
+TRIES = 3
+"""Times that widths are chosen and measured."""
 
 UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 """Keys of config.json that say nothing about a graph that the shape does not say."""
@@ -85,6 +90,10 @@ class Target(BaseModel):
     def budget(self, dense: float) -> float:
         """The most that the pruned model may cost, where the dense one costs `dense`."""
         return {"speedup": dense / self.value, "p50_ms": self.value}.get(self.goal, self.value * dense)
+
+    def excess(self, cost: float, dense: float) -> float:
+        """How many times what it may a model costs: at most 1 where the target is met."""
+        return cost / self.budget(dense)
 
     def reached(self, cost: float, dense: float) -> float:
         """A cost in the target's own unit."""
@@ -144,6 +153,25 @@ class Search(BaseModel):
 
 
 @dataclass(frozen=True)
+class Trial:
+    """Widths that were measured: milliseconds of the dense and of the pruned model, and what the table made of them."""
+
+    widths: Widths
+    predicted: float
+    dense_ms: float
+    ms: float
+
+    def excess(self, target: Target) -> float:
+        """See `Target.excess`."""
+        return target.excess(self.ms, self.dense_ms)
+
+    def to_json(self, target: Target) -> dict[str, float]:
+        """What is recorded of it, `measured` in the target's own unit."""
+        measured = target.reached(self.ms, self.dense_ms)
+        return {"predicted": self.predicted, "measured": measured, "dense_ms": self.dense_ms, "ms": self.ms}
+
+
+@dataclass(frozen=True)
 class Judged:
     """What scores are asked for: see `pipelines.stages.prune.score`."""
 
@@ -157,16 +185,18 @@ def closed_form(target: Target) -> Measure:
     return (lambda shape: shape.flops(target.length)) if target.goal == "flops" else (lambda shape: shape.parameters)
 
 
-def widths(search: Search, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None) -> Widths | None:
-    """The widths that meet the target at the least price (None: every unit alike); None where the model of `shape` meets it
-    already.
+def widths(
+    search: Search, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None, share: float = 1.0
+) -> Widths | None:
+    """The widths that cost at most `share` of what the target allows, at the least price (None: every unit alike); None where
+    the model of `shape` costs no more already.
 
-    Raises UserError E520 when it cannot be met.
+    Raises UserError E520 when there are none.
     """
     from compressor.pruning.search import blocks_of, choose, even_prices, most_saved
 
     target, now, whole = search.target, measure(shape), measure(dense)
-    need = now - target.budget(whole)
+    need = now - share * target.budget(whole)
     if need <= 0:
         return None
     prices = prices or even_prices(shape, search.structures)
@@ -178,6 +208,22 @@ def widths(search: Search, shape: ModelShape, dense: ModelShape, measure: Measur
         what = f"{target.say(target.value)} cannot be had: with all gone that may go it would be {best}"
         raise UserError("E520", what, f"Ask for less{more}")
     return found
+
+
+def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Trial], target: Target) -> list[Trial]:
+    """What was tried until a timed target was met by its measurement, the widths that count last.
+
+    `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
+    Where they turn out slower than allowed, the table is off by as much, and the next are chosen for less.
+    """
+    share, tried = 1.0, [trial(choose())]
+    while tried[-1].excess(target) > 1 + MISS and len(tried) < TRIES:
+        share /= min(tried[-1].excess(target), 1 + OFF)
+        try:
+            tried.append(trial(choose(share)))
+        except UserError:  # E520: there is no more to be saved
+            break
+    return tried
 
 
 def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
     from compressor.anatomy import Layer
     from compressor.cost import LayerShape
+    from compressor.pruning.search import Widths
     from compressor.pruning.surgery import Removal
+    from export.latency_table import LatencyTable
     from pipelines.loading import Data
 
 MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons": ("ffn_in", "ffn_gate", "ffn_out")}
@@ -269,41 +272,64 @@ def cut(
 def meet(
     search: Search, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
-    """Find the widths that meet a target, cut them, and measure what came of it where the target is a time.
+    """Find the widths that meet a target, where it is a time by measuring what would come of them, and cut them.
 
     Returns the target's record. Raises UserError E520 (out of reach), E803, E901, and what `cut` raises.
     """
     from compressor.cost import shape_of
     from compressor.deltas import merge_all, merged_copy
+    from compressor.pruning.surgery import remove
     from pipelines.loading import load_model
-    from pipelines.targets import latency_table, lowest_of, measured, table_name
+    from pipelines.targets import Trial, latency_table, lowest_of, measured, settled
 
     target = search.target
     dense = merge_all(load_model(inputs.dense, inputs.base))
     table = latency_table(target, dense, inputs, data, workspace) if target.timed else None
     measure = table.ms if table else closed_form(target)
     whole, before = measure(shape_of(dense)), shape_of(model)
+    record = asked_of(search, table)
+
+    def trial(found: Widths | None) -> Trial:
+        candidate = merged_copy(model)
+        if found:
+            remove(candidate, lowest_of(found, scores))
+        predicted = target.reached(measure(shape_of(candidate)), whole)
+        return Trial(found, predicted, *measured(target, dense, candidate, inputs, data, workspace))
+
+    if measure(before) <= target.budget(whole):
+        workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
+        tried = [trial(None)] if table else []
+    else:
+        ask = partial(widths, search, before, shape_of(dense), measure)
+        ask(None)  # what is out of reach is said before units are measured
+        judged = [Judged(*pair, search.rows) for pair in search.criteria.items()]
+        scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
+        choose = partial(ask, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
+        tried = settled(choose, trial, target) if table else []
+        record["widths"] = tried[-1].widths if tried else choose()
+        record["parity"] = cut("target", lowest_of(record["widths"], scores), model, base, data, workspace)
+    record["tried"] = [one.to_json(target) for one in tried]
+    record |= record["tried"][-1] if tried else {"predicted": target.reached(measure(shape_of(model)), whole)}
+    told = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}"
+    workspace.say(told)
+    return {**record, "told": told}
+
+
+def asked_of(search: Search, table: LatencyTable | None) -> dict[str, Any]:
+    """What the target's record says of the question."""
+    from pipelines.targets import table_name
+
+    target = search.target
     record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
     if table:
         record |= {"table": table_name(table.facts), **target.model_dump(include={"batch", "length", "precision", "runtime"})}
-    if measure(before) <= target.budget(whole):
-        workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
-    else:
-        widths(search, before, shape_of(dense), measure, None)  # what is out of reach is said before units are measured
-        judged = [Judged(*pair, search.rows) for pair in search.criteria.items()]
-        scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
-        found = widths(search, before, shape_of(dense), measure, prices(search, scores, model, inputs, data, workspace))
-        record["widths"] = found
-        record["parity"] = cut("target", lowest_of(found, scores), model, base, data, workspace)
-    told = [f"target {target.say(target.value)}"]
-    record["predicted"] = target.reached(measure(shape_of(model)), whole)
-    told.append(f"predicted {target.say(record['predicted'])}")
-    if table:
-        times = measured(target, dense, merged_copy(model), inputs, data, workspace)
-        record |= {"measured": target.reached(times[1], times[0]), "dense_ms": times[0], "ms": times[1]}
-        told.append(f"measured {target.say(record['measured'])}")
-    workspace.say(", ".join(told))
-    return {**record, "told": ", ".join(told)}
+    return record
+
+
+def say_tried(target: Target, tried: Sequence[Mapping[str, float]]) -> str:
+    """'predicted 3.00x, measured 2.82x, then predicted 3.19x, measured 3.01x'."""
+    kinds = ("predicted", "measured")
+    return ", then ".join(", ".join(f"{kind} {target.say(one[kind])}" for kind in kinds if kind in one) for one in tried)
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
@@ -380,7 +406,7 @@ STAGE = Stage(
     accepts=("model",),
     packages=("torch", "transformers", "tokenizers"),
     run=run,
-    version=7,
+    version=8,
     check=check,
     plan=plan,
     uses_dense=True,
