@@ -4,6 +4,8 @@ import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import onnx
+import onnxruntime
 import pytest
 import torch
 
@@ -183,3 +185,15 @@ def test_a_folder_holds_what_the_kinds_load(tmp_path, monkeypatch):
         made = runtimes.contenders({"dense": tiny("bert", torch.float32)}, tmp_path / device, one, one.kinds, device)
         assert all(each.path.exists() for each in made) and len(made) == len(one.kinds) + 1
         assert {each.half for each in made if each.runtime == "pytorch"} == {device == "cuda"}
+
+
+def test_static_int8_of_onnx_runtime_multiplies_no_matrix_in_fp32(tmp_path):
+    """Its optimizer joins a product with the rounding around it, or leaves it in fp32, which would be compared as int8."""
+    model = tiny("bert").float()
+    rows = [runtimes.encoding(2, 8, model.config.vocab_size)]
+    runtimes.save_graph(runtimes.quantized_static(runtimes.trace(model, rows[0]), rows), tmp_path / "model.onnx")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(tmp_path / "model.onnx", options)
+    operators = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert "QLinearMatMul" in operators and not {"MatMul", "FusedMatMul", "Gemm"} & set(operators)
