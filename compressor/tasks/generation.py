@@ -22,7 +22,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric, one_label
-from compressor.tasks.metrics import labels_agree, likelihood, log_likelihood, perplexity, token_accuracy
+from compressor.tasks.metrics import labels_agree, likelihood, log_likelihood, perplexity, token_accuracy, two_errors
 from compressor.tasks.reading import Split
 
 
@@ -132,7 +132,7 @@ KIND = Kind(
         Metric("perplexity", "perplexity", perplexity),
         Metric("accuracy", "token accuracy", token_accuracy, " %"),
     ),
-    agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", {"int8": 0.9}),
+    agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", {"int8": 0.9}, two_errors),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     auto_class=GENERATES,

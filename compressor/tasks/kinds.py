@@ -56,12 +56,14 @@ class Agreement:
 
     `measure` takes two arrays of outputs (answers, outputs) and gives 1.0 where they say the same. `least` is what a hop that
     bounds no single difference must reach, by the kind of hop; `name` heads a column, `words` come before the share.
+    `chance` of (a share, answers) is how far that many answers may be below a share that holds for all.
     """
 
     measure: Callable[[np.ndarray, np.ndarray], float]
     name: str
     words: str
     least: Mapping[str, float]
+    chance: Callable[[float, int], float] = lambda share, answers: 0.0
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,11 @@ def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
     return float((reference.argmax(axis=1) == candidate.argmax(axis=1)).mean())
 
 
+def two_errors(share: float, answers: int) -> float:
+    """Two standard errors of a share that so many answers show."""
+    return 2 * float(np.sqrt(share * (1 - share) / answers))
+
+
 def entity_starts(tags: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Places of the first and of the last word of every entity, in order.
 

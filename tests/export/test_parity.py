@@ -6,7 +6,7 @@ import pytest
 from compressor.errors import CheckError
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.metrics import spearman
-from export.parity import BOUNDS, MORE_ROWS, compare, in_other_batches, require
+from export.parity import BOUNDS, MORE_ROWS, compare, failure, in_other_batches, require
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(200, 3)).astype(np.float32)
@@ -139,6 +139,17 @@ def test_what_other_batches_show(fault):
     assert not result.passed and result.failed_batches == expected[fault]
     with pytest.raises(CheckError, match=f"{result.failed_batches[0]}: |Δlogit|"):
         require(result)
+
+
+@pytest.mark.parametrize(("flips", "passes"), [(0, True), (4, True), (7, True), (8, False), (20, False)])
+def test_few_rows_leave_room_for_chance(flips, passes):
+    """A file that agrees on 97 % of all rows may well disagree on 5 % of these."""
+    there = np.tile([0.0, 1.0], (MORE_ROWS, 1))
+    wrong = there.copy()
+    wrong[:flips] = wrong[:flips, ::-1]
+    result = compare("quantize", "int8", LOGITS, LOGITS, LABELS, batches=({"batch 1": there}, {"batch 1": wrong}))
+    assert result.passed == passes and result.agreement_in_batches == {"batch 1": 1 - flips / MORE_ROWS}
+    assert passes or f"batch 1: |Δlogit| 1, agreement {1 - flips / MORE_ROWS:.1%}" in str(failure(result))
 
 
 def test_every_other_batch_has_short_and_long_rows():
