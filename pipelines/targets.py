@@ -92,7 +92,7 @@ class Target(BaseModel):
         return {"speedup": dense / self.value, "p50_ms": self.value}.get(self.goal, self.value * dense)
 
     def excess(self, cost: float, dense: float) -> float:
-        """How many times what it may a model costs: at most 1 where the target is met."""
+        """A cost over the most that it may be: at most 1 where the target is met."""
         return cost / self.budget(dense)
 
     def reached(self, cost: float, dense: float) -> float:
@@ -220,9 +220,10 @@ def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Tria
     while tried[-1].excess(target) > 1 + MISS and len(tried) < TRIES:
         share /= min(tried[-1].excess(target), 1 + OFF)
         try:
-            tried.append(trial(choose(share)))
+            narrower = choose(share)
         except UserError:  # E520: there is no more to be saved
             break
+        tried.append(trial(narrower))
     return tried
 
 
