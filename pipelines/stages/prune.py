@@ -327,7 +327,7 @@ def asked_of(search: Search, table: LatencyTable | None) -> dict[str, Any]:
 
 
 def say_tried(target: Target, tried: Sequence[Mapping[str, float]]) -> str:
-    """'predicted 3.00x, measured 2.82x, then predicted 3.19x, measured 3.01x'."""
+    """'predicted 3.00x, measured 2.90x, then predicted 3.12x, measured 3.02x'."""
     kinds = ("predicted", "measured")
     return ", then ".join(", ".join(f"{kind} {target.say(one[kind])}" for kind in kinds if kind in one) for one in tried)
 

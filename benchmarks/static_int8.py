@@ -1,0 +1,159 @@
+"""What ONNX Runtime's static int8 (QDQ) costs and gives, against its dynamic int8 and OpenVINO's static one: time and quality.
+
+    compress run twice_as_fast
+    python benchmarks/static_int8.py runs/twice_as_fast --out docs/results
+
+Takes the merged model of a finished run, its validation rows, and 128 of its training rows to calibrate on. The more operators
+compute in int8, the fewer conversions are between them; what that does to the labels is the question. Every file is timed in a
+process of its own, in interleaved rounds. --out writes static_int8.md. Exit code 2 for a wrong argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import yaml
+
+from benchmarks.record import plain
+from benchmarks.runtimes import quantized_static
+from compressor.checkpoint import load
+from compressor.models import resolve
+from compressor.tasks import TaskConfig
+from compressor.tasks.features import Forward, pad, predict, torch_forward
+from export.latency import Measurement, Variant, measure
+from export.onnx import can_fuse, save, trace, write_onnx
+from export.openvino import export_openvino
+from export.sessions import run, session
+from pipelines.environment import machine
+from pipelines.loading import Data, load_data
+from pipelines.stage import Inputs
+from pipelines.stages.benchmark import STAGE
+from pipelines.stages.export import CALIBRATION_BATCH, CALIBRATION_ROWS
+from pipelines.store import write_atomic
+
+STATIC = {
+    "ONNX static int8, products": ("MatMul", "Gemm"),
+    "ONNX static int8, all but sums": "all but sums",
+    "ONNX static int8, every operator": None,
+}
+"""Name -> the operators in int8."""
+SUMS = ("Add", "LayerNormalization")
+FIRST = "ONNX fp32"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one file: the metric, the agreement with PyTorch, its bytes."""
+
+    quality: float
+    agreement: float
+    size: int
+
+
+def operators_of(which: str | Sequence[str] | None) -> list[str] | None:
+    """What the quantizer is told; None: all that it knows."""
+    from onnxruntime.quantization.registry import QDQRegistry
+
+    return sorted(set(QDQRegistry) - set(SUMS)) if isinstance(which, str) else list(which) if which else None
+
+
+def files_of(model, data: Data, folder: Path) -> dict[str, Path]:
+    """Every contender's file."""
+    graph = trace(model, pad(data.validation.sample(2).tokens, data.pad_id))
+    drawn = data.train.draw(CALIBRATION_ROWS, 0).tokens
+    rows = [pad(drawn[start : start + CALIBRATION_BATCH], data.pad_id) for start in range(0, len(drawn), CALIBRATION_BATCH)]
+    plain_files = write_onnx(graph, folder, precisions=["fp32", "int8"], fuse=can_fuse(model))
+    files = {FIRST: plain_files["fp32"], "ONNX dynamic int8": plain_files["int8"]}
+    for number, (name, which) in enumerate(STATIC.items()):
+        files[name] = folder / f"static_{number}.onnx"
+        save(quantized_static(graph, rows, operators_of(which)), files[name])
+    return files | {"OpenVINO static int8": export_openvino(graph, folder, precisions=["int8"], rows=rows)["int8"]}
+
+
+def figures(path: Path, reference: np.ndarray, data: Data) -> Figures:
+    """What a file says of all validation rows, against PyTorch's answers."""
+    outputs = answers(partial(run, session(path)), data)
+    weights = path.with_suffix(".bin") if path.suffix == ".xml" else path
+    return Figures(quality_of(outputs, data), data.kind.agreement.measure(reference, outputs), weights.stat().st_size)
+
+
+def answers(forward: Forward, data: Data) -> np.ndarray:
+    """The logits of all validation rows."""
+    rows = data.validation
+    return predict(forward, rows.tokens, data.pad_id, labels=rows.labels, batch_size=data.batch_size)
+
+
+def quality_of(outputs: np.ndarray, data: Data) -> float:
+    return data.kind.metric.value(*data.kind.judged(outputs, data.validation.labels))
+
+
+def table(found: dict[str, Figures], times: dict[str, Measurement], dense: float, metric: str) -> Iterator[str]:
+    """The rows as Markdown."""
+    yield f"| file | {metric} | against PyTorch, points | labels agree | MB | p50, ms | IQR | over dynamic int8 |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    dynamic = times["ONNX dynamic int8"].p50
+    for name, one in found.items():
+        time = times[name]
+        quality = f"{100 * one.quality:.1f} | {100 * (one.quality - dense):+.1f} | {one.agreement:.1%}"
+        yield f"| {name} | {quality} | {one.size / 1e6:.1f} | {time.p50:.1f} | {time.iqr:.1f} | {dynamic / time.p50:.2f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a finished run with a merge stage, such as runs/twice_as_fast")
+    parser.add_argument("--model", help="the pretrained model, where it is not what the run calls it")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, metavar="DIR")
+    options = parser.parse_args()
+    lock = options.run / "pipeline.lock.yaml"
+    if not lock.is_file():
+        parser.error(f"{lock} is missing: give the folder of a finished run")
+    content = yaml.safe_load(lock.read_text(encoding="utf-8"))
+    merged = [stage["artifact"] for stage in content["stages"] if stage["stage"] == "merge"]
+    if not merged:
+        parser.error(f"{lock} has no merge stage")
+    base = resolve(options.model or content["model"]["reference"])
+    data = load_data(Inputs(base, TaskConfig(**content["task"]), content["seed"]))
+    model = load(options.run.parent / ".store" / merged[-1]).eval()
+    reference = answers(torch_forward(model), data)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = files_of(model, data, Path(scratch))
+        found = {name: figures(path, reference, data) for name, path in files.items()}
+        variants = [
+            Variant(name, "openvino" if path.suffix == ".xml" else "onnxruntime", path, vocabulary=model.config.vocab_size)
+            for name, path in files.items()
+        ]
+        timed = measure(variants, [(options.batch, options.length)], options.rounds)
+    here = machine([STAGE], None, ["openvino", "nncf"])
+    told = "\n".join(
+        [
+            "# Static int8 in ONNX Runtime",
+            "",
+            f"`python benchmarks/static_int8.py runs/{plain(str(options.run))} --out docs/results`",
+            "",
+            f"{here['cpu']}, {here['cores']} cores; {', '.join(filter(None, here['packages'].values()))}.",
+            f"The merged model of that run; {len(data.validation)} validation rows; {options.rounds} interleaved rounds of "
+            f"{options.batch} × {options.length} tokens.",
+            "",
+            *table(found, {row.variant: row for row in timed}, quality_of(reference, data), data.kind.metric.name),
+        ]
+    )
+    print(told)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_atomic(options.out / "static_int8.md", f"{told}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
