@@ -9,6 +9,8 @@ from pipelines.reporting.format import hundredths, sentence, significant
 
 Record = dict[str, Any]
 
+SHORT = 0.15
+"""Of the longest bar: shorter ones have their figure beside them."""
 DENSE, COMPRESSED, PALE = "#8492a6", "#0f9d8a", "rgba(132,146,166,0.22)"
 SYMBOLS = {
     ("pytorch", "fp32"): "square",
@@ -113,16 +115,19 @@ def tradeoff(report: Record) -> Figure:
 
 def bars(rows: list[Record], values: list[float], texts: list[str], unit: str, **extra: Any) -> tuple[list[Record], Record]:
     """Horizontal bars, one a variant, the first on top."""
+    short = [value < SHORT * max(values) for value in values]
     trace = {
         "type": "bar",
         "orientation": "h",
         "y": [row["name"].replace(" ", "<br>", 1) for row in rows],
         "x": values,
         "marker": {"color": [colour(row) for row in rows]},
-        "text": texts,
-        "textposition": "inside",
+        "text": [f"\u2002{text}" if beside else text for text, beside in zip(texts, short, strict=True)],
+        # in a bar that is too short for its figure it would stand on its side
+        "textposition": ["outside" if beside else "inside" for beside in short],
+        "textangle": 0,
         "insidetextanchor": "start",
-        "textfont": {"color": "#ffffff"},
+        "insidetextfont": {"color": "#ffffff"},
         "hoverinfo": "x",
         **extra,
     }

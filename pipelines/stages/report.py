@@ -39,6 +39,6 @@ STAGE = Stage(
     uses_dense=True,
     reads_data=False,
     packages=("plotly", "jinja2"),
-    version=5,
+    version=6,
     run=run,
 )
