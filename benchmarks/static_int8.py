@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,31 +22,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import yaml
+from onnxruntime.quantization.registry import QDQRegistry
 
 from benchmarks.record import plain
 from benchmarks.runtimes import quantized_static
 from compressor.checkpoint import load
 from compressor.models import resolve
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import Forward, pad, predict, torch_forward
+from compressor.tasks.features import Forward, predict, torch_forward
 from export.latency import Measurement, Variant, measure
-from export.onnx import can_fuse, save, trace, write_onnx
+from export.onnx import can_fuse, save, write_onnx
 from export.openvino import export_openvino
 from export.sessions import run, session
 from pipelines.environment import machine
 from pipelines.loading import Data, load_data
 from pipelines.stage import Inputs
 from pipelines.stages.benchmark import STAGE
-from pipelines.stages.export import CALIBRATION_BATCH, CALIBRATION_ROWS
+from pipelines.stages.export import ExportConfig, calibration, traced
 from pipelines.store import write_atomic
 
+SUMS = {"Add", "LayerNormalization"}
 STATIC = {
-    "ONNX static int8, products": ("MatMul", "Gemm"),
-    "ONNX static int8, all but sums": "all but sums",
+    "ONNX static int8, products": ["MatMul", "Gemm"],
+    "ONNX static int8, all but sums": sorted(set(QDQRegistry) - SUMS),
     "ONNX static int8, every operator": None,
 }
 """Name -> the operators in int8."""
-SUMS = ("Add", "LayerNormalization")
 FIRST = "ONNX fp32"
 
 
@@ -59,23 +60,14 @@ class Figures:
     size: int
 
 
-def operators_of(which: str | Sequence[str] | None) -> list[str] | None:
-    """What the quantizer is told; None: all that it knows."""
-    from onnxruntime.quantization.registry import QDQRegistry
-
-    return sorted(set(QDQRegistry) - set(SUMS)) if isinstance(which, str) else list(which) if which else None
-
-
 def files_of(model, data: Data, folder: Path) -> dict[str, Path]:
     """Every contender's file."""
-    graph = trace(model, pad(data.validation.sample(2).tokens, data.pad_id))
-    drawn = data.train.draw(CALIBRATION_ROWS, 0).tokens
-    rows = [pad(drawn[start : start + CALIBRATION_BATCH], data.pad_id) for start in range(0, len(drawn), CALIBRATION_BATCH)]
+    graph, rows = traced(model, data), calibration(ExportConfig(), data, seed=0)
     plain_files = write_onnx(graph, folder, precisions=["fp32", "int8"], fuse=can_fuse(model))
     files = {FIRST: plain_files["fp32"], "ONNX dynamic int8": plain_files["int8"]}
-    for number, (name, which) in enumerate(STATIC.items()):
+    for number, (name, operators) in enumerate(STATIC.items()):
         files[name] = folder / f"static_{number}.onnx"
-        save(quantized_static(graph, rows, operators_of(which)), files[name])
+        save(quantized_static(graph, rows, operators), files[name])
     return files | {"OpenVINO static int8": export_openvino(graph, folder, precisions=["int8"], rows=rows)["int8"]}
 
 

@@ -91,10 +91,6 @@ class Target(BaseModel):
         """The most that the pruned model may cost, where the dense one costs `dense`."""
         return {"speedup": dense / self.value, "p50_ms": self.value}.get(self.goal, self.value * dense)
 
-    def excess(self, cost: float, dense: float) -> float:
-        """A cost over the most that it may be: at most 1 where the target is met."""
-        return cost / self.budget(dense)
-
     def reached(self, cost: float, dense: float) -> float:
         """A cost in the target's own unit."""
         return {"speedup": dense / cost, "p50_ms": cost}.get(self.goal, cost / dense)
@@ -162,8 +158,8 @@ class Trial:
     ms: float
 
     def excess(self, target: Target) -> float:
-        """See `Target.excess`."""
-        return target.excess(self.ms, self.dense_ms)
+        """The time over the most that it may be: at most 1 where the target is met."""
+        return self.ms / target.budget(self.dense_ms)
 
     def to_json(self, target: Target) -> dict[str, float]:
         """What is recorded of it, `measured` in the target's own unit."""
