@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from compressor.errors import UserError
+from compressor.processor import processor
 from export.generation import Decoder, facts_of, open_live
-from pipelines.environment import distribution, processor
+from pipelines.environment import distribution
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.grid import run_file, write_task
+from compressor.processor import physical_cores
 from compressor.tasks.metrics import accuracy, matthews
 from pipelines.config import load_pipeline
-from pipelines.environment import physical_cores
 from pipelines.stage import Artifact
 
 SELECT_ALL = {"scope": "global", "ratio": 0.005, "modules": "all"}

@@ -32,7 +32,7 @@ class PipelineFile(BaseModel):
     task: TaskConfig | None = None
     tasks: dict[str, TaskConfig] | None = Field(default=None, min_length=1, description="many tasks by name, instead of task")
     seed: int = Field(default=0, ge=0, lt=2**32)
-    threads: int | None = Field(default=None, ge=1, le=1024, description="torch threads; default: the physical cores")
+    threads: int | None = Field(default=None, ge=1, le=1024, description="default: OMP_NUM_THREADS, or the physical cores")
     stages: list[Any] = Field(min_length=1)
 
 

@@ -8,18 +8,13 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from compressor.processor import processor
 from pipelines.stage import Stage
 
 ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
 """Distributions that provide the same module under another name."""
-INSTRUCTIONS = (
-    *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
-    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
-)
-"""Of the processor's flags those that kernels of fp32, bf16 and int8 are chosen by, on x86 and on ARM."""
 
 
 def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str | None]:
@@ -37,13 +32,6 @@ def distribution(name: str) -> str | None:
     return None
 
 
-def physical_cores() -> int:
-    """Cores that this process may use, hyper-threads counted once: what torch takes by default."""
-    allowed = os.sched_getaffinity(0)
-    siblings = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in allowed]
-    return len({path.read_text() for path in siblings}) if all(path.is_file() for path in siblings) else len(allowed)
-
-
 @functools.cache
 def accelerator() -> str | None:
     """Name of the first graphics card that CUDA offers to this process, None without one.
@@ -59,18 +47,6 @@ def accelerator() -> str | None:
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, len(name), device):
         return None
     return name.value.decode()
-
-
-def processor() -> dict[str, Any]:
-    """What decides which of two files is the faster: the processor's name, its instructions that matter, its cores.
-
-    A virtual machine may hide the name of the generation ("AMD EPYC"); the instructions tell it.
-    """
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    told = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
-    flags = told.get("flags", told.get("Features", "")).split()
-    instructions = [name for name in INSTRUCTIONS if name in flags]
-    return {"cpu": told.get("model name", platform.machine()), "instructions": instructions, "cores": physical_cores()}
 
 
 def machine(stages: Iterable[Stage], threads: int | None, extras: Iterable[str] = ()) -> dict[str, Any]:

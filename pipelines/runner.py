@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from compressor.errors import CompressError, UserError
+from compressor.processor import default_threads
 from pipelines.capture import captured, real_stdout
 from pipelines.config import Pipeline, with_place, without_id
-from pipelines.environment import accelerator, machine, package_versions, physical_cores
+from pipelines.environment import accelerator, machine, package_versions
 from pipelines.preflight import Ready, check_folder, check_inputs, check_packages, make_plan
 from pipelines.progress import Display, human_seconds
 from pipelines.stage import TASKS, Artifact, Entry, Inputs, Progress, Stage, load_stage
@@ -143,7 +144,7 @@ def _prepare(pipeline: Pipeline, out: Path, from_: str | None, until: str | None
     if from_ is not None and first > last:
         raise UserError("E111", f"--from {from_} comes after --until {until}", "Exchange them, or drop one")
     again = {pipeline.number(entry, "--force") for entry in force} | set(range(first, len(pipeline.stages)))
-    return _Run(check_inputs(pipeline), out.absolute(), pipeline.threads or physical_cores(), frozenset(again), last)
+    return _Run(check_inputs(pipeline), out.absolute(), pipeline.threads or default_threads(), frozenset(again), last)
 
 
 def _look_ahead(run: _Run) -> list[Artifact]:

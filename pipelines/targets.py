@@ -367,7 +367,8 @@ def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]
 
 def surroundings(target: Target) -> dict[str, Any]:
     """The machine and the runtime that a timed target is about. Raises UserError E901."""
-    from pipelines.environment import distribution, processor
+    from compressor.processor import processor
+    from pipelines.environment import distribution
 
     return {"runtime": " ".join(map(distribution, packages_of(target))), **processor()}
 

@@ -265,7 +265,7 @@ def write_runtime(
 
 def surroundings(config: ExportConfig) -> dict[str, Any]:
     """What decides which file is the fastest."""
-    from pipelines.environment import processor
+    from compressor.processor import processor
 
     return processor() if config.auto else {}
 

@@ -13,8 +13,9 @@ from onnxruntime import GraphOptimizationLevel
 
 import export.latency
 import export.sessions
+from compressor.processor import INSTRUCTIONS
 from pipelines.config import load_pipeline
-from pipelines.environment import INSTRUCTIONS, package_versions
+from pipelines.environment import package_versions
 from pipelines.runner import run_pipeline
 from pipelines.stage import Artifact, BaseModelReference, Inputs
 from pipelines.stages.benchmark import STAGE, BenchmarkConfig, run

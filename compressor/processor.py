@@ -1,0 +1,83 @@
+"""What this process may compute on: the processor, its instructions, and how many of its cores are ours."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+INSTRUCTIONS = (
+    *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+"""Of the processor's flags those that kernels of fp32, bf16 and int8 are chosen by, on x86 and on ARM."""
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def processor() -> dict[str, Any]:
+    """What decides which of two files is the faster: the processor's name, its instructions that matter, its cores.
+
+    A virtual machine may hide the name of the generation ("AMD EPYC"); the instructions tell it.
+    """
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    told = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
+    flags = told.get("flags", told.get("Features", "")).split()
+    instructions = [name for name in INSTRUCTIONS if name in flags]
+    return {"cpu": told.get("model name", platform.machine()), "instructions": instructions, "cores": physical_cores()}
+
+
+def default_threads() -> int:
+    """Threads for a computation where nobody says how many: OMP_NUM_THREADS where it is a number, else the physical cores.
+
+    Never more than those: a thread without a core of its own makes the others wait.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number a level of nesting
+    return max(1, min(int(asked), physical_cores())) if asked.isdecimal() and int(asked) else physical_cores()
+
+
+def physical_cores() -> int:
+    """Cores that this process may use: hyper-threads count once, and a container's quota of CPU time is a limit, too."""
+    allowed = os.sched_getaffinity(0)
+    siblings = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in allowed]
+    cores = len({path.read_text() for path in siblings}) if all(path.is_file() for path in siblings) else len(allowed)
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def cpu_quota(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Cores' worth of CPU time that the control groups of this process allow (docker --cpus, Kubernetes limits), None for no
+    limit. `root` is where control groups are mounted, `membership` says which are ours; versions 1 and 2.
+    """
+    lines = membership.read_text().splitlines() if membership.is_file() else []
+    ours = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
+    limits = [_quota_v2(folder) for folder in _upwards(root, ours.get("", "/"))]
+    for controllers, path in ours.items():
+        if "cpu" in controllers.split(","):
+            limits += [_quota_v1(folder) for mount in (controllers, "cpu") for folder in _upwards(root / mount, path)]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    """The group's folder and those around it: each may set a limit."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [root.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    """cpu.max holds 'QUOTA PERIOD' in µs, or 'max PERIOD'."""
+    words = _words(folder / "cpu.max")
+    return int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    """The quota is -1 where there is none."""
+    words = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+    return int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else None
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
