@@ -117,9 +117,17 @@ def _write_classifier(
 
 
 def write_generating(
-    found: Found, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, tensorrt: None = None
+    found: Found,
+    folder: Path,
+    precisions: Sequence[str],
+    fuse: bool,
+    limit: int,
+    tensorrt: None = None,
+    *,
+    required: Sequence[str] = PRECISIONS,
 ) -> dict[str, Any]:
-    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, CheckError E610."""
+    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, and CheckError E610
+    for a precision of those `required`; of another the summary says that it failed."""
     from export.decoders import trace_generator
     from export.generators import prove_generator, special_tokens, write_generator
 
@@ -129,7 +137,9 @@ def write_generating(
     return {
         "generation": special_tokens(found),
         "files": {path.stem: describe(path, one) for one, parts in paths.items() for path in parts},
-        "parity": [{"precision": one, **prove_generator(found, one, parts)} for one, parts in paths.items()],
+        "parity": [
+            {"precision": one, **prove_generator(found, one, parts, required=one in required)} for one, parts in paths.items()
+        ],
         "tensorrt": tensorrt,
     }
 

@@ -79,6 +79,8 @@ class _Workspace:
     def say(self, text: str) -> None:
         self.display.result(text)
 
+    def proven(self, record: dict[str, Any]) -> None: ...
+
 
 @dataclass
 class _Run:

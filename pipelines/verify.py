@@ -9,6 +9,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from pipelines.stage import Artifact, BaseModelReference, Inputs, Progress
 if TYPE_CHECKING:
     from export.parity import ParityResult
     from pipelines.loading import Data
+    from pipelines.proving import Prover
 
 TRAINED = ("tune", "recover")
 DRIFT = 0.005
@@ -45,6 +47,7 @@ class Check:
         if self.parity is None:
             return (name, *[""] * 7, verdict)
         row = self.parity
+        verdict = verdict if not self.passed else row["verdict"]
         change = " to ".join(f"{100 * edge:+.1f}" for edge in row["metric_interval"])
         metric = f"{100 * row['metric_reference']:.1f} > {100 * row['metric_candidate']:.1f}"
         figures = (f"{row['max_difference']:.1e}", f"{row['mean_difference']:.1e}", f"{row['agreement']:.1%}", metric, change)
@@ -68,6 +71,8 @@ class _Quiet:
     def advance(self, _steps: int = 1) -> None: ...
 
     def note(self, _text: str) -> None: ...
+
+    def proven(self, _record: dict[str, Any]) -> None: ...
 
 
 Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
@@ -232,16 +237,18 @@ class Verification:
             reference = _Reference(name, self, inputs)
             for runtime, files in runtimes.items():
                 for precision, file in files.items():
-                    yield from self._file_hops(reference, runtime, precision, made.folder / file["path"])
+                    yield from self._file_hops(reference, runtime, precision, made.folder / file["path"], file)
 
-    def _file_hops(self, of: _Reference, runtime: str, precision: str, path: Path) -> Iterator[tuple[str, Callable]]:
+    def _file_hops(
+        self, of: _Reference, runtime: str, precision: str, path: Path, file: dict[str, Any]
+    ) -> Iterator[tuple[str, Callable]]:
         prefix = "" if runtime == "onnxruntime" else f"{runtime} "
-        kind = "onnx" if precision == "fp32" else precision
+        rounding = {"excluded": tuple(file.get("excluded", ())), "bits": file.get("weight_bits", 8)}
         if (runtime, precision) == ("onnxruntime", "fp32"):
-            yield f"{of.name} -> onnx", lambda: of.graph(kind, path, plain=True)
-            yield f"{of.name} -> fused", lambda: of.graph(kind, path)
+            yield f"{of.name} -> onnx", lambda: of.graph(precision, path, plain=True)
+            yield f"{of.name} -> fused", lambda: of.graph(precision, path)
         else:
-            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(kind, path)
+            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(precision, path, **rounding)
         if self.data.kind.generates:
             yield f"{of.name} -> {precision}, generating", lambda: of.generating(precision, path)
 
@@ -268,24 +275,27 @@ class _Reference:
 
     def __init__(self, name: str, verification: Verification, inputs: Inputs):
         self.name, self.verification, self.inputs = name, verification, inputs
-        self.model = self.answers = None
 
-    def graph(self, kind: str, path: Path, *, plain: bool = False) -> ParityResult:
-        """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization."""
-        from functools import partial
+    @cached_property
+    def prover(self) -> Prover:
+        """The model, live."""
+        from compressor.deltas import merge_all
+        from pipelines.loading import load_model
+        from pipelines.proving import Prover
 
-        from export.half import proving_session
-        from export.sessions import plain_session, run
-        from pipelines.hops import ask, compare_graph, runs
+        inputs, of = self.inputs, self.verification
+        artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
+        model = merge_all(load_model(artifact, inputs.base))
+        return Prover(self.name, model, of.data, of.workspace, of.threads, inputs.seed)
 
-        data, workspace = self.verification.data, self.verification.workspace
-        live = proving_session(path, kind, self.verification.threads)
+    def graph(self, precision: str, path: Path, *, plain: bool = False, **rounding: Any) -> ParityResult:
+        """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization. `rounding` says which
+        matrices are excluded, and the bits of the others. Raises CheckError E610 for a file that is shipped."""
         hop = f"{self.name} -> {path.name}"
-        self._load()
-        rows = data.compared()
-        with runs(hop):
-            answers = ask(partial(run, plain_session(path) if plain else live), rows, data, workspace, hop)
-        return compare_graph(hop, kind, self.model, self.answers, path, answers, rows, data)
+        result = self.prover.compare(hop, precision, self.prover.answers(path, precision, hop, plain=plain), **rounding)
+        if not result.passed and self.prover.gated:
+            raise self.prover.failure(result, path, **rounding)
+        return result
 
     def generating(self, precision: str, path: Path) -> ParityResult:
         """Compare what a file with a cache generates behind random prompts."""
@@ -293,22 +303,9 @@ class _Reference:
         from pipelines.generators import with_prompts
         from pipelines.hops import runs
 
-        self._load()
-        found = with_prompts(self.model, self.inputs.base, self.verification.data)
+        found = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
         with runs(f"{self.name} -> {path.name}, generating"):
-            return compare_generated(found, precision, [path])[0]
-
-    def _load(self) -> None:
-        from compressor.deltas import merge_all
-        from compressor.tasks.features import torch_forward
-        from pipelines.hops import ask
-        from pipelines.loading import load_model
-
-        if self.answers is None:
-            inputs, of = self.inputs, self.verification
-            artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
-            self.model = merge_all(load_model(artifact, inputs.base))
-            self.answers = ask(torch_forward(self.model), of.data.compared(), of.data, of.workspace, self.name)
+            return compare_generated(found, precision, [path], required=self.prover.gated)[0]
 
 
 OTHER_MODEL = "The model is not the one that was measured: run its stage again with --force"

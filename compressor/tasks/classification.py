@@ -13,7 +13,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds import Agreement, Column, Kind, Metric, one_label
-from compressor.tasks.metrics import accuracy, labels_agree, matthews, two_errors
+from compressor.tasks.metrics import accuracy, decided_labels_agree, labels_agree, matthews, two_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +118,7 @@ KIND = Kind(
         "labels agree on",
         {"int8": 0.97, "int8 on random rows": 0.9, "int8 on random tokens": 0.9, "int4 on random tokens": 0.5},
         two_errors,
+        decided_labels_agree,
     ),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,

@@ -96,7 +96,14 @@ KIND = Kind(
     loss=loss,
     distillation=distillation_loss,
     metrics=(Metric("spearman", "Spearman", spearman, chance=0.0), Metric("pearson", "Pearson", pearson)),
-    agreement=Agreement(concordance, "concordance", "concordance", {"int8": 0.99, "int8 on random rows": 0.9}),
+    agreement=Agreement(
+        concordance,
+        "concordance",
+        "concordance",
+        {"int8": 0.99, "int8 on random rows": 0.9},
+        chance=lambda least, answers: 0.0,
+        beyond=lambda reference, candidate, noise: concordance(reference, candidate),
+    ),
     answers=lambda outputs: outputs[:, 0],
     prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),
 )

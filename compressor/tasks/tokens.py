@@ -27,7 +27,7 @@ from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.classification import MAX_CLASSES
 from compressor.tasks.features import first_tokens
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric
-from compressor.tasks.metrics import entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
+from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.reading import WORD_FILES, Split
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ KIND = Kind(
     distillation=distillation_loss,
     metrics=(Metric("f1", "entity F1", entity_f1, " %", chance=0.0), Metric("accuracy", "token accuracy", word_accuracy, " %")),
     # most words are O to every model: agreement is easier to reach than between classes
-    agreement=Agreement(labels_agree, "tags agree", "tags agree on", {"int8": 0.98}, two_errors),
+    agreement=Agreement(labels_agree, "tags agree", "tags agree on", {"int8": 0.98}, two_errors, decided_labels_agree),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     written=written,
