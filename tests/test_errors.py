@@ -29,6 +29,20 @@ def test_every_row_tells_cause_and_fix():
         assert CODE.fullmatch(code.strip()) and not end and cause.strip() and fix.strip(), row
 
 
+def test_the_page_tells_every_exit_code_but_2():
+    """The class of an error decides its exit code."""
+    made = {}
+    for floor in ("compressor", "pipelines", "export", "serving"):
+        for path in (ROOT / floor).rglob("*.py"):
+            calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and node.args]
+            for call in calls:
+                if isinstance(call.args[0], ast.Constant) and CODE.fullmatch(str(call.args[0].value)):
+                    made.setdefault(ast.unparse(call.func), set()).add(call.args[0].value)
+    told = re.findall(r"^\| (E\d{3}) \| Exit code (\d)\. ", (ROOT / "docs" / "errors.md").read_text(), flags=re.M)
+    assert {code for code, number in told if number == "3"} == made["CheckError"]
+    assert {code for code, number in told if number == "1"} == made["CompressError"]
+
+
 class Expected(ast.NodeVisitor):
     """The codes in the strings with which tests compare: patterns of `pytest.raises`, asserted lines, tables of mistakes.
 
