@@ -45,17 +45,9 @@ def test_every_promise_names_tests_that_exist():
 # --- no code of a stranger ---
 
 MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-CALLS = {
-    "eval",
-    "exec",
-    "compile",
-    "__import__",
-    "torch.load",
-    "pickle.loads",
-    "os.system",
-    "os.popen",
-    "yaml.load",
-    "runpy.run_path",
+CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "pickle.loads", "os.system", "os.popen", "runpy.run_path"}
+LOADERS = {
+    f"yaml.{name}" for name in ("unsafe_load", "full_load", "Loader", "UnsafeLoader", "FullLoader", "CLoader", "CFullLoader")
 }
 KEYWORDS = {"shell": False, "trust_remote_code": False, "allow_pickle": False, "weights_only": True}
 """What these arguments must be wherever they are given."""
@@ -68,6 +60,8 @@ def doors(source: str) -> list[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             found += [name for name in names if name.partition(".")[0] in MODULES]
+        elif isinstance(node, ast.Attribute):
+            found += [ast.unparse(node)] if ast.unparse(node) in LOADERS else []
         elif isinstance(node, ast.Call):
             found += [ast.unparse(node.func)] if ast.unparse(node.func) in CALLS else []
             given = {word.arg: word.value for word in node.keywords if word.arg in KEYWORDS}
@@ -87,6 +81,8 @@ def doors(source: str) -> list[str]:
         ("model = torch.load(path)", ["torch.load"]),
         ("AutoConfig.from_pretrained(x, trust_remote_code=ask)", ["trust_remote_code=ask"]),
         ("subprocess.run(line, shell=True)", ["shell=True"]),
+        ("yaml.load(text, Loader=yaml.UnsafeLoader)", ["yaml.UnsafeLoader"]),
+        ("yaml.load(text, Loader=yaml.CSafeLoader)", []),
         ("AutoConfig.from_pretrained(x, trust_remote_code=False)\nmodel.eval()\nre.compile('x')", []),
     ],
 )
