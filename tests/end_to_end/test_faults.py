@@ -250,6 +250,13 @@ def shuffled_labels(run):
     edit_json(run.config, id2label={"0": "class1", "1": "class0"}, label2id={"class1": 0, "class0": 1})
 
 
+def no_labels(run):
+    """transformers then numbers them; what looks for the names finds nothing to read."""
+    config = json.loads(run.config.read_text())
+    del config["id2label"]
+    run.config.write_text(json.dumps(config))
+
+
 def shuffled_deployed_labels(run):
     (run.served / "labels.txt").write_text("class1\nclass0\n")
 
@@ -393,6 +400,7 @@ FAULTS = [
     Fault(wrong_tokenizer, "merge", CONFIG, "E612"),
     Fault(wrong_deployed_tokenizer, "deploy", DEPLOYED, "E612"),
     Fault(shuffled_labels, "merge", CONFIG, "E612"),
+    Fault(no_labels, "merge", CONFIG, "E614"),
     Fault(shuffled_deployed_labels, "deploy", DEPLOYED, "E612"),
     Fault(shuffled_label_parameter, "deploy", DEPLOYED, "E612"),
     Fault(coarse_embedding, "export", "compressed -> int8", "E610"),

@@ -109,6 +109,12 @@ MISTAKES = [
         lambda path: path.write_text(PIPELINE.replace("rank: 4", "id: x, rank: 4").replace("method: same", "id: x")),
         "E108 {file}:8: stages[3].recover.id: id 'x' is taken by stages[1].tune",
     ),
+    Mistake(
+        "two tunes",
+        ("  - merge:", "  - tune:\n  - merge:"),
+        "E405 {file}:9: stages[4].tune: ",
+        "Use recover to keep training",
+    ),
     Mistake("pruning before any tune", (STAGES_LINE, ""), "E503 {file}:6: stages[1].prune: nothing is tuned yet"),
     Mistake(
         "export without a merge",
