@@ -108,4 +108,5 @@ STAGE = Stage(
     run=run,
     check=check,
     plan=plan,
+    optional=True,
 )
