@@ -164,7 +164,10 @@ def test_a_stage_sees_only_what_it_declares(project, out):
         (lambda folder: (folder / "deep/er/1.bin").write_bytes(b"x"), "'deep/er/1.bin' has 1 bytes instead of 2"),
         (lambda folder: (folder / "deep/er/1.bin").unlink(), "'deep/er/1.bin' is missing"),
         (lambda folder: (folder / "new").touch(), "'new' does not belong there"),
-        (lambda folder: (folder / "artifact.json").write_text("{"), "'artifact.json' is missing or unreadable"),
+        (lambda folder: (folder / "artifact.json").write_text("{"), "'artifact.json' has changed"),
+        (lambda folder: (folder / "artifact.json").unlink(), "'artifact.json' is missing"),
+        (lambda folder: (folder / "artifact.sha256").unlink(), "'artifact.sha256' is missing"),
+        (lambda folder: (folder / "artifact.sha256").write_text("0"), "'artifact.json' has changed, or its seal"),
     ],
 )
 def test_a_damaged_artifact_is_named_and_force_mends_it(project, out, damage, says):
@@ -184,6 +187,8 @@ def test_a_damaged_artifact_is_named_and_force_mends_it(project, out, damage, sa
         ("user_error", UserError, "E501", 2),
         ("check_error", CheckError, "E601", 3),
         ("full_disk", UserError, "E804", 2),
+        ("wrapped_full_disk", UserError, "E804", 2),
+        ("denied", UserError, "E801", 2),
         ("bug", CompressError, "E899", 1),
     ],
 )
