@@ -58,9 +58,9 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt for SIGINT as usual, and keep in the list that it came."""
+    """Raise KeyboardInterrupt for SIGINT as usual, and keep in the list that it came. Where it is ignored, it stays so."""
     came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         yield came
         return
 

@@ -42,7 +42,8 @@ class Originals:
                 raise _changed("was written to while the run was reading it", path)
 
     def _compare(self) -> None:
-        from compressor.models import resolve
+        # not `resolve`: the folder was found to be sound, and only its bytes are asked after
+        from compressor.models import _digest
 
         base = self._ready.base
         for path, sha256 in self._ready.data.items():
@@ -53,7 +54,7 @@ class Originals:
             if found != sha256:
                 raise _changed("changed while the run was reading it", path)
         try:
-            found = resolve(str(base.folder)).sha256
+            found = _digest(base.folder)
         except (UserError, OSError) as error:
             raise _changed("the model's folder changed while the run was reading it", base.folder) from error
         if found != base.sha256:

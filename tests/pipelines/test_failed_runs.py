@@ -220,7 +220,7 @@ def test_a_model_that_only_a_failed_attempt_had(project, out):
     assert open_run(run).model == str(project.parent / "model")
     other = project.parent / "other"
     (project.parent / "model").rename(other)
-    (other / "model.safetensors").write_bytes(b"others")
+    toys.flip_weight(other)
     (out / "trouble-tune").write_text("user_error")
     with pytest.raises(UserError, match="E501"):
         go(project, out, f"model={other}")

@@ -99,11 +99,12 @@ def denied(_: Path) -> None:
 
 def new_data(trouble: Path) -> None:
     """What the run was given is written anew while it runs: another label, equal in size."""
-    _rewrite(trouble.parents[1] / "project" / "train.tsv", b"yes", b"no ")
+    path = trouble.parents[1] / "project" / "train.tsv"
+    path.write_bytes(path.read_bytes().replace(b"yes", b"no "))
 
 
 def new_weights(trouble: Path) -> None:
-    _rewrite(trouble.parents[1] / "project" / "model" / "model.safetensors", b"weights", b"WEIGHTS")
+    flip_weight(trouble.parents[1] / "project" / "model")
 
 
 def exchanged_data(trouble: Path) -> None:
@@ -119,8 +120,11 @@ def deleted_data(trouble: Path) -> None:
     (trouble.parents[1] / "project" / "train.tsv").unlink()
 
 
-def _rewrite(path: Path, old: bytes, new: bytes) -> None:
-    path.write_bytes(path.read_bytes().replace(old, new))
+def flip_weight(model: Path) -> None:
+    """One bit of the last weight of a model folder: it stays as sound as it was."""
+    content = bytearray((model / "model.safetensors").read_bytes())
+    content[-4] ^= 1
+    (model / "model.safetensors").write_bytes(content)
 
 
 def hang(trouble: Path) -> None:
