@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
 from pipelines.config import Pipeline, with_place
+from pipelines.disk import shortened
 from pipelines.environment import package_versions
 from pipelines.stage import BaseModelReference, Entry, Stage, load_stage
 from serving.bundle import install
@@ -94,14 +95,29 @@ def make_plan(ready: Ready) -> Plan | None:
     return plan
 
 
-def check_folder(out: Path, name: str) -> None:
-    """Raise UserError E801 unless the run folder `out`/`name` and the store can be written. Writes nothing."""
+LONGEST_NAME = 255
+"""Bytes of a file's name on the file systems of Linux and macOS; ours add up to 24 to it (`.NAME.new`, a fingerprint)."""
+
+
+def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
+    """Raise UserError E801 unless the run folder `out`/`name` with `files` in it, and the store, can be written.
+
+    Writes nothing.
+    """
+    mend = "Choose another folder with --out"
+    for part in (*Path(name).parts, *files):
+        if len(os.fsencode(part)) + 24 > LONGEST_NAME:
+            raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
     for folder in (out / name, out / name / "logs", out / ".store"):
-        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
+        try:
+            there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError("E801", f"cannot be a folder ({reason})", mend, shortened(str(folder), 80)) from None
         if not there.is_dir():
-            raise UserError("E801", "a file, where a folder is needed", "Choose another folder with --out", str(there))
+            raise UserError("E801", "a file, where a folder is needed", mend, str(there))
         if not os.access(there, os.W_OK | os.X_OK):
-            raise UserError("E801", "no permission to write here", "Choose another folder with --out", str(there))
+            raise UserError("E801", "no permission to write here", mend, str(there))
 
 
 def check_packages(entries: Sequence[Entry]) -> None:

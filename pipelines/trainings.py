@@ -66,6 +66,7 @@ def train_and_save(
             write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
         stops, work, teaching = stops_of(config, model), workspace.unfinished, {"teacher": teacher}
+        inputs.require_unchanged()
         losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep, **teaching)
     published = publish_model(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):

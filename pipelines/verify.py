@@ -7,18 +7,21 @@ import filecmp
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compressor.errors import CheckError, CompressError, UserError
+from pipelines.attempt import last_attempt
 from pipelines.capture import captured
 from pipelines.finished import FinishedRun, open_run
+from pipelines.lockfile import LOCK_FILE
 from pipelines.stage import Artifact, BaseModelReference, Inputs, Progress
+from pipelines.tables import parity_cells
 
 if TYPE_CHECKING:
     from export.parity import ParityResult
@@ -43,18 +46,10 @@ class Check:
 
     def cells(self) -> tuple[str, ...]:
         """A row of the table."""
-        name, verdict = f"{self.stage}: {self.hop}", "passed" if self.passed else f"FAILED {self.code}"
-        if self.parity is None:
-            return (name, *[""] * 7, verdict)
-        row = self.parity
-        verdict = verdict if not self.passed else row["verdict"]
-        change = " to ".join(f"{100 * edge:+.1f}" for edge in row["metric_interval"])
-        metric = f"{100 * row['metric_reference']:.1f} > {100 * row['metric_candidate']:.1f}"
-        figures = (f"{row['max_difference']:.1e}", f"{row['mean_difference']:.1e}", f"{row['agreement']:.1%}", metric, change)
-        return (name, str(row["rows"]), *figures, str(row["worst_row"]), verdict)
-
-
-COLUMNS = ("stage: hop", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")
+        passed = (self.parity or {}).get("verdict", "passed")
+        verdict = passed if self.passed else f"FAILED {self.code}"
+        _, *figures, _ = parity_cells(self.stage, self.parity or {})
+        return (f"{self.stage}: {self.hop}", *figures, verdict)
 
 
 @dataclass(frozen=True)
@@ -82,10 +77,18 @@ Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
 def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage: str | None = None) -> list[Check]:
     """Run every hop of the run in `folder` again; a hop that fails is a Check that did not pass, and the others go on.
 
+    Where the last attempt did not finish, that is the first Check, and it did not pass; the others are of the run before it
+    that did, if there is one. Checks that had failed in the run itself have failed here.
+
     `model` is where the pretrained model is now, if it has moved. `serve=False` starts no server. With the id of a `stage`, of
-    the hops only those of that stage. Raises UserError E805 (no run), E111 (no such stage).
+    the hops only those of that stage. Raises UserError E805 (no run), E803 (its lock or run.json is damaged), E111 (no such
+    stage).
     """
-    run, checks = open_run(folder), []
+    checks = list(_unfinished(folder))
+    if checks and not (folder / LOCK_FILE).is_file():
+        return checks
+    run = open_run(folder)
+    checks += [Check(one["stage"], "as the run found", False, one["code"], _line(one)) for one in run.lock.get("failures", ())]
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
         if stage not in (None, *(row["id"] for row in run.lock["stages"])):
             mend = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
@@ -94,6 +97,31 @@ def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage:
         for entry, hop, what in verification.hops(serve, stage):
             checks.append(_carried_out(entry, hop, what))
     return checks
+
+
+def _unfinished(folder: Path) -> Iterator[Check]:
+    """A Check that failed where the last attempt at the run did not finish."""
+    attempt = last_attempt(folder)
+    if attempt is not None and not attempt.finished:
+        error = attempt.fault()
+        yield Check(attempt.stage or "run", "the last attempt", False, error.code, str(error))
+
+
+def _line(failure: dict[str, Any]) -> str:
+    return f"{failure['code']} {failure['what']}. {failure['mend']}"
+
+
+def _readable(stage: str, hops: Callable[[], Iterable[tuple[str, Callable]]]) -> Iterator[Hop]:
+    """The hops of a stage; where what says them is damaged itself, a last one that tells."""
+    try:
+        for hop, what in hops():
+            yield stage, hop, what
+    except Exception as error:
+        yield stage, "what it holds", partial(_raise, error)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _carried_out(stage: str, hop: str, what: Callable[[], ParityResult | None]) -> Check:
@@ -133,8 +161,8 @@ class Verification:
             if made is None or only not in (None, stage["id"]):
                 continue
             hops = {"model": self._model_hops, "onnx": self._onnx_hops, "repository": self._repository_hops}
-            for hop, what in hops.get(stage["kind"], lambda *_: ())(made, self._inputs(number), serve):
-                yield stage["id"], hop, what
+            of_kind = hops.get(stage["kind"], lambda *_: ())
+            yield from _readable(stage["id"], lambda made=made, n=number, of=of_kind: of(made, self._inputs(n), serve))
 
     def _files(self, stage: dict[str, Any]) -> None:
         with contextlib.suppress(UserError):  # what can be read is looked at by the hops, too

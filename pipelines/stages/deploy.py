@@ -116,4 +116,5 @@ STAGE = Stage(
     run=run,
     check=check,
     plan=plan,
+    optional=True,
 )
