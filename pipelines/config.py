@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
+from pipelines import bounds
 from pipelines import stage as stage_table
 from pipelines.faults import nearest, validated
 from pipelines.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
@@ -27,13 +28,15 @@ class PipelineFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=NAME_PATTERN)
+    name: str = Field(pattern=NAME_PATTERN, max_length=bounds.NAME)
     model: str = Field(min_length=1)
     task: TaskConfig | None = None
-    tasks: dict[str, TaskConfig] | None = Field(default=None, min_length=1, description="many tasks by name, instead of task")
+    tasks: dict[str, TaskConfig] | None = Field(
+        default=None, min_length=1, max_length=bounds.TASKS, description="many tasks by name, instead of task"
+    )
     seed: int = Field(default=0, ge=0, lt=2**32)
     threads: int | None = Field(default=None, ge=1, le=1024, description="default: OMP_NUM_THREADS, or the physical cores")
-    stages: list[Any] = Field(min_length=1)
+    stages: list[Any] = Field(min_length=1, max_length=bounds.STAGES)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
         context, kind = detail.get("ctx", {}), detail["type"]
         if kind in BOUNDS:
             limit, words = BOUNDS[kind]
-            return f"must be {words} {context[limit]:g}, not {shown(value)}", "Change the value"
+            number = f"{context[limit]:,}" if isinstance(context[limit], int) else f"{context[limit]:g}"
+            return f"must be {words} {number}, not {shown(value)}", "Change the value"
         if kind == "value_error":
             return str(context["error"]), f"It is {shown(value)}"
         if kind == "string_pattern_mismatch":
@@ -125,7 +126,8 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
         if kind in ("too_short", "string_too_short"):
             return "is empty" if not value else f"needs at least {context['min_length']}", "Fill it"
         if kind in ("too_long", "string_too_long"):
-            return f"holds more than {context['max_length']}", "Shorten it"
+            what = "characters" if isinstance(value, str) else "members"
+            return f"has {len(value):,} {what}, where at most {context['max_length']:,} are allowed", "Shorten it"
     choices = [choice for detail in details if detail["type"] == "literal_error" for choice in quoted(detail)]
     types = dict.fromkeys(EXPECTED[kind] for detail in details if (kind := detail["type"].split("_")[0]) in EXPECTED)
     expected = " or ".join([*types, *(f"'{choice}'" for choice in choices)])

@@ -92,6 +92,32 @@ MISTAKES = [
     Mistake("wrong type", ("rank: 4", "rank: four"), "E104 {file}:6: stages[1].tune.rank: must be an integer, not 'four'"),
     Mistake("number in quotes", ("rank: 4", 'rank: "4"'), "E104 {file}:6: stages[1].tune.rank: must be an integer, not '4'"),
     Mistake("rank 0", ("rank: 4", "rank: 0"), "E104 {file}:6: stages[1].tune.rank: must be at least 1, not 0"),
+    Mistake(
+        "a rank beyond any model",
+        ("rank: 4", "rank: 1000000000"),
+        "E104 {file}:6: stages[1].tune.rank: must be at most 8,192, not 1000000000. ",
+    ),
+    Mistake("a rank beyond an int64", ("rank: 4", f"rank: 1{'0' * 19}"), "E104 {file}:6: stages[1].tune.rank: must be at most"),
+    Mistake(
+        "a rank beyond this model's",
+        ("rank: 4", "rank: 64"),
+        "E104 {file}:6: stages[1].tune: rank 64, where the matrices have at most 32 rows and columns",
+    ),
+    Mistake(
+        "epochs without end",
+        ("rank: 4", "epochs: 1e9"),
+        "E104 {file}:6: stages[1].tune.epochs: must be at most 1,000, not 1000",
+    ),
+    Mistake(
+        "a count of 4,000 digits",
+        ("remove: 1", f"remove: {'1' * 4000}"),
+        f"E104 {{file}}:7: stages[2].prune.remove: must be at most 2,147,483,647, not {'1' * 57}...",
+    ),
+    Mistake(
+        "a name of 300 letters",
+        ("name: tiny", f"name: {'a' * 300}"),
+        "E104 {file}:1: name: has 300 characters, where at most 64 are allowed",
+    ),
     Mistake("negative rate", ("5e-4", "-5e-4"), "E104 {file}:6: stages[1].tune.learning_rate: must be greater than 0"),
     Mistake("infinite rate", ("5e-4", ".inf"), "E104 {file}:6: stages[1].tune.learning_rate: .inf is no finite number"),
     Mistake("unknown choice", ("delta", "dleta"), "E104 {file}:7: stages[2].prune.criterion: must be", "Did you mean 'delta'?"),
