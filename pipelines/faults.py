@@ -116,8 +116,7 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
         context, kind = detail.get("ctx", {}), detail["type"]
         if kind in BOUNDS:
             limit, words = BOUNDS[kind]
-            number = f"{context[limit]:,}" if isinstance(context[limit], int) else f"{context[limit]:g}"
-            return f"must be {words} {number}, not {shown(value)}", "Change the value"
+            return f"must be {words} {context[limit]:,.10g}, not {shown(value)}", "Change the value"
         if kind == "value_error":
             return str(context["error"]), f"It is {shown(value)}"
         if kind == "string_pattern_mismatch":
