@@ -33,6 +33,8 @@ MICROSECONDS = 60_000_000
 """One minute, in which a request may wait for others."""
 NAME = 64
 """Characters of a name: a folder is called so, with more behind it."""
+REFERENCE = 1_000
+"""Characters of a path, or of whatever else names a model."""
 LIST = 100
 """Members of a list: sizes of a grid, checkpoints, items."""
 STAGES = 200

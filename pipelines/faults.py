@@ -11,7 +11,7 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from compressor.errors import UserError
 from pipelines.stage import NAME_PATTERN
-from pipelines.yaml_source import KeyPath, Source
+from pipelines.yaml_source import MOST_FAULTS, KeyPath, Source
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -60,8 +60,8 @@ def validated(model: type[Model], source: Source, path: KeyPath) -> tuple[Model 
     try:
         value = model.model_validate(raw)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-    return value, explain([*details, *coerced(model, raw)], model, source, path)
+        details = error.errors(include_url=False)[:MOST_FAULTS]
+    return value, explain([*details, *coerced(model, raw)[:MOST_FAULTS]], model, source, path)
 
 
 def coerced(model: type[BaseModel], raw: Any) -> list[dict[str, Any]]:
@@ -104,8 +104,9 @@ def wrong_values(details: list[dict[str, Any]], source: Source, path: KeyPath) -
     for detail in details:
         if detail["type"] not in ("missing", "extra_forbidden"):
             by_path.setdefault(path_of(detail, source, path), []).append(detail)
+    outer = {at[:length] for at in by_path for length in range(len(at))}
     for at, found in by_path.items():
-        if not any(other[: len(at)] == at and len(other) > len(at) for other in by_path):
+        if at not in outer:
             what, mend = sentence(found, source.get(at))
             yield UserError("E104", what, mend, source.where(at))
 
