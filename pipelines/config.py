@@ -180,14 +180,15 @@ def _ids(source: Source) -> dict[int, str]:
     explicit = {
         place: config["id"] for place, _, config in raw if isinstance(config, dict) and isinstance(config.get("id"), str)
     }
-    taken, ids, last = set(explicit.values()), {}, {}
+    taken, ids, last = set(explicit.values()), dict(explicit), {}
     for place, name, _ in raw:
+        if place in explicit:
+            continue
         number = last.get(name, 0) + 1
         while (candidate := name if number == 1 else f"{name}-{number}") in taken:
             number += 1
-        last[name] = number
-        ids[place] = explicit.get(place, candidate)
-        taken.add(ids[place])
+        ids[place], last[name] = candidate, number
+        taken.add(candidate)
     return ids
 
 
