@@ -189,7 +189,7 @@ def _ids(source: Source) -> dict[int, str]:
             number += 1
         ids[place], last[name] = candidate, number
         taken.add(candidate)
-    return ids
+    return dict(sorted(ids.items()))
 
 
 def _override(source: Source, text: str) -> None:

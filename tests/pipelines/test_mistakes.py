@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,11 @@ def drop_lines(path: Path) -> None:
 def to_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
+
+
+def to_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def nothing(_: Path) -> None:
@@ -460,7 +466,29 @@ MISTAKES = [
         ("text: sentence", "text: [sentence, sentence]"),
         "E104 {file}:3: task.text: a pair is two columns",
     ),
-    Mistake("missing data file", Path.unlink, "E201 {file}: no such file", file="dev.tsv"),
+    Mistake(
+        "missing data file", Path.unlink, "E201 {file}: no such file ({pipeline}:3: task.validation). Paths are", file="dev.tsv"
+    ),
+    Mistake("a pipe for a data file", to_pipe, "E201 {file}: not a regular file (a pipe, a socket or a dev", file="train.tsv"),
+    Mistake(
+        "a device for a data file",
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+        "E201 {file}: not a regular file",
+        file="train.tsv",
+    ),
+    Mistake(
+        "data in UTF-16",
+        lambda path: path.write_bytes(path.read_text().encode("utf-16")),
+        "E203 {file}:1: UTF-16, not UTF-8 ({pipeline}:3: task.train). Convert it: iconv -f utf-16 -t utf-8",
+        file="train.tsv",
+    ),
+    Mistake("a NUL byte", ("\tclass1", "\0\tclass1"), "E203 {file}:3: a NUL byte", file="train.tsv"),
+    Mistake(
+        "a column that stands twice",
+        lambda path: path.write_text("".join(f"{line}\t{line[-5:]}\n" for line in path.read_text().splitlines())),
+        "E216 {file}:1: column 'label' stands twice in the header ({pipeline}:3: task.train)",
+        file="train.tsv",
+    ),
     Mistake("folder for a data file", to_folder, "E202 {file}: a folder, not a data file", file="train.tsv"),
     Mistake(
         "missing column", ("sentence\t", "sentense\t"), "E205 {file}:1: no column 'sentence'", "'sentense'?", file="dev.tsv"
@@ -471,7 +499,12 @@ MISTAKES = [
         "E104 {file}:3: task.kind: must be 'classification' or 'regression'",
         "Did you mean 'regression'?",
     ),
-    Mistake("unknown validation label", ("class1\n", "class7\n"), "E209 {file}:3: label 'class7' never occurs", file="dev.tsv"),
+    Mistake(
+        "unknown validation label",
+        ("class1\n", "class7\n"),
+        "E209 {file}:3: label 'class7' never occurs in training ({pipeline}:3: task.validation)",
+        file="dev.tsv",
+    ),
     Mistake("empty data file", rewrite("sentence\tlabel\n"), "E204 {file}: the file has no rows", file="train.tsv"),
     Mistake("one class only", drop_lines, "E208 {file}: every row has the label 'class0'", file="train.tsv"),
     Mistake(
