@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
-from pipelines.config import Pipeline, with_place
+from pipelines.config import PATH_KEYS, Pipeline, with_place
 from pipelines.disk import shortened
 from pipelines.environment import package_versions
 from pipelines.stage import BaseModelReference, Entry, Stage, load_stage
+from pipelines.yaml_source import KeyPath
 from serving.bundle import install
 
 if TYPE_CHECKING:
@@ -50,12 +51,22 @@ def check_inputs(pipeline: Pipeline) -> Ready:
         try:
             check_data(task)
         except UserError as error:
-            faults += with_place(error, pipeline.source.where(path)).errors
+            faults += with_keys(error, pipeline, path)
     if base is None or faults:
         raise UserErrors(faults)
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
     files = (file for task in pipeline.all_tasks.values() for file in data_files(task))
     return Ready(pipeline, reference, {file: sha256_of(file) for file in files})
+
+
+def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserError]:
+    """Faults of the files of the task at `path`, each with the line and the key of the pipeline that name the file."""
+    task, faults = pipeline.all_tasks[path], []
+    for one in with_place(error, pipeline.source.where(path)).errors:
+        key = next((key for key in PATH_KEYS if f"{one.where}:".startswith(f"{getattr(task, key)}:")), None)
+        told = f"{one.what} ({pipeline.source.where((*path, key))})" if key else one.what
+        faults.append(UserError(one.code, told, one.mend, one.where))
+    return faults
 
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:

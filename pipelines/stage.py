@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
 from compressor.errors import UserError
+from pipelines import bounds
 
 if TYPE_CHECKING:
     from compressor.account import Plan
@@ -34,7 +35,7 @@ class StageConfig(BaseModel):
     # validate_default: `epochs: 2` written out and left out are the same 2.0, and so the same fingerprint
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    id: str | None = Field(default=None, pattern=NAME_PATTERN)
+    id: str | None = Field(default=None, pattern=NAME_PATTERN, max_length=bounds.NAME)
 
 
 def _count_or_share(value: int | float) -> int | float:
@@ -43,7 +44,7 @@ def _count_or_share(value: int | float) -> int | float:
     return value
 
 
-CountOrShare = Annotated[StrictInt | StrictFloat, AfterValidator(_count_or_share)]
+CountOrShare = Annotated[Annotated[StrictInt, Field(le=bounds.COUNT)] | StrictFloat, AfterValidator(_count_or_share)]
 """Config type of how many: 3 is a count, 0.3 a share, 1 one and never the whole."""
 
 

@@ -24,7 +24,7 @@ from compressor.tasks.metrics import concordance, pearson, spearman
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 """What a label is written like. Not everything that `float()` takes: '1_000' and 'nan' are none."""
 
 LARGEST = float(np.finfo(np.float32).max)

@@ -27,6 +27,7 @@ from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.classification import MAX_CLASSES
 from compressor.tasks.features import first_tokens
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric
+from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.reading import WORD_FILES, Split
 
@@ -91,8 +92,8 @@ def targets(path: Path, column: Column, names: list[str]) -> list[list[int]]:
     for line, tags in column:
         for number, tag in enumerate(tags):
             if tag not in known:
-                what = f"entities of type '{tag[2:]}' never occur in training"
-                mend = f"Training has: {', '.join(name[2:] for name in names[1::2])}"
+                what = f"entities of type '{tag[2:]:.60}' never occur in training"
+                mend = f"Training has: {listed([name[2:] for name in names[1::2]])}"
                 raise UserError("E209", what, mend, _place(path, line, number))
     if all(tag == OUTSIDE for _, tags in column for tag in tags):
         raise UserError("E208", "no word has a tag but O", "Without an entity there is no F1", str(path))

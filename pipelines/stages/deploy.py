@@ -9,6 +9,7 @@ from pydantic import Field
 
 from compressor.errors import CheckError, UserError
 from export.half import FOR_CUDA
+from pipelines import bounds
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ class DeployConfig(StageConfig):
     """`name` is the model's name on the server; `runtime` is its Triton backend, by default the first that export names;
     `precision` defaults to int8 where it was exported."""
 
-    name: str = Field(default="model", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(default="model", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=bounds.NAME)
     runtime: Literal["onnxruntime", "openvino"] | None = None
     precision: Literal["fp32", "int8"] | None = None
-    max_batch_size: int = Field(default=32, ge=1)
-    max_queue_delay_us: int = Field(default=500, ge=0, description="how long dynamic batching waits for company, µs")
+    max_batch_size: int = Field(default=32, ge=1, le=bounds.BATCH)
+    max_queue_delay_us: int = Field(
+        default=500, ge=0, le=bounds.MICROSECONDS, description="how long dynamic batching waits for company, µs"
+    )
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         """The runtime and the precision that are deployed, out of the compressed `files` (runtime -> precision -> file) that

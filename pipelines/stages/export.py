@@ -13,6 +13,7 @@ from compressor.processor import weight_bits
 from export import onnx as onnx_files
 from export import openvino as openvino_files
 from export.half import FOR_CUDA
+from pipelines import bounds
 from pipelines.proving import COMPRESSED, Judged, Prover, repaired
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
@@ -49,13 +50,17 @@ class ExportConfig(StageConfig):
 
     `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
 
-    precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(default=["fp32", "int8"], min_length=1)
-    runtime: list[Literal["onnxruntime", "openvino"]] = Field(default=["onnxruntime"], min_length=1)
-    calibration_rows: int | None = Field(default=None, ge=1, description="training rows that static int8 is calibrated on")
+    precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(
+        default=["fp32", "int8"], min_length=1, max_length=bounds.LIST
+    )
+    runtime: list[Literal["onnxruntime", "openvino"]] = Field(default=["onnxruntime"], min_length=1, max_length=bounds.LIST)
+    calibration_rows: int | None = Field(
+        default=None, ge=1, le=bounds.ROWS, description="training rows that static int8 is calibrated on"
+    )
     accuracy_budget: float | None = Field(default=None, ge=0, le=1, description="points that precision: auto may lose")
     merge: bool = Field(default=True, description="false: deltas stay apart, as products of their own")
-    batch: int | None = Field(default=None, ge=1, description="rows of a call that precision: auto times")
-    length: int | None = Field(default=None, ge=2, description="tokens a row there")
+    batch: int | None = Field(default=None, ge=1, le=bounds.BATCH, description="rows of a call that precision: auto times")
+    length: int | None = Field(default=None, ge=2, le=bounds.TOKENS, description="tokens a row there")
 
     @field_validator("precision", "runtime", mode="before")
     @classmethod
