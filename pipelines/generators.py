@@ -40,7 +40,7 @@ def export_generator(
     folder.mkdir()
     with workspace.progress(f"exporting {name}", 1) as bar:
         found = with_prompts(model, inputs.base, data)
-        facts = write_generating(found, folder, config.precision, can_fuse(model), SINGLE_FILE_LIMIT)
+        facts = write_generating(found, folder, config.precision, can_fuse(model), SINGLE_FILE_LIMIT, source=inputs.base)
         bar.advance()
     (folder / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     parity, files = [], {}

@@ -93,7 +93,7 @@ class Search:
     def graph(self) -> onnx.ModelProto:
         _ = self.reference  # before the model's deltas are taken apart for the graph: that is to be proven as well
         with self.workspace.progress(f"exporting {NAME}", 1) as bar:
-            graph = traced(self.model, self.data)
+            graph = traced(self.model, self.data, self.inputs.base)
             bar.advance()
         return graph
 

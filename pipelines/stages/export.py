@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from compressor.errors import UserError
 from export.half import FOR_CUDA
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import BaseModelReference, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,7 +162,7 @@ def export_one(
 
     # before its deltas are taken apart for the graph: that is to be proven as well
     reference = ask(torch_forward(model), data.validation, data, workspace, f"{name} in PyTorch")
-    paths = write(name, model, config, data, workspace, inputs.seed)
+    paths = write(name, model, config, data, workspace, inputs)
     parity, files = [], {}
     for (runtime, precision), path in paths.items():
         hop = hop_of(name, runtime, precision)
@@ -208,29 +208,31 @@ def stored_bytes(path: Path) -> int:
 
 
 def write(
-    name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, seed: int
+    name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs
 ) -> dict[tuple[str, str], Path]:
     """Trace once and write every file: (runtime, precision) -> path."""
     folder, paths = workspace.folder / name, {}
     with workspace.progress(f"exporting {name}", 1 + len(config.runtime)) as bar:
-        graph = traced(model, data)
+        graph = traced(model, data, inputs.base)
         bar.advance()
         for runtime in config.runtime:
-            rows = calibration(config, data, seed)
+            rows = calibration(config, data, inputs.seed)
             made = write_runtime(runtime, graph, model, folder, config.precisions_of(runtime), rows)
             paths |= {(runtime, precision): path for precision, path in made.items()}
             bar.advance()
     return paths
 
 
-def traced(model: nn.Module, data: Data) -> onnx.ModelProto:
-    """The unfused graph of a model. Where it still has deltas these become products of their own, in the model too."""
+def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
+    """The unfused graph of a model, with a note of its base. Where it still has deltas these become products of their own, in
+    the model too."""
     from compressor.deltas import chains
     from compressor.factored import factor_all
     from compressor.tasks.features import pad
-    from export.onnx import trace
+    from export.onnx import stamp, trace
 
-    return trace(factor_all(model) if any(chains(model)) else model, pad(data.validation.sample(2).tokens, data.pad_id))
+    whole = factor_all(model) if any(chains(model)) else model
+    return stamp(trace(whole, pad(data.validation.sample(2).tokens, data.pad_id)), whole, base)
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:
@@ -279,7 +281,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
     extras=lambda config: ("openvino", "nncf") if "openvino" in config.runtime else (),
-    version=4,
+    version=5,
     run=run,
     check=check,
     plan=plan,
