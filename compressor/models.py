@@ -256,6 +256,20 @@ def auto_class_facts(model: nn.Module) -> dict[str, str]:
     return {} if found == SEQUENCES else {"auto_class": found}
 
 
+def reference_to(reference: str) -> Reference:
+    """What is behind a reference, a base or not (a state, a pruned model): only that the folder exists is checked.
+
+    Raises UserError E303.
+    """
+    folder = find_folder(reference)
+    return Reference(reference, folder, _digest(folder))
+
+
+def is_hub_id(reference: str, folder: Path) -> bool:
+    """Whether a reference, found in `folder`, is the id of a model on the hub: NAME/snapshots/COMMIT of the hub's cache."""
+    return folder.parent.name == "snapshots" and not reference.startswith(("package:", ".", "/", "~"))
+
+
 def head_names(model: nn.Module) -> frozenset[str]:
     """Parameters of the task head (`task_head`)."""
     return model.head_parameter_names

@@ -30,7 +30,7 @@ def write_generator(
     graphs: Mapping[str, onnx.ModelProto], folder: Path, *, precisions: Sequence[str], fuse: bool, limit: int
 ) -> dict[str, tuple[Path, ...]]:
     """FOLDER/NAME.onnx, NAME_int8.onnx and NAME_int4.onnx of every graph; precision -> the paths, in the order of `graphs`."""
-    from export.onnx import fused, save
+    from export.onnx import carry_over, fused, save
     from export.weight_only import quantized_weights
 
     paths: dict[str, tuple[Path, ...]] = {}
@@ -38,7 +38,9 @@ def write_generator(
         whole = fused(graph) if fuse else graph
         for precision in precisions:
             path = folder / (f"{name}.onnx" if precision == "fp32" else f"{name}_{precision}.onnx")
-            save(whole if precision == "fp32" else quantized_weights(whole, int(precision.removeprefix("int"))), path, limit)
+            made = whole if precision == "fp32" else quantized_weights(whole, int(precision.removeprefix("int")))
+            carry_over(graph, made)
+            save(made, path, limit)
             paths[precision] = (*paths.get(precision, ()), path)
     return paths
 

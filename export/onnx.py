@@ -10,6 +10,7 @@ import ast
 import contextlib
 import inspect
 import io
+import json
 import logging
 import re
 from collections import Counter
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
     import onnx_ir
     from torch import nn
 
+    from compressor.models import Reference
     from export.sessions import Device
 
 OPSET = 20
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""The order of a graph's inputs, whatever the tokenizer's; what has another name comes behind them."""
 AXES = ("batch", "sequence")
 WRONG_WHEN_FUSED = ("t5",)
 """Model types whose logits ONNX Runtime's fusions change: transformers 5.23 makes every attention of T5's decoder, also that to
@@ -93,7 +97,9 @@ def write_onnx(
     paths = {}
     for precision in precisions:
         paths[precision] = folder / file_name(precision)
-        save(writers[precision](), paths[precision], limit)
+        made = writers[precision]()
+        carry_over(graph, made)
+        save(made, paths[precision], limit)
     return paths
 
 
@@ -105,7 +111,8 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
         raise UserError("E601", f"sample of shape {encoding['input_ids'].shape}", "Give at least 2 rows of 2 tokens")
     # a forward with **kwargs would swallow the others and leave dead inputs in the graph
     accepted = inspect.signature(model.forward).parameters
-    inputs = {name: torch.from_numpy(values) for name, values in encoding.items() if name in accepted}
+    names = sorted(encoding, key=lambda name: INPUTS.index(name) if name in INPUTS else len(INPUTS))
+    inputs = {name: torch.from_numpy(encoding[name]) for name in names if name in accepted}
     return trace_named(model, inputs, dict.fromkeys(inputs, AXES))
 
 
@@ -153,6 +160,41 @@ def _name_products(program: onnx_ir.Model) -> None:
             node.name = path if taken[path] == 1 else f"{path}#{taken[path]}"
 
 
+def stamp(graph: onnx.ModelProto, model: nn.Module, source: Reference | None = None) -> onnx.ModelProto:
+    """Note in a traced graph, in place, what its files are: product, task, labels and, where known, the model it comes from.
+
+    Every file that is made of the graph carries it (ONNX's `metadata_props`): `product` with its version, `task`, `labels` (a
+    JSON list by output number), `source` and `source_sha256`. Nothing in it depends on the machine: of a local folder its name.
+    """
+    from compressor import __version__
+    from compressor.models import TOKENS, auto_class_of
+
+    notes, labels = {"product": f"compress-pipeline {__version__}", "task": "generation"}, model.config.id2label
+    if not model.can_generate():
+        notes["task"] = f"{'token' if auto_class_of(model) == TOKENS else 'sequence'} classification"
+        notes["labels"] = json.dumps([labels[number] for number in sorted(labels)], ensure_ascii=False)
+    if source is not None:
+        notes |= {"source": portable(source), "source_sha256": source.sha256}
+    del graph.metadata_props[:]
+    for key, value in notes.items():
+        graph.metadata_props.add(key=key, value=value)
+    return graph
+
+
+def portable(source: Reference) -> str:
+    """A reference without the folders of one machine: package:NAME/PATH, a hub id, or the name of a local folder."""
+    from compressor.models import is_hub_id
+
+    elsewhere = source.reference.startswith("package:") or is_hub_id(source.reference, source.folder)
+    return source.reference if elsewhere else source.folder.name
+
+
+def carry_over(graph: onnx.ModelProto, made: onnx.ModelProto) -> None:
+    """Give a graph that was made of another one its notes, which not every converter keeps."""
+    present = {note.key for note in made.metadata_props}
+    made.metadata_props.extend(note for note in graph.metadata_props if note.key not in present)
+
+
 def matrices(graph: onnx.ModelProto) -> list[str]:
     """The nodes of a graph of `trace` whose weights a quantizer turns to int8, in order: linear matrices and embeddings, by the
     names of their modules. (The products of two activations in attention are none: only OpenVINO's int8 has them.)"""
@@ -195,6 +237,8 @@ def fused(proto: onnx.ModelProto, device: Device = "cpu") -> onnx.ModelProto:
 
     program = onnx_ir.from_proto(proto)
     fuse_for_onnxruntime(program, device)
+    for value in program.graph.initializers.values():
+        value.shape = value.const_value.shape  # transformers notes the scale of attention as (), and stores it as (1,)
     return onnx_ir.to_proto(program)
 
 

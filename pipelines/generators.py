@@ -38,7 +38,8 @@ def export_generator(
     folder.mkdir()
     with workspace.progress(f"exporting {name}", 1) as bar:
         found, required = with_prompts(model, inputs.base, data), ("fp32",) if prover.gated else ()
-        facts = write_generating(found, folder, config.precision, can_fuse(model), SINGLE_FILE_LIMIT, required=required)
+        options = {"source": inputs.base, "required": required}
+        facts = write_generating(found, folder, config.precision, can_fuse(model), SINGLE_FILE_LIMIT, **options)
         bar.advance()
     exported = Exported({RUNTIME: {}})
     for key, proof in zip(list(facts["files"]), list(facts["parity"]), strict=True):

@@ -92,7 +92,7 @@ class Search:
     def graph(self) -> onnx.ModelProto:
         _ = self.prover.reference
         with self.workspace.progress(f"exporting {COMPRESSED}", 1) as bar:
-            graph = traced(self.model, self.data)
+            graph = traced(self.model, self.data, self.inputs.base)
             bar.advance()
         return graph
 

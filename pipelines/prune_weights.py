@@ -138,7 +138,7 @@ def carry_out(
 
     Raises UserError E501, E502, E505 and CheckError E610.
     """
-    from compressor.anatomy import matrices_of
+    from compressor.anatomy import matrices_of, modules_of
     from compressor.deltas import merged_copy
     from compressor.pruning.scores import changes_of
     from compressor.pruning.weights import hide_all_but, hide_lowest
@@ -165,7 +165,8 @@ def carry_out(
     candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
     result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
     require(result)
-    return {**item.model_dump(), **account(item, matrices, pools), "parity": result.to_json()}
+    asked = {**item.model_dump(), "modules": modules_of(model, item.modules)}
+    return {**asked, **account(item, matrices, pools), "parity": result.to_json()}
 
 
 def score(

@@ -144,6 +144,7 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
 
     `modules`, `rank` and `places` say what the unmerged delta computes: values on Ω of a LoRA are part of its A and B.
     """
+    from compressor.anatomy import modules_of
     from compressor.cost import shape_of
 
     shape = shape_of(model)
@@ -153,7 +154,7 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
     return {
         **{key: getattr(options, key) for key in reads if hasattr(options, key)},
         **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
-        "modules": list(options.modules) if "modules" in reads else [],
+        "modules": modules_of(model, options.modules) if "modules" in reads else [],
         "matrices": [[number, *size] for size, number in sizes.items()],
         "rank": options.rank if row.low_rank or options.on == "lora" else 0,
         "places": places or kept if options.on == "weights" else 0,

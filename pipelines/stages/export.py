@@ -15,7 +15,7 @@ from export import openvino as openvino_files
 from export.half import FOR_CUDA
 from pipelines import bounds
 from pipelines.proving import COMPRESSED, Judged, Prover, repaired
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.stage import BaseModelReference, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,7 +191,7 @@ def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, wo
     _ = prover.reference
     folder, exported, graph = workspace.folder / name, Exported(), None
     with workspace.progress(f"exporting {name}", 1 + len(config.runtime)) as bar:
-        graph = traced(model, data)
+        graph = traced(model, data, inputs.base)
         bar.advance()
         rows = calibration(config, data, inputs.seed)
         for runtime in config.runtime:
@@ -336,14 +336,16 @@ def stored_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, weights) if file.is_file())
 
 
-def traced(model: nn.Module, data: Data) -> onnx.ModelProto:
-    """The unfused graph of a model. Where it still has deltas these become products of their own, in the model too."""
+def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
+    """The unfused graph of a model, with a note of its base. Where it still has deltas these become products of their own, in
+    the model too."""
     from compressor.deltas import chains
     from compressor.factored import factor_all
     from compressor.tasks.features import pad
-    from export.onnx import trace
+    from export.onnx import stamp, trace
 
-    return trace(factor_all(model) if any(chains(model)) else model, pad(data.validation.sample(2).tokens, data.pad_id))
+    whole = factor_all(model) if any(chains(model)) else model
+    return stamp(trace(whole, pad(data.validation.sample(2).tokens, data.pad_id)), whole, base)
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:

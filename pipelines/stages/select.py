@@ -129,7 +129,7 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the cut shapes."""
     from safetensors.torch import save_file
 
-    from compressor.anatomy import layers_of
+    from compressor.anatomy import layers_of, modules_of
     from compressor.selection.choice import choose_all
 
     judged = _by_gradients if config.score in DATA_SCORES else _by_weights
@@ -141,7 +141,7 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     return {
         "score": config.score,
         "scope": config.scope,
-        "modules": list(config.modules),
+        "modules": modules_of(model, config.modules),
         "ground": {key: getattr(config.ground(), key) for key in ("on", *ground_of(config.on), "modules")},
         "matrices": len(omega),
         "places": sum(len(places) for places in omega.values()),

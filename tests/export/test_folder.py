@@ -12,6 +12,7 @@ from transformers import AutoModelForTokenClassification
 from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
+from compressor.models import reference_to
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.folder import export_folder
@@ -19,6 +20,7 @@ from export.sessions import run, session
 from export.suspects import graph_values
 from pipelines.cli import main
 from tests.compressor.conftest import tiny
+from tests.export.conftest import notes
 from tests.tiny import write_model
 
 
@@ -55,6 +57,8 @@ def test_a_stock_folder_from_the_command_line(folders, tmp_path):
     assert summary["opset"] == 20 and summary["files"]["fp32"]["inputs"]["input_ids"] == ["batch", "sequence"]
     assert summary["files"]["int8"]["bytes"] == (out / "model_int8.onnx").stat().st_size
     assert [row["passed"] for row in summary["parity"]] == [True, True] and not summary["notes"]
+    told = {"task": "sequence classification", "source": "stock", "source_sha256": reference_to(str(folders / "stock")).sha256}
+    assert all(told.items() <= notes(out / name).items() for name in ("model.onnx", "model_int8.onnx"))
     again = CliRunner().invoke(main, ["export", str(folders / "stock"), "--out", str(out)])
     assert again.exit_code == 2 and "E620" in again.stderr and "--force" in again.stderr
 
