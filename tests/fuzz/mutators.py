@@ -87,7 +87,7 @@ PLAIN = (
 )  # fmt: skip
 KEYS = ("", "a", "__class__", "auto_map", "model_type", "format", "x" * 300, "null", "é", "id", "items", "1", "\ud800")
 CODE = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
-"""What a hostile folder asks to be run; evil.py, where a folder has one, leaves a trace."""
+"""What a hostile folder asks to be run."""
 
 
 class Values:

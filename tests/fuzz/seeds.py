@@ -10,8 +10,8 @@ from tests.pipelines.toys import SUMMARY
 from tests.tiny import STAGES, WRITERS, write_model, write_pipeline
 
 LABELS = ["class0", "class1"]
-EVIL = "import pathlib\npathlib.Path(__file__).with_name('RAN').touch()\nclass Evil: pass\n"
-"""A stranger's code in a model's folder: it leaves a file where it is run."""
+EVIL = "import sys\nsys.a_stranger_was_here = True\nclass Evil: pass\n"
+"""A stranger's code in a model's folder: it leaves a trace in the process that runs it."""
 MORE = {
     "unstructured": [
         {"select": {"score": "rpca", "setting": "released_rank1", "count": 4, "modules": ["query"]}},
@@ -87,6 +87,8 @@ def _shard(folder: Path) -> None:
     model = AutoModel.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="20KB")
+    # what an index must not be able to reach
+    shutil.copyfile(sorted(folder.glob("*.safetensors"))[0], folder.parent / "outside.safetensors")
 
 
 METHODS = ("dsee", "lora", "adapter", "bitfit", "propetl")
