@@ -95,3 +95,48 @@ def test_all_cases(tmp_path):
     found = json.loads(report.read_text())
     print(found["report"])
     assert not found["findings"], found["report"]
+
+
+BAD_DOORS = '''
+import json, os, pathlib, sys, time
+from tests.fuzz import harness
+from tests.fuzz.targets import TARGETS, Target
+
+def door(folder, name):
+    """Sound for the seed; else, by the first letter, what must be told."""
+    content = (folder / name).read_bytes()
+    if content == b"sound":
+        return
+    turn = sum(content) % 5
+    if turn == 0:
+        os.abort()
+    if turn == 1:
+        while True:
+            pass
+    if turn == 2:
+        held = bytearray(300 << 20)
+        held[:] = b"x" * len(held)
+    if turn == 3:
+        raise ZeroDivisionError
+
+root = pathlib.Path(sys.argv[1])
+(root / "bad" / "seed").mkdir(parents=True)
+(root / "bad" / "seed" / "file.bin").write_bytes(b"sound")
+harness.SECONDS, harness.PATIENCE, harness.MEMORY = 1.0, 3.0, 100 << 20
+TARGETS["bad"] = Target("bad", "bad", ("*.bin",), door, (), 1.0)
+found = harness.Harness(root, 3).run({"bad": range(20)})
+counts = {f"{name}: {cause}": len(group) for (name, cause), group in found.causes().items()}
+print(json.dumps([counts, found.outcomes.total()]))
+'''
+
+
+@pytest.mark.slow
+def test_the_harness_tells_of_every_kind(tmp_path):
+    """A crash, a hang, memory and an exception, each by its case, and no case is lost."""
+    command = [sys.executable, "-c", BAD_DOORS, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=True)
+    counts, total = json.loads(done.stdout)
+    told = {cause.removeprefix("bad: ") for cause in counts}
+    assert told == {f"process ended with {-signal.SIGABRT}", "over 1 s", "over 0 GB", "ZeroDivisionError"}
+    assert total == 20
