@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import sys
@@ -127,7 +128,7 @@ def attempt(target: Target, one: Case, scratch: Path) -> tuple[str, str]:
     except CompressError as error:
         return ("finding", f"{error.code}|{error}") if error.exit_code == 1 else (error.code, "")
     except Spoken as error:
-        return "finding", f"{_code_of(str(error))}|{error}"
+        return "finding", f"{_cause_of_words(str(error))}|{error}"
     except Exception as error:
         return "finding", f"{cause_of(error)}|{type(error).__name__}: {str(error)[:300]}"
     finally:
@@ -136,8 +137,16 @@ def attempt(target: Target, one: Case, scratch: Path) -> tuple[str, str]:
     return "accepted", ""
 
 
-def _code_of(said: str) -> str:
-    return next((word for word in ("a stranger's code", "E899", "Traceback") if word in said), "exit code")
+def _cause_of_words(said: str) -> str:
+    """What a command said, in few words: of a bug, the type of the exception and its place, from the log that it names."""
+    if "stranger" in said or "E899" not in said:
+        return said[:80] if "stranger" in said else said.splitlines()[0][:80]
+    kind = re.search(r"unexpectedly \((\w+)", said)
+    log = re.search(r"its traceback is in (\S+)", said)
+    path = Path(log[1]) if log else None
+    text = path.read_text(errors="replace") if path and path.is_file() else ""
+    own = re.findall(rf'File "{re.escape(str(ROOT))}/((?!tests/)[^"]+)", line \d+, in (\S+)', text)
+    return f"E899 {kind[1] if kind else ''}" + (f" at {':'.join(own[-1])}" if own else "")
 
 
 def cause_of(error: BaseException) -> str:
@@ -155,6 +164,7 @@ def _work(connection: Connection, target: Target, numbers: list[int], root: Path
         os.dup2(quiet, stream)
     with tempfile.TemporaryDirectory() as scratch:
         _say_yes_to_everything(Path(scratch))
+        tempfile.tempdir = scratch  # logs of bugs go with it
         for seed in target.seeds(root):
             file = target.victims(seed)[0]
             outcome, told = attempt(target, Case(seed, file, "sound", (seed / file).read_bytes()), Path(scratch))

@@ -56,11 +56,12 @@ def command(*arguments: object) -> None:
     done = CliRunner().invoke(main, [str(one) for one in arguments], input="y\n" * 100)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    said = done.output
+    said = done.output.strip()
     if "Traceback" in said or "E899" in said or done.exit_code not in (0, 2, 3):
-        raise Spoken(f"exit code {done.exit_code}: {said.strip()[-500:]}")
+        short = said if len(said) < 800 else f"{said[:400]} ... {said[-400:]}"
+        raise Spoken(f"exit code {done.exit_code}: {short}")
     if done.exit_code:
-        raise Refused(said.strip())
+        raise Refused(said)
 
 
 class Refused(Exception):
