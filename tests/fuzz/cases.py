@@ -142,6 +142,9 @@ def link(kind: str, key: str, value: Any) -> Callable[[dict], None]:
     return change
 
 
+LIST_AS_LABEL = sealed(lambda description: description.update(labels=[["a"], "b"]))
+
+
 def _changes(node: Any) -> list[dict]:
     if isinstance(node, dict):
         return ([node] if "kind" in node else []) + [found for value in node.values() for found in _changes(value)]
@@ -235,9 +238,8 @@ ROWS = (
     # deltas under a checksum that holds
     delta("a label that is a number", lambda description: description["labels"].__setitem__(0, 1)),
     delta("a label that is a list", lambda description: description.update(labels=[["a"], "b"])),
-    delta("labels that are a text", lambda description: description.update(labels="ab")),
-    delta("a base that is a number", lambda description: description.update(base=1)),
-    delta("a sha256 that is a list", lambda description: description.update(base_sha256=["a"])),
+    delta("a sha256 that is a mapping", lambda description: description.update(base_sha256={"a": 1})),
+    Row("delta: a label that is a list, applied", "applied delta", "tuned.safetensors", LIST_AS_LABEL, "E310 E311", "dsee"),
     delta("a scale that is a list", link("low_rank", "scale", [1.0]), "lora"),
     delta("a kind that is a mapping", link("low_rank", "kind", {"a": 1}), "lora"),
     delta("a key of no change", link("sparse", "evil", 1)),

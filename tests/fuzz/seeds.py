@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from tests.pipelines.toys import SUMMARY
@@ -98,17 +99,34 @@ def deltas(root: Path, methods: tuple[str, ...] = METHODS) -> None:
     """Delta files of several methods, each beside its base and once more as it is."""
     from compressor.models import build, resolve
     from compressor.storage import delta_file
-    from tests.compressor.conftest import tuned
 
     base = resolve(str(write_model(root / "base")))
     for method in methods:
         folder = root / "delta" / method
         folder.mkdir(parents=True)
         shutil.copytree(base.folder, folder / "base")
-        model = tuned(build(base.folder, LABELS), method)
+        model = _tuned(build(base.folder, LABELS), method)
         facts = {"base": "./base", "base_sha256": base.sha256, "label_names": LABELS}
         for name in ("tuned", "sound"):
             delta_file.write(model, folder / f"{name}.safetensors", **facts)
+
+
+def _tuned(model, method: str):
+    """The model with a change by `method`, moved away from its start."""
+    import torch
+
+    from compressor.methods import Options, apply
+    from compressor.methods.selective import ground
+
+    torch.manual_seed(0)
+    options = Options(rank=2, bottleneck=3, length=2, modules=("query", "value"), group="1")
+    omega = {matrix.path: torch.arange(5, dtype=torch.int32) for matrix in ground(model, options)}
+    apply(model, method, replace(options, omega=omega))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
 
 
 TRAINED = [
