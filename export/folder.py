@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
 from compressor.models import TOKENIZER_FILES
+from compressor.processor import weight_bits
 
 if TYPE_CHECKING:
     import onnx
 
     from compressor.models import Reference
     from export.found import Found
-    from export.parity import ParityResult
+    from export.parity import ParityResult, Unlabelled
     from export.tensorrt import Profile
 
 PRECISIONS = ("fp32", "int8", "int4")
@@ -114,7 +115,9 @@ def _write_classifier(
 
     with _tracing(found.folder):
         graph = stamp(trace(found.model, pad([found.rows[0], found.rows[-1]], found.pad_id)), found.model, source)
-    paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit)
+    if "int8" in precisions and weight_bits() < 8:
+        found.notes.append("this processor has no VNNI: int8 has weights of 7 bits, because products of 8 bits overflow on it")
+    paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit, weight_bits=weight_bits())
     engine = write_tensorrt(graph, folder, tensorrt, paths) if tensorrt else None
     labels = found.model.config.id2label
     return {
@@ -204,7 +207,7 @@ def prove(found: Found, precision: str, path: Path) -> ParityResult:
     from compressor.tasks.answers import every_token
     from compressor.tasks.features import pad, predict, torch_forward
     from compressor.tasks.kinds import kind_with
-    from export.parity import compare, in_other_batches, require
+    from export.parity import Unlabelled, compare, in_other_batches, require
     from export.sessions import run, session
     from export.suspects import suspect_in_graph
     from export.tokens import compare_tokens
@@ -219,10 +222,22 @@ def prove(found: Found, precision: str, path: Path) -> ParityResult:
         result = compare_tokens(hop, kind, *logits, batches=batches)
     else:  # there are no labels: the reference's own answers stand for them
         task = kind_with(logits[0].shape[1])
-        result = compare(hop, kind, *logits, task.answers(logits[0]), task=task, batches=batches)
+        more = _rounded(found) if precision == "int8" else Unlabelled()
+        result = compare(hop, kind, *logits, task.answers(logits[0]), task=task, batches=batches, unlabelled=more)
         worst = found.rows[result.worst_row]
     require(result, lambda: suspect_in_graph(found.model, path, pad([worst, found.rows[-1]], found.pad_id)))
     return result
+
+
+def _rounded(found: Found) -> Unlabelled:
+    """What the model says of its rows with all its matrices in int8, in PyTorch."""
+    from compressor.tasks.features import predict, torch_forward
+    from export.parity import Unlabelled
+    from export.sensitivity import has_matrix, rounded
+
+    names = [name for name, module in found.model.named_modules() if has_matrix(module)]
+    with rounded(found.model, names, weight_bits()):
+        return Unlabelled(rounded=predict(torch_forward(found.model), found.rows, found.pad_id))
 
 
 def describe(path: Path, precision: str) -> dict[str, Any]:
