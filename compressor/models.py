@@ -62,7 +62,7 @@ def find_folder(reference: str, relative_to: Path = Path()) -> Path:
     if reference.startswith("package:"):
         return _package_folder(reference)
     local = relative_to / Path(reference).expanduser()
-    if local.is_dir():
+    if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one
         return local.resolve()
     if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
         raise UserError("E303", f"model '{reference}': no such folder", "Give a folder, a hub id or package:NAME/PATH")

@@ -133,8 +133,11 @@ def write_generating(
     limit: int,
     tensorrt: None = None,
     source: Reference | None = None,
+    *,
+    required: Sequence[str] = PRECISIONS,
 ) -> dict[str, Any]:
-    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, CheckError E610."""
+    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, and CheckError E610
+    for a precision of those `required`; of another the summary says that it failed."""
     from export.decoders import trace_generator
     from export.generators import prove_generator, special_tokens, write_generator
     from export.onnx import stamp
@@ -145,7 +148,9 @@ def write_generating(
     return {
         "generation": special_tokens(found),
         "files": {path.stem: describe(path, one) for one, parts in paths.items() for path in parts},
-        "parity": [{"precision": one, **prove_generator(found, one, parts)} for one, parts in paths.items()],
+        "parity": [
+            {"precision": one, **prove_generator(found, one, parts, required=one in required)} for one, parts in paths.items()
+        ],
         "tensorrt": tensorrt,
     }
 

@@ -80,15 +80,16 @@ def write_onnx(
     fuse: bool = True,
     limit: int = SINGLE_FILE_LIMIT,
     excluded: Sequence[str] = (),
+    weight_bits: int = 8,
 ) -> dict[str, Path]:
     """The files of `export_onnx` from its graph, as `trace` gave it; the nodes `excluded` (of `matrices`) stay fp32 in int8,
-    `limit` is as in `save`."""
+    `limit` is as in `save`, `weight_bits` (7 or 8) as in `compressor.processor`."""
     from export.half import brain, half
 
     folder.mkdir(parents=True, exist_ok=True)
     writers = {
         "fp32": lambda: fused(graph) if fuse else graph,
-        "int8": lambda: quantized_dynamic(graph, excluded),
+        "int8": lambda: quantized_dynamic(graph, excluded, weight_bits),
         # CUDA's joined operators sum in fp32 inside; TensorRT knows none of them, and has a file of its own (export/folder.py)
         "fp16": lambda: half(fused(graph, "cuda") if fuse else graph),
         "bf16": lambda: brain(graph),
@@ -241,10 +242,10 @@ def fused(proto: onnx.ModelProto, device: Device = "cpu") -> onnx.ModelProto:
     return onnx_ir.to_proto(program)
 
 
-def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = ()) -> onnx.ModelProto:
+def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = (), weight_bits: int = 8) -> onnx.ModelProto:
     """The graph with int8 weights (one scale a channel) and activations quantized at run time; embeddings are int8 too.
 
-    The nodes `excluded`, by name, stay as they are.
+    The nodes `excluded`, by name, stay as they are. `weight_bits` of 7 is for processors on which products of 8 bits overflow.
     """
     import onnx_ir
     from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
@@ -252,7 +253,7 @@ def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = ()) -> o
 
     # a Gemm is made NAME_MatMul and an addition first
     both = [name for one in excluded for name in (one, f"{one}_MatMul")]
-    config = OnnxRuntimeDynamicConfig(per_channel=True, nodes_to_exclude=both)
+    config = OnnxRuntimeDynamicConfig(per_channel=True, nodes_to_exclude=both, reduce_range=weight_bits == 7)
     quantizer = OnnxRuntimeQuantizer(config)
     return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(proto), {}, ExportFormat.ONNX))
 

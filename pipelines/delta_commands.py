@@ -35,9 +35,13 @@ def delta() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
 def info(file: Path, as_json: bool) -> None:
     """Show what FILE changes, on which base, and what each part costs on disk."""
-    from compressor.storage.delta_file import read
+    from compressor.storage.delta_file import DAMAGED, damaged, read
 
-    facts = _facts(file, read(file))
+    found = read(file)
+    try:
+        facts = _facts(file, found)
+    except DAMAGED:
+        raise damaged(file) from None
     if as_json:
         click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
@@ -116,9 +120,13 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     a place has no cosine.
     """
     from compressor.storage.compare import compare
-    from compressor.storage.delta_file import read
+    from compressor.storage.delta_file import DAMAGED, damaged, read
 
-    rows = compare(read(a), read(b))
+    found = read(a), read(b)
+    try:
+        rows = compare(*found)
+    except DAMAGED:
+        raise damaged(f"{a} or {b}") from None
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=1))
         return

@@ -14,6 +14,7 @@ from compressor.errors import UserError
 from compressor.methods import method
 from compressor.modules import MODULES, Modules
 from compressor.pruning.names import LOSS_POWER, UNSTRUCTURED, NofM, Pattern, WeightCriterion
+from pipelines import bounds
 from pipelines.stage import Problem, Workspace
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class WeightsItem(BaseModel):
         default=None, description="unstructured: the share that is zero afterwards, or {adapted: , others: } of delta_or_weight"
     )
     modules: Modules = MODULES
-    rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
+    rows: int = Field(default=512, ge=1, le=bounds.ROWS, description="training rows that taylor and fisher look at")
 
     @model_validator(mode="after")
     def _keys_fit_the_pattern(self) -> WeightsItem:

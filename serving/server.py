@@ -22,7 +22,7 @@ from pathlib import Path
 from compressor.errors import UserError, UserErrors
 from serving import registry
 from serving.bundle import Bundle, environment, find_bundle, stage_backends
-from serving.repository import model_names
+from serving.repository import model_names, refuse_code
 
 HOST = "127.0.0.1"
 SERVICES = ("http", "grpc", "metrics")
@@ -97,8 +97,9 @@ class EmbeddedServer:
     def start(self) -> EmbeddedServer:
         """Start and wait until every model is ready; on failure nothing is left behind.
 
-        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E707 (a model does not load),
-        E708 (not ready in time), E709 (the server died), E710 (no place for the note that tells clients of this server).
+        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model brings code of its
+        own), E707 (a model does not load), E708 (not ready in time), E709 (the server died), E710 (no place for the note that
+        tells clients of this server).
         """
         bundle, models = find_bundle(), models_to_load(self.repository, self.models)
         for attempt in itertools.count(1):
@@ -205,14 +206,17 @@ class EmbeddedServer:
 
 
 def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[str]:
-    """The models to load, `names` or all there are. Raises UserError E706 when the repository lacks them."""
+    """The models to load, `names` or all there are. Raises UserError E706 when the repository lacks them, E724 when one of them
+    brings code."""
     available = model_names(repository)
     if not available:
         fault = "holds no model" if repository.is_dir() else "does not exist"
         raise UserError("E706", f"the model repository {fault}", "Give the folder that a deploy stage wrote", str(repository))
     if missing := [name for name in names or () if name not in available]:
         raise UserError("E706", f"no model '{missing[0]}'", f"Models: {', '.join(available)}", str(repository))
-    return available if names is None else names
+    wanted = available if names is None else names
+    refuse_code(repository, wanted)
+    return wanted
 
 
 def choose_ports(wanted: Sequence[int]) -> list[int]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
+from pipelines import bounds
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
 from pipelines.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
@@ -24,12 +25,12 @@ class RecoverConfig(TrainingConfig):
     """`same` goes on with the deltas that are there; another method adds its own and freezes those."""
 
     method: Literal["same", *NAMES] = "same"
-    epochs: float = Field(default=1, gt=0)
+    epochs: float = Field(default=1, gt=0, le=bounds.EPOCHS)
     distill: Literal[False, "logits", "hidden", "both"] = Field(
         default="logits", description="learn from the dense model: its logits (true), its hidden states, both, or nothing"
     )
     hidden_weight: float | None = Field(
-        default=None, gt=0, description="of the distance between hidden states in the loss, default 1"
+        default=None, gt=0, le=bounds.SCALE, description="of the distance between hidden states in the loss, default 1"
     )
 
     @field_validator("distill", mode="before")

@@ -15,6 +15,7 @@ from compressor.methods import GROUND, On, ground_of
 from compressor.modules import Modules
 from compressor.selection.names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
+from pipelines import bounds
 from pipelines.stage import Entry, Inputs, Problem, Stage, Workspace
 from pipelines.training_config import DEFAULT_MODULES, GroundConfig, merged_problems
 from pipelines.trainings import found_model
@@ -40,16 +41,24 @@ class SelectConfig(GroundConfig):
     on: On = "weights"
     score: WeightScore | DataScore = "rpca"
     scope: Scope = "matrix"
-    count: int | None = Field(default=None, ge=1, description="places in each scope, default 16 a matrix")
+    count: int | None = Field(default=None, ge=1, le=bounds.COUNT, description="places in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
     modules: Modules = DEFAULT_MODULES
     setting: SettingName | None = Field(default=None, description="of rpca; `released` is what DSEE's code does")
-    samples: int | None = Field(default=None, ge=1, description="training rows for fish, sam and d3, default 1024")
-    batch_size: int | None = Field(default=None, ge=1, description="rows a gradient; default 1 for fish, 16 for sam and d3")
+    samples: int | None = Field(
+        default=None, ge=1, le=bounds.ROWS, description="training rows for fish, sam and d3, default 1024"
+    )
+    batch_size: int | None = Field(
+        default=None, ge=1, le=bounds.BATCH, description="rows a gradient; default 1 for fish, 16 for sam and d3"
+    )
     mode: Literal["train", "eval"] | None = Field(default=None, description="dropout on or off (default) for fish, sam, d3")
-    clip: float | None = Field(default=None, gt=0, description="clip each batch's gradient to this norm: fish, sam, d3")
-    exp: float | None = Field(default=None, description="exponent of d3's |g|/(|θ|+eps)^exp, default 0")
-    eps: float | None = Field(default=None, gt=0, description="eps of d3, default 1")
+    clip: float | None = Field(
+        default=None, gt=0, le=bounds.SCALE, description="clip each batch's gradient to this norm: fish, sam, d3"
+    )
+    exp: float | None = Field(
+        default=None, ge=-bounds.EXPONENT, le=bounds.EXPONENT, description="exponent of d3's |g|/(|θ|+eps)^exp, default 0"
+    )
+    eps: float | None = Field(default=None, gt=0, le=bounds.SCALE, description="eps of d3, default 1")
 
     @property
     def places(self) -> Places:

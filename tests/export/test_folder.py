@@ -115,6 +115,20 @@ def test_what_is_refused(folders, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_cannot_be_traced(folders, tmp_path):
+    """I-BERT quantizes with NumPy inside its forward pass, which no exporter follows."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 99}
+    config = AutoConfig.for_model("ibert", quant_mode=True, **sizes)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "ibert")
+    for path in (folders / "base").glob("token*"):
+        (tmp_path / "ibert" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match=r"E622 .*ibert: this model cannot be traced \(RuntimeError: "):
+        export_folder(str(tmp_path / "ibert"), tmp_path / "onnx", precisions=["fp32"])
+    assert not (tmp_path / "onnx").exists()
+
+
 def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
     import export.onnx
 

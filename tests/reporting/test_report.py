@@ -1,14 +1,18 @@
 """Numbers reach all three files, doubt is spoken plainly, absent stages leave no hole, and the page loads nothing."""
 
+import contextlib
 import json
 import re
+from functools import reduce
 from html.parser import HTMLParser
+from operator import getitem
 
 import pytest
 
 from compressor.cost import Inserted
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
+from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark import cost_of
 from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES
@@ -324,6 +328,30 @@ def test_names_are_text_never_markup(write):
     assert "alert(1)" not in "".join(shown.scripts)
     assert "<script>alert(1)</script>" in shown.text
     assert "<script>" not in markdown and "<img" not in markdown and "a\\|b&lt;img" in markdown
+
+
+def strings(value, path=()):
+    """The path of every string in a report; of a list's parts, those of the first."""
+    if isinstance(value, str):
+        yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from strings(part, (*path, key))
+
+
+def test_no_string_of_a_report_becomes_markup(write, monkeypatch):
+    """Each is a script in its turn; the few words that choose a table or a colour are refused, all others are shown as text."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
+    report, script, shown = load(write()), "<script>alert(1)</script>", 0
+    for *above, last in strings(report):
+        part = reduce(getitem, above, report)
+        before, part[last] = part[last], script
+        with contextlib.suppress(LookupError, ValueError, StopIteration):
+            html, text = to_html(report), to_markdown(report)
+            assert script not in html and script not in text, [*above, last]
+            shown += "&lt;script&gt;alert(1)" in html or "\\u003cscript\\u003ealert(1)" in html
+        part[last] = before
+    assert shown > 20
 
 
 def test_same_inputs_give_the_same_bytes(write):
