@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +116,8 @@ def apply(file: Path, base: str | None, out: Path) -> None:
 def diff(a: Path, b: Path, as_json: bool) -> None:
     """Compare A and B place by place: norms of ΔW, their cosine, and the overlap of their supports (Jaccard).
 
-    The overlap is of the sparse places, or of the masks over a shared prototype. No base is needed.
+    The overlap is of the sparse places, or of the masks over a shared prototype. No base is needed. Below the table stands why
+    a place has no cosine.
     """
     from compressor.storage.compare import compare
     from compressor.storage.delta_file import DAMAGED, damaged, read
@@ -127,8 +130,21 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=1))
         return
-    lines = [(row.place, *row.kinds, *map(_figure, (*row.norms, row.cosine, row.jaccard))) for row in rows]
+    above = _above([row.place for row in rows])
+    lines = [
+        (row.place.removeprefix(f"{above}."), *row.kinds, *map(_figure, (*row.norms, row.cosine, row.jaccard))) for row in rows
+    ]
+    if above:
+        click.echo(f"places below {above}")
     table(("place", "A", "B", "norm A", "norm B", "cosine", "Jaccard"), lines)
+    for reason, count in Counter(row.reason for row in rows if row.reason).items():
+        click.echo(f"no cosine for {count} {'place' if count == 1 else 'places'}: {reason}")
+
+
+def _above(places: list[str]) -> str:
+    """The outer modules that all places lie in, joined by dots: lines are wide enough without them."""
+    levels = zip(*(place.split(".")[:-2] for place in places), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
 
 
 def _figure(value: float | None) -> str:

@@ -14,7 +14,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD)
     for place, title in enumerate(header):
-        table.add_column(title, justify="left" if place == 0 else "right")
+        # a name goes on in the next line: what is cut off may be what tells two of them apart
+        table.add_column(title, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console = Console()

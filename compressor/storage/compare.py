@@ -30,6 +30,13 @@ class Comparison:
     """Frobenius norm of ΔW; for an inserted module, of its tensors."""
     cosine: float | None
     jaccard: float | None
+    reason: str = ""
+    """Why there is no cosine; empty where there is one."""
+
+
+PRUNED_APART = "pruned in two ways (or one of them not at all), so their entries are not of the same units"
+SIZED_APART = "of other sizes"
+UNCHANGED = "{} changes nothing there"
 
 
 def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
@@ -99,10 +106,15 @@ def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -
     norms = float(a.norm()), float(b.norm())
     kinds = tuple("+".join(change.kind for change in one) or "-" for one in (mine, other))
     # models cut in two ways, and inserted modules of two widths, have no entries in common
-    if not alike or len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
-        return Comparison(place, kinds, norms, None, None)
-    cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
-    return Comparison(place, kinds, norms, cosine, _jaccard(_supports(mine), _supports(other)))
+    if not alike:
+        return Comparison(place, kinds, norms, None, None, PRUNED_APART)
+    if len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
+        return Comparison(place, kinds, norms, None, None, SIZED_APART)
+    jaccard = _jaccard(_supports(mine), _supports(other))
+    if not all(norms):
+        still = " and ".join(name for name, norm in zip("AB", norms, strict=True) if not norm)
+        return Comparison(place, kinds, norms, None, jaccard, UNCHANGED.format(still))
+    return Comparison(place, kinds, norms, float(a @ b) / (norms[0] * norms[1]), jaccard)
 
 
 Pieces = list["Tensor | tuple[Tensor, Tensor]"]

@@ -6,13 +6,17 @@ import pytest
 import torch
 
 import compressor
+from compressor import methods
 from compressor.checkpoint import save_state
 from compressor.deltas import merge_all
 from compressor.models import build, resolve
+from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
+from compressor.storage.live import remember
 from compressor.storage.peft import CONFIG, write_peft
 from pipelines.delta_commands import _loadable
-from tests.compressor.conftest import tuned
+from pipelines.tables import table
+from tests.compressor.conftest import OPTIONS, tuned
 from tests.tiny import write_model
 
 
@@ -84,6 +88,32 @@ def test_diff(compress, base, file, tmp_path):
     assert all(row["jaccard"] == 1 and 0 < abs(row["cosine"]) < 1 for row in rows)
     rows = json.loads(compress("delta", "diff", file, file, "--json")[1])
     assert all(row["cosine"] == pytest.approx(1) for row in rows)
+
+
+def test_diff_cuts_no_name_and_says_why_a_cosine_is_missing(compress, base, file, tmp_path):
+    same = compress("delta", "diff", file, file)[1]
+    assert "places below bert.encoder.layer" in same and "no cosine" not in same
+    for name in ("query", "value"):
+        assert all(f" {layer}.attention.self.{name}.weight " in same for layer in (0, 1))
+    pruned = build(base.folder, ["bad", "good"])
+    remove(pruned, {0: Removal(heads=[1])})
+    cut = write(base, tuned(remember(pruned, base.reference, base.sha256), "dsee"), tmp_path / "cut.safetensors")
+    other = compress("delta", "diff", file, cut)[1]
+    assert "no cosine for 4 places: pruned in two ways (or one of them not at all)" in other
+    assert all(row["reason"] and row["cosine"] is None for row in json.loads(compress("delta", "diff", file, cut, "--json")[1]))
+    fresh = build(base.folder, ["bad", "good"])
+    methods.apply(fresh, "lora", OPTIONS)
+    still = compress("delta", "diff", file, write(base, fresh, tmp_path / "fresh.safetensors"))[1]
+    assert "no cosine for 4 places: B changes nothing there" in still
+
+
+def test_a_table_cuts_no_name_on_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    names = [f"bert.encoder.layer.{number}.attention.self.{word}.weight" for number in (0, 1) for word in ("query", "value")]
+    table(("place",), [(name,) for name in names])
+    shown = "".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in names) and "…" not in shown
 
 
 def test_convert_between_all_forms(compress, base, tmp_path):
