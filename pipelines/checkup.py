@@ -65,8 +65,8 @@ def warnings_of(splits: dict[str, Split], kind: Kind, task: TaskConfig, facts: d
     """What a reader of the figures would want to know before training on these rows."""
     for key, one in facts.items():
         if one["cut"]:
-            what = f"{one['cut']:,} of {one['rows']:,} rows are longer than max_length {task.max_length} and are cut"
-            yield f"{key}: {what}; the longest has {one['tokens']['max']:,} tokens"
+            what = f"{one['cut']:,} of {counted(one['rows'])} longer than max_length {task.max_length}, cut there"
+            yield f"{key}: {what}: the longest has {one['tokens']['max']:,} tokens"
         if one["constant"] is not None and one["constant"] >= UNBALANCED:
             yield f"{key}: {one['constant']:.1%} of the rows are of one class: a constant answer gets that accuracy"
     yield from _shared(splits, kind, task)
@@ -95,7 +95,12 @@ def _contradictions(name: str, split: Split, kind: Kind, path: Path) -> Iterator
     first: dict[Any, Any] = {}
     odd = [row for row, text in enumerate(split.texts) if first.setdefault(text, split.labels[row]) != split.labels[row]]
     if odd:
-        yield f"{name}: {len(odd):,} rows repeat a text with another label ({path.name}: {_lines(split, odd)})"
+        yield f"{name}: {counted(len(odd))} with the text of an earlier row and another label ({path.name}: {_lines(split, odd)})"
+
+
+def counted(rows: int) -> str:
+    """'1 row', '2,000 rows'."""
+    return f"{rows:,} {'row' if rows == 1 else 'rows'}"
 
 
 def _lines(split: Split, rows: Sequence[int]) -> str:
@@ -107,9 +112,9 @@ def lines_of(account: dict[str, Any]) -> Iterator[str]:
     """The account as the terminal shows it."""
     for task, splits in account["tasks"].items():
         for key, one in splits.items():
-            yield f"{task + '.' + key:<16} {one['rows']:,} rows; {labels_told(one)}"
+            yield f"{task + '.' + key:<16} {counted(one['rows'])}; {labels_told(one)}"
             tokens = "tokens a row: median {median:,}, 95 % at most {p95:,}, longest {max:,}".format(**one["tokens"])
-            yield f"{'':<16} {tokens}; {one['cut']:,} rows cut"
+            yield f"{'':<16} {tokens}; {counted(one['cut'])} cut"
     yield from (f"{name:<16} {text}" for name, text in account["needs"]["told"].items())
     yield from (f"warning: {text}" for text in account["warnings"])
 
