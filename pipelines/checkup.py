@@ -95,7 +95,8 @@ def _contradictions(name: str, split: Split, kind: Kind, path: Path) -> Iterator
     first: dict[Any, Any] = {}
     odd = [row for row, text in enumerate(split.texts) if first.setdefault(text, split.labels[row]) != split.labels[row]]
     if odd:
-        yield f"{name}: {counted(len(odd))} with the text of an earlier row and another label ({path.name}: {_lines(split, odd)})"
+        what = f"{counted(len(odd))} with the text of an earlier row and another label"
+        yield f"{name}: {what} ({path.name}: {_lines(split, odd)})"
 
 
 def counted(rows: int) -> str:
