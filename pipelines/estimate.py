@@ -58,8 +58,9 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
         if need > free[name]:
             account["warnings"].append(f"about {human_bytes(need)} of {name} are needed, {human_bytes(free[name])} are free")
     least, most = (human_seconds(one) for one in seconds)
+    busy = "; other programs keep the processors busy" if os.getloadavg()[0] > (os.cpu_count() or 1) else ""
     told = {
-        "time": f"about {least} to {most} ({speed / 1e9:,.0f} GFLOP/s measured, {device})",
+        "time": f"about {least} to {most} ({speed / 1e9:,.0f} GFLOP/s measured, {device}{busy})",
         "memory": f"about {human_bytes(memory)}, {human_bytes(free['memory'])} free",
         "disk": f"about {human_bytes(disk)}, {human_bytes(free['disk'])} free",
     }
