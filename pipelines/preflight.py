@@ -122,7 +122,6 @@ def make_plans(ready: Ready) -> list[Plan]:
     pipeline = ready.pipeline
     if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
         return []
-    check_tokens(ready)
     from compressor.multitask import start_plan
 
     plan = start_plan(ready.base.folder, pipeline.tasks) if pipeline.tasks else Plan.start(ready.base.folder, pipeline.task)
@@ -133,6 +132,7 @@ def make_plans(ready: Ready) -> list[Plan]:
         except UserError as error:
             raise with_place(error, pipeline.where(number)) from None
         plans.append(plan)
+    check_tokens(ready)  # last: of an architecture that is none for the task, that is what is wrong
     return plans
 
 
