@@ -137,14 +137,29 @@ def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> N
 @main.command(epilog="Example: compress check pipeline.yaml")
 @click.argument("file")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
-def check(file: str, overrides: Sequence[str]) -> None:
-    """Check a pipeline FILE, its model and its data without running anything."""
-    from pipelines.preflight import check_inputs, check_packages, make_plan
+@click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
+def check(file: str, overrides: Sequence[str], as_json: bool) -> None:
+    """Check a pipeline FILE, its model and its data without running anything.
+
+    Tells what the rows are like, what of them looks wrong, and about how much time, memory and disk a run takes here. Warnings
+    leave the exit code 0.
+    """
+    from pipelines.preflight import check_inputs, check_packages, make_plans
 
     pipeline = _load(file, overrides)
     check_packages(pipeline.stages)
-    make_plan(check_inputs(pipeline))
-    click.echo(f"{file}: no faults in {len(pipeline.stages)} stages, the model and the data")
+    ready = check_inputs(pipeline)
+    if plans := make_plans(ready):
+        from compressor.processor import default_threads
+        from pipelines.checkup import account_of, lines_of
+        from pipelines.estimate import needs_of
+
+        account = account_of(ready)
+        account["needs"] = needs_of(pipeline, plans, account, pipeline.threads or default_threads(), Path("runs"))
+        for line in [json.dumps(account, indent=1, ensure_ascii=False)] if as_json else lines_of(account):
+            click.echo(line)
+    if not as_json:
+        click.echo(f"{file}: no faults in {len(pipeline.stages)} stages, the model and the data")
 
 
 SWEEP_EXAMPLES = """\b

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +107,11 @@ class Data:
 
 def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
     """Read and tokenize the files of the task, or of one of the many, with the base model's tokenizer."""
+    return read_data(inputs.base.folder, config or inputs.task)
+
+
+def read_data(folder: Path, config: TaskConfig) -> Data:
+    """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
     from transformers import AutoConfig
 
     from compressor.models import end_id, padding_id, tokenizer_of
@@ -114,7 +120,6 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
     from compressor.tasks.kinds import kind_of
     from compressor.tasks.reading import read_task
 
-    folder, config = inputs.base.folder, config or inputs.task
     tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), AutoConfig.from_pretrained(folder)
     if kind.generates:
         check_end(tokenizer, model, folder)

@@ -85,25 +85,56 @@ def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
             yield UserError("E113", what, f"Use at most {most}", pipeline.source.where(path))
 
 
-def make_plan(ready: Ready) -> Plan | None:
-    """Walk the stages' closed-form account. Raises UserErrors with the place of the stage that cannot be (E5xx).
+def check_tokens(ready: Ready) -> None:
+    """Raise UserErrors E212, E213 for rows that the tokenizer makes unfit for training, before anything is written.
 
-    None when no stage changes it: building the account is the one check that has to import torch.
+    Only where a row can be refused: what is merely cut is told by `compress check`.
+    """
+    from compressor.models import SEQUENCES, end_id
+    from compressor.tasks.kinds import kind_of
+    from pipelines.loading import read_data
+
+    folder, faults = ready.base.folder, []
+    for path, task in ready.pipeline.all_tasks.items():
+        if kind_of(task.kind).auto_class == SEQUENCES and end_id(folder) is None:
+            continue
+        try:
+            read_data(folder, task)
+        except UserError as error:
+            faults += with_keys(error, ready.pipeline, path)
+    if faults:
+        raise UserErrors(faults)
+
+
+def make_plan(ready: Ready) -> Plan | None:
+    """The closed-form account of all stages, the last of `make_plans`; None when no stage changes it."""
+    plans = make_plans(ready)
+    return plans[-1] if plans else None
+
+
+def make_plans(ready: Ready) -> list[Plan]:
+    """The closed-form account after every stage. Raises UserErrors with the place of the stage that cannot be (E5xx), and of
+    rows that the tokenizer makes unfit (`check_tokens`).
+
+    Empty when no stage changes it: building the account is the one check that has to import torch.
     """
     from compressor.account import Plan
 
     pipeline = ready.pipeline
     if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
-        return None
+        return []
     from compressor.multitask import start_plan
 
     plan = start_plan(ready.base.folder, pipeline.tasks) if pipeline.tasks else Plan.start(ready.base.folder, pipeline.task)
+    plans = []
     for number, entry in enumerate(pipeline.stages):
         try:
             plan = load_stage(entry.name).plan(entry.config, plan)
         except UserError as error:
             raise with_place(error, pipeline.where(number)) from None
-    return plan
+        plans.append(plan)
+    check_tokens(ready)  # last: of an architecture that is none for the task, that is what is wrong
+    return plans
 
 
 LONGEST_NAME = 255

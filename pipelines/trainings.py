@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from compressor.distillation import HiddenTeacher
     from compressor.tasks import TaskConfig
+    from compressor.tasks.kinds import Kind
     from compressor.tasks.reading import TaskData
     from compressor.training import Schedule
     from pipelines.loading import Data
@@ -72,9 +73,21 @@ def train_and_save(
     published = publish_model(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
         workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
+    constant = data.kind.constant(data.validation.labels.tolist())
+    published |= {} if constant is None else {"constant": constant}
+    if told := below_constant(data.kind, published):
+        workspace.say(f"{told}: try a lower learning_rate, or more epochs")
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+
+
+def below_constant(kind: Kind, metadata: dict[str, Any]) -> str | None:
+    """A sentence on a training whose main metric is less than what one answer for every row gets; None where it is not."""
+    constant, main = metadata.get("constant"), kind.metric
+    if constant is None or (value := metadata["quality"][main.key]) >= constant:
+        return None
+    return f"{main.name} is {100 * value:.1f}{main.unit}, below the {100 * constant:.1f}{main.unit} of one answer for every row"
 
 
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:

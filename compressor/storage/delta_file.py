@@ -247,12 +247,12 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
     sha256 = description.pop("sha256")
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
-    check(description)
-    if alone and "shared" in description:
-        raise UserError("E310", "what tasks share names another file that it shares", "Make the task files again", place)
     auto_class = description.get("auto_class", SEQUENCES)
     if auto_class not in AUTO_CLASSES:
         raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)
+    check(description)
+    if alone and "shared" in description:
+        raise UserError("E310", "what tasks share names another file that it shares", "Make the task files again", place)
     head = description["head"]
     kept = unpack_kept(description["kept"], flat.pop("kept", None))
     if head:

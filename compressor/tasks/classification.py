@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,17 @@ def lacks(labels: Sequence[int], names: list[str]) -> str | None:
     return f"none of class '{names[min(missing)]}'" if missing else None
 
 
+def spread(labels: Sequence[int], names: list[str]) -> dict[str, int]:
+    """Rows of every class."""
+    counts = Counter(labels)
+    return {name: counts[number] for number, name in enumerate(names)}
+
+
+def constant(labels: Sequence[int]) -> float:
+    """The accuracy of the largest class, given for every row."""
+    return max(Counter(labels).values()) / len(labels)
+
+
 def loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy. Logits are (rows, classes)."""
     from torch.nn import functional
@@ -108,6 +120,8 @@ KIND = Kind(
     outputs=outputs,
     targets=targets,
     lacks=lacks,
+    spread=spread,
+    constant=constant,
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,

@@ -13,6 +13,7 @@ from compressor.tasks.answers import answers_in
 
 if TYPE_CHECKING:
     from compressor.tasks import TaskConfig
+    from compressor.tasks.kinds import Kind
     from compressor.tasks.reading import Split
 
 Encoding = dict[str, np.ndarray]
@@ -26,6 +27,16 @@ def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[i
     columns = [list(column) for column in zip(*split.texts, strict=True)]
     encoded = tokenizer(*columns, truncation=True, max_length=task.max_length, padding=False)
     return [{key: encoded[key][row] for key in encoded} for row in range(len(split))]
+
+
+def tokens_of(tokenizer, split: Split, kind: Kind) -> list[int]:
+    """Tokens of every row before anything is cut off."""
+    columns = [
+        [text if isinstance(text, str) else " ".join(text) for text in column] for column in zip(*split.texts, strict=True)
+    ]
+    if kind.generates:
+        columns = [[f"{prompt} {target}" for prompt, target in zip(columns[0], split.labels, strict=True)]]
+    return [len(ids) for ids in tokenizer(*columns, truncation=False, padding=False, verbose=False)["input_ids"]]
 
 
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:

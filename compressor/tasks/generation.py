@@ -10,7 +10,7 @@ The main metric is the likelihood of a token, exp of the mean log-likelihood ove
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,12 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
 def targets(path: Path, column: Column, names: list[str]) -> list[str]:
     """The targets as they stand: the tokenizer makes labels of them."""
     return [target for _, target in column]
+
+
+def spread(labels: Sequence[str], names: list[str]) -> dict[str, float]:
+    """Words of the targets."""
+    words = [len(label.split()) for label in labels]
+    return {"target words, mean": sum(words) / len(words), "longest target": max(words)}
 
 
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
@@ -133,6 +139,7 @@ KIND = Kind(
     outputs=lambda task, labels: [],
     targets=targets,
     lacks=lambda labels, names: None if labels else "no row",
+    spread=spread,
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,

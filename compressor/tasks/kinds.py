@@ -91,6 +91,8 @@ class Kind:
     - `grain`: labels (rows, ...) -> how far one answer can move the main metric;
     - `pairs`: whether a row may be two texts;
     - `gates`: the metric whose loss is bounded, where that is not the main one;
+    - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
+    - `constant`: targets -> what one answer for every row gets of the first metric at most, None where that says nothing;
     - `judged`: (outputs (answers, outputs), labels (rows, ...)) -> two arrays (rows, ...) that metrics are made of, so that
       rows can be drawn; what it makes of a row does not depend on the others.
     """
@@ -112,6 +114,8 @@ class Kind:
     columns: tuple[str, str] = ("text", "label")
     grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
     pairs: bool = True
+    spread: Callable[[Labels, list[str]], dict[str, float]] = lambda labels, names: {}
+    constant: Callable[[Labels], float | None] = lambda labels: None
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
     judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
     gates: Metric | None = None

@@ -53,6 +53,11 @@ def lacks(labels: Sequence[float], names: list[str]) -> str | None:
     return None if len(set(labels)) > 1 else "no two different labels"
 
 
+def spread(labels: Sequence[float], names: list[str]) -> dict[str, float]:
+    """Mean, standard deviation and ends of the numbers."""
+    return {"mean": float(np.mean(labels)), "sd": float(np.std(labels)), "least": min(labels), "most": max(labels)}
+
+
 def start(model: nn.Module, labels: Sequence[float]) -> None:
     """Let the output begin at the mean of the labels, where the head has a bias: else the first steps go into that, and Adam
     remembers their large gradients through all that come after."""
@@ -92,6 +97,7 @@ KIND = Kind(
     outputs=lambda task, labels: [task.label],
     targets=targets,
     lacks=lacks,
+    spread=spread,
     start=start,
     loss=loss,
     distillation=distillation_loss,

@@ -11,6 +11,7 @@ so batches add up to the same step however they are cut. The main metric is micr
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -107,6 +108,12 @@ def lacks(labels: Sequence[Sequence[int]], names: list[str]) -> str | None:
     return f"no entity of type '{names[2 * min(missing) + 1][2:]}'" if missing else None
 
 
+def spread(labels: Sequence[Sequence[int]], names: list[str]) -> dict[str, int]:
+    """Words, and entities of every type: an odd output begins one."""
+    counts = Counter(tag for tags in labels for tag in tags)
+    return {"words": counts.total(), **{name[2:]: counts[place] for place, name in enumerate(names) if place % 2}}
+
+
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
     """Tokens, and labels (rows, longest): a word's at its first token, IGNORED elsewhere.
 
@@ -188,6 +195,7 @@ KIND = Kind(
     outputs=outputs,
     targets=targets,
     lacks=lacks,
+    spread=spread,
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,

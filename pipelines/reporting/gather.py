@@ -10,7 +10,7 @@ from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes
 from pipelines.stage import Artifact, Inputs
-from pipelines.trainings import UNLEARNT
+from pipelines.trainings import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
 """Precisions, the first that is there being what is shown where nothing is deployed."""
@@ -71,7 +71,8 @@ def unlearnt_notes(inputs: Inputs) -> list[str]:
     """Says first that a training came to nothing: no figure below means much then."""
     kind = kind_of(inputs.task.kind)
     taught = [a for a in trained(inputs) if a.stage in ("tune", "recover")]
-    return [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
+    unlearnt = [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
+    return unlearnt + [f"After {a.entry} {told}." for a in taught if (told := below_constant(kind, a.metadata))]
 
 
 def failure_notes(inputs: Inputs) -> list[str]:

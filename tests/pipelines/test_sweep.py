@@ -270,7 +270,7 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
         ({"stage": "prune", "until": "tune"}, "E111 --stage prune comes after --until tune"),
         ({"until": "select"}, "E115 --until select: nothing measures quality up to there"),
         ({"until": "x"}, "E111 --until: no stage 'x'"),
-        ({"overrides": ["seed=4294967295"]}, "E104 --set seed=4294967296: must be less than 4.29497e+09"),
+        ({"overrides": ["seed=4294967295"]}, "E104 --set seed=4294967296: must be less than 4,294,967,296"),
         ({"overrides": ["tune.fils=2"]}, "E102 --set tune.fils=2: unknown key"),
         ({"overrides": ["task.train=no.tsv"]}, "E201"),
         ({"kind": "subsets", "share": 0.01}, "E211 variant subset-0, "),

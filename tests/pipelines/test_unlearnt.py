@@ -9,7 +9,7 @@ from rich.console import Console
 from compressor.tasks.kinds import kind_of
 from pipelines.config import load_pipeline
 from pipelines.runner import run_pipeline
-from pipelines.trainings import UNLEARNT
+from pipelines.trainings import UNLEARNT, below_constant
 from tests.tiny import write_pipeline
 
 STAGES = [
@@ -37,6 +37,16 @@ def test_one_answer_for_every_row_is_seen(kind, same, other, labels):
     one = kind_of(kind)
     assert one.unlearnt(one.quality(*one.judged(same, labels)))
     assert not one.unlearnt(one.quality(*one.judged(other, labels)))
+
+
+def test_less_than_the_largest_class_is_told():
+    """Even where the model tells rows apart."""
+    kind = kind_of("classification")
+    assert kind.constant([0, 1, 0, 0]) == 0.75
+    quality = {"quality": {"accuracy": 0.7}, "constant": 0.75}
+    assert below_constant(kind, quality) == "accuracy is 70.0 %, below the 75.0 % of one answer for every row"
+    assert below_constant(kind, {**quality, "constant": 0.7}) is None
+    assert below_constant(kind_of("regression"), {"quality": {"spearman": 0.1}}) is None
 
 
 def test_it_is_told_while_it_runs_and_in_the_report(tmp_path):

@@ -1,0 +1,102 @@
+"""What `compress check` tells beside faults, and what stops a run before it writes anything because a tokenizer says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.pipelines.toys import tree
+from tests.tiny import write_pipeline
+
+STAGES = [
+    {"tune": {"method": "lora", "rank": 4, "epochs": 1}},
+    {"merge": None},
+    {"export": None},
+    {"benchmark": {"length": [16]}},
+]
+
+
+@pytest.fixture
+def write(tmp_path, capfd):
+    """Write a project; what its making says is no output of the command."""
+
+    def call(kind: str = "classification", stages: list = STAGES):
+        path = write_pipeline(tmp_path, kind=kind, model_type="gpt2" if kind == "generation" else "bert", stages=stages)
+        capfd.readouterr()
+        return path
+
+    return call
+
+
+@pytest.mark.parametrize("kind", ["tokens", "generation"])
+def test_rows_that_are_too_long_stop_a_run_before_it_writes_anything(tmp_path, compress, write, kind):
+    """Not after a minute, in the tune. Both files at once, each with the key that names it."""
+    path = write(kind, STAGES[:2])
+    path.write_text(path.read_text().replace("max_length: 32", "max_length: 4"))
+    before = tree(tmp_path)
+    for command in (("run", path, "--out", tmp_path / "runs"), ("check", path)):
+        code, shown, error = compress(*command)
+        lines = error.splitlines()
+        assert (code, shown, [line[:4] for line in lines]) == (2, "", ["E213", "E213"])
+        assert all("longer than max_length 4" in line for line in lines)
+        assert [f"task.{key})" in line for key, line in zip(("train", "validation"), lines, strict=True)] == [True, True]
+    assert tree(tmp_path) == before
+
+
+def rows(*lines: str) -> str:
+    return "sentence\tlabel\n" + "".join(f"{line}\n" for line in lines)
+
+
+def test_check_tells_what_is_cut_shared_contradicted_and_unbalanced(tmp_path, compress, write):
+    path = write()
+    long = " ".join(["film"] * 40)
+    train = [f"{long}\tclass0", "a film\tclass0", "a film\tclass1", "good\tclass1", "bad\tclass0", "a plot\tclass0"]
+    (tmp_path / "train.tsv").write_text(rows(*train))
+    (tmp_path / "dev.tsv").write_text(rows(*["the plot\tclass0"] * 18, "a film\tclass1", "good\tclass0"))
+    code, shown, error = compress("check", path)
+    assert (code, error) == (0, "")
+    lines = shown.splitlines()
+    assert lines[0] == "task.train       6 rows; 2 classes: class0 (66.7%), class1 (33.3%); a constant answer gets 66.7%"
+    assert lines[1].strip() == "tokens a row: median 4, 95 % at most 32, longest 42; 1 row cut"
+    assert [line.split()[0] for line in lines[2:7]] == ["task.validation", "tokens", "time", "memory", "disk"]
+    assert lines[7:-1] == [
+        "warning: task: train: 1 of 6 rows longer than max_length 32, cut there: the longest has 42 tokens",
+        "warning: task: validation: 95.0% of the rows are of one class: a constant answer gets that accuracy",
+        "warning: task: 2 of 20 validation rows stand in the training file, too: quality looks better than it is "
+        "(dev.tsv: lines 20, 21)",
+        "warning: task: train: 1 row with the text of an earlier row and another label (train.tsv: line 4)",
+    ]
+    assert lines[-1].endswith("no faults in 4 stages, the model and the data")
+
+
+def test_check_as_json(compress, write):
+    path = write()
+    code, shown, error = compress("check", path, "--json")
+    account = json.loads(shown)
+    assert (code, error, account["warnings"]) == (0, "", [one for one in account["warnings"] if "validation rows stand" in one])
+    train = account["tasks"]["task"]["train"]
+    assert (train["rows"], train["cut"], train["labels"]) == (160, 0, {"class0": 80, "class1": 80})
+    least, most = account["needs"]["seconds"]
+    assert 0 < least < most and account["needs"]["memory_bytes"] > 1e9 and account["needs"]["disk_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("regression", "160 rows; mean 2."),
+        ("tokens", "160 rows; words "),
+        ("generation", "160 rows; target words, mean "),
+    ],
+)
+def test_other_kinds_have_other_figures(compress, write, kind, says):
+    path = write(kind, STAGES[:2])
+    code, shown, error = compress("check", path)
+    assert (code, error) == (0, "") and says in shown
+
+
+def test_what_does_not_fit_is_a_warning(compress, write, monkeypatch):
+    monkeypatch.setattr("pipelines.estimate.free_disk", lambda out: 1000)
+    path = write()
+    code, shown, _ = compress("check", path)
+    assert code == 0 and "of disk are needed, 1.0 KB are free" in shown
