@@ -240,12 +240,6 @@ ROWS = (
     weights("an index without its map", text("{}"), file=INDEX, seed="shards"),
     weights("an index that is no UTF-8", lambda content: b"\xff" + content, file=INDEX, seed="shards"),
     # pipelines
-    Row(
-        "pipeline text",
-        "tiny_quickstart.yaml",
-        text('name: x\nmodel: "\\ud800"\n'),
-        "E101 E104 E105",
-    ),
     Row("pipeline: a model of 100,000 letters", "pipeline check", "pipeline.yaml", named("model", LONG), "E303 E104"),
     Row(
         "pipeline: a data file of 100,000 letters", "pipeline check", "pipeline.yaml", named("  train", LONG), "E201 E202 E104"
