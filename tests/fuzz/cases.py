@@ -183,7 +183,7 @@ ROWS = (
     *HEADERS,
     # the same folders, and one with a stranger's code, given to an export alone
     *(Row(f"export of {one.name}", "export", one.file, one.make, one.codes, one.seed) for one in HEADERS),
-    Row("export of code of its own", "export", CONFIG, STRANGER, f"{BASE} E301", "bert"),
+    Row("export of code of its own", "export", CONFIG, STRANGER, f"{BASE} E301 E621", "bert"),
     # a config.json that is no config
     config("a list", text("[]")),
     config("a text", text('"bert"')),
