@@ -238,6 +238,7 @@ ROWS = (
     weights("a shard that is a mapping", edit(weight_map={"a": {"b": 1}}), file=INDEX, seed="shards"),
     weights("an index that is a list", text("[]"), file=INDEX, seed="shards"),
     weights("an index without its map", text("{}"), file=INDEX, seed="shards"),
+    weights("a shard of half a character", edit(weight_map={"a": "\ud800"}), file=INDEX, seed="shards"),
     weights("an index that is no UTF-8", lambda content: b"\xff" + content, file=INDEX, seed="shards"),
     # pipelines
     Row("pipeline: a model of 100,000 letters", "pipeline check", "pipeline.yaml", named("model", LONG), "E303 E104"),
@@ -305,6 +306,7 @@ ROWS = (
     Row(
         "openvino: another output", "openvino", "model.xml", lambda content: content.replace(b"logits", b"xogits"), "E602 E611"
     ),
+    Row("onnx: an operator that is no UTF-8", "graph", "model.onnx", lambda c: c.replace(b"Gather", b"Gath\xdfr"), "E602"),
     # what a run has left
     lock("an empty lock", text("")),
     lock("a lock that is a list", text("[]")),
