@@ -81,6 +81,7 @@ def onnx_session(
         state.NoSuchFile,
         state.NotImplemented,
         state.RuntimeException,
+        UnicodeDecodeError,  # its message quotes a name in the file, which need not be UTF-8
     ) as error:
         # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from PATH failed:REASON", the cause last
         reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:")[-160:].strip(" .")
