@@ -81,6 +81,7 @@ def onnx_session(
         state.NoSuchFile,
         state.NotImplemented,
         state.RuntimeException,
+        UnicodeDecodeError,  # its message quotes a name in the file, which need not be UTF-8
     ) as error:
         # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from PATH failed:REASON", the cause last
         reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:")[-160:].strip(" .")
@@ -143,14 +144,18 @@ class OpenVINOSession:
         return [_tensor(port) for port in self.compiled.outputs]
 
     def run(self, outputs: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs in order; they are copies, so the next run leaves them alone. Raises RuntimeError."""
+        """The outputs in order; they are copies, so the next run leaves them alone. Raises RuntimeError, also for a name that
+        the model has not."""
         try:
             results = self.request.infer(feeds)
         except RuntimeError:
             # a run that fails leaves the compiled model broken: it would then refuse good rows too
             self._compile()
             raise
-        return [results[name] for name in outputs]
+        try:
+            return [results[name] for name in outputs]
+        except KeyError as error:
+            raise RuntimeError(f"the model has no output {error}") from None
 
 
 def _tensor(port: openvino.ConstOutput) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,11 @@ def number(value: bytes, everywhere: bool = False) -> Make:
     return make
 
 
+def named(key: str, value: str) -> Make:
+    """Another value of a key on a line of its own, in YAML."""
+    return lambda content: re.sub(rf"^{key}: .*$", f"{key}: {value}", content.decode(), flags=re.MULTILINE).encode()
+
+
 def sealed(change: Callable[[dict], Any]) -> Make:
     """A delta file with another description and a checksum that holds."""
 
@@ -142,6 +148,10 @@ def link(kind: str, key: str, value: Any) -> Callable[[dict], None]:
     return change
 
 
+LONG = "x" * 100_000
+HALF = text('name: x\nmodel: ./model\nstages: [{select: {modules: ["\\ud800"]}}]\n')
+SCALE = sealed(lambda description: _changes(description["changes"])[0].update(scale={"a": 1}))
+SHA256 = sealed(lambda description: description.update(base_sha256=1))
 LIST_AS_LABEL = sealed(lambda description: description.update(labels=[["a"], "b"]))
 
 
@@ -173,7 +183,7 @@ ROWS = (
     *HEADERS,
     # the same folders, and one with a stranger's code, given to an export alone
     *(Row(f"export of {one.name}", "export", one.file, one.make, one.codes, one.seed) for one in HEADERS),
-    Row("export of code of its own", "export", CONFIG, STRANGER, f"{BASE} E301", "bert"),
+    Row("export of code of its own", "export", CONFIG, STRANGER, f"{BASE} E301 E621", "bert"),
     # a config.json that is no config
     config("a list", text("[]")),
     config("a text", text('"bert"')),
@@ -199,6 +209,12 @@ ROWS = (
     config("a dropout of 10", edit(hidden_dropout_prob=10.0)),
     config("an unknown type of numbers", edit(dtype="float3"), f"{BASE} accepted"),
     config("a type of numbers that is a mapping", edit(dtype={"a": 1}), f"{BASE} accepted"),
+    config("no type of numbers", edit(dtype=[]), f"{BASE} accepted"),
+    config("positions as a text", edit(max_position_embeddings="64")),
+    config("positions as a mapping", edit(max_position_embeddings={"a": 64})),
+    config("padding as a mapping", edit(pad_token_id={"a": 0})),
+    config("a class for a key", edit(__class__=3), f"{BASE} accepted"),
+    config("another activation's capitals", edit(hidden_act="GELU")),
     config("a model type that is a number", edit(model_type=3)),
     config("labels that are a list", edit(id2label=["a"]), f"{BASE} accepted"),
     config("more layers than kinds of layers", edit(num_hidden_layers=22), seed="modernbert"),
@@ -222,6 +238,14 @@ ROWS = (
     weights("a shard that is a mapping", edit(weight_map={"a": {"b": 1}}), file=INDEX, seed="shards"),
     weights("an index that is a list", text("[]"), file=INDEX, seed="shards"),
     weights("an index without its map", text("{}"), file=INDEX, seed="shards"),
+    weights("a shard of half a character", edit(weight_map={"a": "\ud800"}), file=INDEX, seed="shards"),
+    weights("an index that is no UTF-8", lambda content: b"\xff" + content, file=INDEX, seed="shards"),
+    # pipelines
+    Row("pipeline: a model of 100,000 letters", "pipeline check", "pipeline.yaml", named("model", LONG), "E303 E104"),
+    Row(
+        "pipeline: a data file of 100,000 letters", "pipeline check", "pipeline.yaml", named("  train", LONG), "E201 E202 E104"
+    ),
+    Row("pipeline: a module of half a character", "pipeline check", "pipeline.yaml", HALF, "E101 E102 E104"),
     # data
     jsonl("3,000 lists in each other", "[" * DEEP),
     jsonl("3,000 lists in a row", '{"sentence": ' + "[" * DEEP + "]" * DEEP + ', "label": "class0"}'),
@@ -243,7 +267,22 @@ ROWS = (
     delta("a scale that is a list", link("low_rank", "scale", [1.0]), "lora"),
     delta("a kind that is a mapping", link("low_rank", "kind", {"a": 1}), "lora"),
     delta("a key of no change", link("sparse", "evil", 1)),
+    delta("a change of no kind", lambda description: _changes(description["changes"])[0].pop("kind"), "lora"),
+    Row("delta: a scale that is a mapping, applied", "applied delta", "tuned.safetensors", SCALE, "E310 E311", "lora"),
+    Row("delta: a sha256 that is a number, applied", "applied delta", "tuned.safetensors", SHA256, "E310 E306", "lora"),
     # states and checkpoints
+    Row("state: 3,000 deep", "state", "stored/state.json", put("a", "[" * DEEP + "]" * DEEP), DAMAGED),
+    Row("state: a base without its sha256", "state", "stored/state.json", edit(base={"reference": "x"}), DAMAGED),
+    Row("state: labels that are mappings", "state", "stored/state.json", edit(labels=[{"a": 1}, "b"]), DAMAGED),
+    Row("checkpoint: 3,000 deep", "checkpoint", "stored/config.json", put("a", "[" * DEEP + "]" * DEEP), DAMAGED),
+    Row(
+        "checkpoint: an unknown type of numbers",
+        "checkpoint",
+        "stored/config.json",
+        edit(dtype="FLOAT32"),
+        f"{DAMAGED} accepted",
+    ),
+    Row("checkpoint: a class for a key", "checkpoint", "stored/config.json", edit(__class__=3), f"{DAMAGED} accepted"),
     Row("state: no changes", "state", "stored/state.json", without("changes"), DAMAGED),
     Row("state: no labels", "state", "stored/state.json", without("labels"), DAMAGED),
     Row("state: labels that are a number", "state", "stored/state.json", edit(labels=1), DAMAGED),
@@ -264,6 +303,10 @@ ROWS = (
         edit(per_layer_config=[1]),
         DAMAGED,
     ),
+    Row(
+        "openvino: another output", "openvino", "model.xml", lambda content: content.replace(b"logits", b"xogits"), "E602 E611"
+    ),
+    Row("onnx: an operator that is no UTF-8", "graph", "model.onnx", lambda c: c.replace(b"Gather", b"Gath\xdfr"), "E602"),
     # what a run has left
     lock("an empty lock", text("")),
     lock("a lock that is a list", text("[]")),
