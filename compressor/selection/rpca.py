@@ -7,12 +7,14 @@ DSEE's code keeps λ at 0.01, below most weights, so S explains them alone and U
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from compressor.selection.finite import require_finite
 from compressor.selection.settings import SETTINGS, Setting, SettingName
 
 # a falling λ starts where only outliers pass and halves: what S holds from the start cannot enter the low-rank part
@@ -61,11 +63,17 @@ def schedule(weight: Tensor, setting: Setting) -> Iterator[tuple[int, float]]:
     last_rank = min(setting.rank, *weight.shape)
     rank, threshold = 1, setting.threshold
     if setting.schedule == "falling":
-        threshold = max(threshold, START_IN_RMS * float(weight.square().mean().sqrt()))
+        threshold = max(threshold, START_IN_RMS * _rms(weight))
     yield rank, threshold
     while rank < last_rank or threshold > setting.threshold:
         rank, threshold = min(rank + setting.rank_step, last_rank), max(threshold * FALL, setting.threshold)
         yield rank, threshold
+
+
+def _rms(weight: Tensor) -> float:
+    """Finite for every finite weight: the square of a large float32 is infinite, and half of that would be no less."""
+    rms = float(weight.square().mean().sqrt())
+    return rms if math.isfinite(rms) else float(weight.double().square().mean().sqrt())
 
 
 def settled(objective: list[float], tol: float) -> bool:
@@ -76,10 +84,13 @@ def settled(objective: list[float], tol: float) -> bool:
 def decompose(weight: Tensor, setting: Setting = SETTINGS["default"], *, seed: int = 0) -> Decomposition:
     """min ½‖W - U V - S‖² + penalty(S) over U V of rank `setting.rank` and S (DSEE section 3.2, eq. 2).
 
-    `weight` is (out, in), float32 or float64; the rank is at most its smaller side. In each phase of `schedule`, U (Q of
-    a QR), V (least squares) and S (`shrink`) are updated in turn, so the objective never rises within a phase. One
-    iteration is three products of out·in·rank and a thin QR: O(out·in·rank). `seed` draws the first V and its growth.
+    `weight` is (out, in), float32 or float64; half precisions are computed in float32. The rank is at most its smaller side.
+    In each phase of `schedule`, U (Q of a QR), V (least squares) and S (`shrink`) are updated in turn, so the objective never
+    rises within a phase. One iteration is three products of out·in·rank and a thin QR: O(out·in·rank). `seed` draws the first
+    V and its growth. Raises UserError E409 where a weight is not finite.
     """
+    weight = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
+    require_finite(weight, "the weights")
     generator = torch.Generator().manual_seed(seed)
 
     def draw(rows: int, columns: int) -> Tensor:
