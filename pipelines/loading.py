@@ -106,16 +106,14 @@ class Data:
 
 def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
     """Read and tokenize the files of the task, or of one of the many, with the base model's tokenizer."""
-    from transformers import AutoConfig
-
-    from compressor.models import end_id, padding_id, tokenizer_of
+    from compressor.models import config_of, end_id, padding_id, tokenizer_of
     from compressor.tasks.features import check_ends
     from compressor.tasks.generation import check_end
     from compressor.tasks.kinds import kind_of
     from compressor.tasks.reading import read_task
 
     folder, config = inputs.base.folder, config or inputs.task
-    tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), AutoConfig.from_pretrained(folder)
+    tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), config_of(folder)
     if kind.generates:
         check_end(tokenizer, model, folder)
     task, splits, faults = read_task(config), [], []

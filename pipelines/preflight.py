@@ -74,7 +74,8 @@ def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
 
 
 def make_plan(ready: Ready) -> Plan | None:
-    """Walk the stages' closed-form account. Raises UserErrors with the place of the stage that cannot be (E5xx).
+    """Walk the stages' closed-form account. Raises UserErrors with the place of the stage that cannot be (E5xx), UserError E304
+    where transformers cannot make a model or a tokenizer of the base.
 
     None when no stage changes it: building the account is the one check that has to import torch.
     """
@@ -83,8 +84,12 @@ def make_plan(ready: Ready) -> Plan | None:
     pipeline = ready.pipeline
     if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
         return None
+    from compressor.models import config_of, tokenizer_of
     from compressor.multitask import start_plan
 
+    # here rather than in the first stage that reads rows: nothing is written yet
+    config_of(ready.base.folder)
+    tokenizer_of(ready.base.folder)
     plan = start_plan(ready.base.folder, pipeline.tasks) if pipeline.tasks else Plan.start(ready.base.folder, pipeline.task)
     for number, entry in enumerate(pipeline.stages):
         try:
