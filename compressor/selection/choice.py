@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compressor.account import Places
 from compressor.errors import UserError
-from compressor.selection.finite import require_finite, require_ranks
+from compressor.selection.finite import LARGEST_WEIGHT, require_finite, require_ranks
 from compressor.selection.settings import SettingName
 from compressor.sources import top_mask
 
@@ -87,9 +87,9 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
 def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:
     """Scores of one matrix (out, in) from its weights alone; `settings` are the score's own.
 
-    Raises UserError E409, which names `path`, where a weight is not finite.
+    Raises UserError E409, which names `path`, where a weight is not finite, or larger than any.
     """
-    require_finite(weight, f"the weights of {path}")
+    require_finite(weight, f"the weights of {path}", most=LARGEST_WEIGHT)
     return WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
 
 

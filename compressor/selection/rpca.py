@@ -7,14 +7,13 @@ DSEE's code keeps λ at 0.01, below most weights, so S explains them alone and U
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from compressor.selection.finite import require_finite
+from compressor.selection.finite import LARGEST_WEIGHT, require_finite
 from compressor.selection.settings import SETTINGS, Setting, SettingName
 
 # a falling λ starts where only outliers pass and halves: what S holds from the start cannot enter the low-rank part
@@ -63,17 +62,11 @@ def schedule(weight: Tensor, setting: Setting) -> Iterator[tuple[int, float]]:
     last_rank = min(setting.rank, *weight.shape)
     rank, threshold = 1, setting.threshold
     if setting.schedule == "falling":
-        threshold = max(threshold, START_IN_RMS * _rms(weight))
+        threshold = max(threshold, START_IN_RMS * float(weight.square().mean().sqrt()))
     yield rank, threshold
     while rank < last_rank or threshold > setting.threshold:
         rank, threshold = min(rank + setting.rank_step, last_rank), max(threshold * FALL, setting.threshold)
         yield rank, threshold
-
-
-def _rms(weight: Tensor) -> float:
-    """Finite for every finite weight: the square of a large float32 is infinite, and half of that would be no less."""
-    rms = float(weight.square().mean().sqrt())
-    return rms if math.isfinite(rms) else float(weight.double().square().mean().sqrt())
 
 
 def settled(objective: list[float], tol: float) -> bool:
@@ -90,7 +83,7 @@ def decompose(weight: Tensor, setting: Setting = SETTINGS["default"], *, seed: i
     V and its growth. Raises UserError E409 where a weight is not finite.
     """
     weight = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
-    require_finite(weight, "the weights")
+    require_finite(weight, "the weights", most=LARGEST_WEIGHT)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(rows: int, columns: int) -> Tensor:
