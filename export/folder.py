@@ -48,15 +48,16 @@ def export_folder(
     With a profile for `tensorrt`: OUT/model_fp16.onnx too, the script that builds its engine, and the engine where TensorRT is
     installed.
 
-    Raises UserError E303, E305, E620 (the folder is taken), E621 (no such model), E622 (it cannot be traced), E623 (its cache),
-    E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
+    Raises UserError E303, E304 and E305 (damaged), E620 (the folder is taken), E621 (no such model), E622 (it cannot be
+    traced), E623 (its cache), E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
     """
     from compressor.models import reference_to
     from export.found import find_model
     from export.onnx import OPSET, SINGLE_FILE_LIMIT, can_fuse
 
+    require_free(out, force)
+    found = find_model(reference)
     with replacing(out, force) as folder:
-        found = find_model(reference)
         fuse = fuse and can_fuse(found.model)
         _check_kind(found, precisions, tensorrt, reference)
         write = write_generating if found.kind == "generation" else _write_classifier
@@ -179,14 +180,19 @@ def write_tensorrt(graph: onnx.ModelProto, folder: Path, profile: Profile, paths
     return facts
 
 
-@contextmanager
-def replacing(out: Path, force: bool) -> Iterator[Path]:
-    """A new folder that takes the place of `out` when all went well. Raises UserError E620 where something else is there."""
+def require_free(out: Path, force: bool) -> None:
+    """Raise UserError E620 where something is at `out` that is not to be replaced."""
     taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
     if taken and not (force and (out / SUMMARY).is_file()):
         mend = "Give another --out" if force else "Give another --out, or --force to replace an export"
         what = f"holds no {SUMMARY}: it is not replaced" if force else "is there already"
         raise UserError("E620", f"the folder {what}", mend, str(out))
+
+
+@contextmanager
+def replacing(out: Path, force: bool) -> Iterator[Path]:
+    """A new folder that takes the place of `out` when all went well. Raises UserError E620 where something else is there."""
+    require_free(out, force)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from compressor.errors import UserError
+from compressor.model_folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    Damage,
+    check_pretrained,
+    door,
+    read_json,
+    reading_by_library,
+    stored_tensors,
+)
 from compressor.models import find_folder, tokenizer_of
 
 if TYPE_CHECKING:
@@ -18,6 +28,9 @@ if TYPE_CHECKING:
 
 ROWS, MAX_LENGTH = 128, 128
 """Random rows that are compared, and the tokens of the longest."""
+
+LEEWAY = 2**24
+"""Numbers that a model may have beyond twice those of its files before it is called another model's."""
 
 Row = dict[str, list[int]]
 Kind = Literal["sequence classification", "token classification", "generation"]
@@ -42,11 +55,11 @@ class Found:
 
 
 def find_model(reference: str) -> Found:
-    """The model behind a reference with random rows for it. Raises UserError E303, E305, E621."""
+    """The model behind a reference with random rows for it. Raises UserError E303, E304 and E305 (damaged), E621."""
     from compressor.architectures import ARCHITECTURES, COMPRESSED
 
     folder = find_folder(reference)
-    model = _ours(folder) or _stock(folder)
+    model = _ours(folder) or _stock(reference, folder)
     notes = []
     if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES:
         notes.append(f"'{model_type}' is not in the anatomy: it can be exported, not pruned")
@@ -78,8 +91,11 @@ def _ours(folder: Path) -> nn.Module | None:
     from compressor.deltas import merge_all
     from compressor.pruning.sizes import BY_STACK
 
-    config = folder / "config.json"
-    unequal = config.is_file() and any(name in json.loads(config.read_text(encoding="utf-8")) for name in BY_STACK)
+    config = {}
+    if (folder / CONFIG).is_file():
+        with door("E304", "the folder", str(folder)):
+            config = read_json(folder / CONFIG)
+    unequal = any(name in config for name in BY_STACK)
     if unequal or any((folder / name).is_file() for name in (STATE_FILE, INSERTS_FILE)):
         return merge_all(load(folder))
     return None
@@ -87,33 +103,47 @@ def _ours(folder: Path) -> nn.Module | None:
 
 def _base_of(folder: Path) -> Path:
     """Where a state's tokenizer is. Raises UserError E304 for any other folder without one."""
-    from compressor.checkpoint import STATE_FILE
+    from compressor.checkpoint import STATE_FILE, read_description
 
     if not (folder / STATE_FILE).is_file():
         raise UserError("E304", "no tokenizer.json", "Save the fast tokenizer beside the weights", str(folder))
-    return find_folder(json.loads((folder / STATE_FILE).read_text())["base"]["reference"])
+    return find_folder(read_description(folder)["base"]["reference"])
 
 
-def _stock(folder: Path) -> nn.Module:
-    """A Hugging Face folder with a task head that is in its file. Raises UserError E621."""
+def _stock(reference: str, folder: Path) -> nn.Module:
+    """A Hugging Face folder with a task head that is in its file. Raises UserError E304 (damaged), E621."""
     import torch
     from transformers import AutoConfig
 
-    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         raise UserError("E621", "no model.safetensors", "Pickled weights are not read: convert them", str(folder))
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with door("E304", f"model '{reference}'"):
+        check_pretrained(folder, known=False)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    none = "is neither a classifier nor a model that generates"
+    with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):
+        config = AutoConfig.from_pretrained(folder, **options)
+        _check_size(config, folder)
         model, loading = _auto_class(config).from_pretrained(
-            folder, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            folder, config=config, dtype=torch.float32, output_loading_info=True, **options
         )
-    except (ValueError, OSError, KeyError) as error:
-        reason = " ".join(str(error).split())[:160]
-        what = f"neither a classifier nor a model that generates ({reason})"
-        raise UserError("E621", what, "Give a folder of one", str(folder)) from error
     if missing := sorted(loading["missing_keys"]):
         what = f"the file lacks {len(missing)} tensors of a {type(model).__name__}, e.g. {missing[0]}: they would be random"
         raise UserError("E621", what, "Give a model that is tuned as a classifier, or to generate", str(folder))
     return model.eval()
+
+
+def _check_size(config: PretrainedConfig, folder: Path) -> None:
+    """A model that is far larger than its files is not built: what they lack would be filled at random. Raises Damage."""
+    import torch
+
+    stored = sum(tensor.numbers for tensor in stored_tensors(folder).values())
+    with torch.device("meta"):
+        model = _auto_class(config).from_config(config, trust_remote_code=False)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    if numbers > 2 * stored + LEEWAY:
+        what = f"has weights of {stored:,} numbers, and a config.json of a model of {numbers:,}"
+        raise Damage(what, "Give the config.json that belongs to the weights")
 
 
 def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:

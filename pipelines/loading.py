@@ -112,15 +112,13 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
 
 def read_data(folder: Path, config: TaskConfig) -> Data:
     """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
-    from transformers import AutoConfig
-
-    from compressor.models import end_id, padding_id, tokenizer_of
+    from compressor.models import config_of, end_id, padding_id, tokenizer_of
     from compressor.tasks.features import check_ends
     from compressor.tasks.generation import check_end
     from compressor.tasks.kinds import kind_of
     from compressor.tasks.reading import read_task
 
-    tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), AutoConfig.from_pretrained(folder)
+    tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), config_of(folder)
     if kind.generates:
         check_end(tokenizer, model, folder)
     task, splits, faults = read_task(config), [], []

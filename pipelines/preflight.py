@@ -114,7 +114,8 @@ def make_plan(ready: Ready) -> Plan | None:
 
 def make_plans(ready: Ready) -> list[Plan]:
     """The closed-form account after every stage. Raises UserErrors with the place of the stage that cannot be (E5xx), and of
-    rows that the tokenizer makes unfit (`check_tokens`).
+    rows that the tokenizer makes unfit (`check_tokens`); UserError E304 where transformers cannot make a model or a tokenizer of
+    the base.
 
     Empty when no stage changes it: building the account is the one check that has to import torch.
     """
@@ -123,8 +124,12 @@ def make_plans(ready: Ready) -> list[Plan]:
     pipeline = ready.pipeline
     if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
         return []
+    from compressor.models import config_of, tokenizer_of
     from compressor.multitask import start_plan
 
+    # here rather than in the first stage that reads rows: nothing is written yet
+    config_of(ready.base.folder)
+    tokenizer_of(ready.base.folder)
     plan = start_plan(ready.base.folder, pipeline.tasks) if pipeline.tasks else Plan.start(ready.base.folder, pipeline.task)
     plans = []
     for number, entry in enumerate(pipeline.stages):

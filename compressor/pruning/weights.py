@@ -16,6 +16,7 @@ from compressor.deltas import Mask, attach, chains, detach, merged_copy
 from compressor.errors import UserError
 from compressor.pruning.names import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.pruning.scores import Changes
+from compressor.selection.finite import require_ranks
 from compressor.sources import top_mask
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind
@@ -81,8 +82,11 @@ def _hidden_first(matrix: Matrix, scores: Tensor) -> Tensor:
 def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int) -> None:
     """Hide exactly the `count` entries of the pool `matrices` with the lowest scores, those that are hidden included.
 
-    Equal scores: the lowest flat index of the first matrix goes. Raises UserError E501 where more are hidden already.
+    Equal scores: the lowest flat index of the first matrix goes. Raises UserError E501 where more are hidden already, E409 for
+    scores that are no number.
     """
+    for matrix in matrices:
+        require_ranks(scores[matrix.path], f"the scores of {matrix.path}")
     flat = torch.cat([scores[matrix.path].flatten() for matrix in matrices])
     before = int((flat == HIDDEN).sum())
     if before > count:
@@ -96,8 +100,9 @@ def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count:
 def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM) -> None:
     """In every run of m consecutive inputs of an output keep the n with the highest scores; equal ones: the first goes.
 
-    Raises UserError E505 where the inputs are no multiple of m.
+    Raises UserError E505 where the inputs are no multiple of m, E409 for scores that are no number.
     """
+    require_ranks(scores, f"the scores of {matrix.path}")
     check_width(matrix.path, scores.shape[1], pattern)
     order = scores.unflatten(1, (-1, pattern.run)).argsort(dim=2, stable=True)
     kept = torch.zeros_like(order, dtype=torch.bool).scatter_(2, order[..., -pattern.keep :], True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compressor.account import Places
 from compressor.errors import UserError
+from compressor.selection.finite import LARGEST_WEIGHT, require_finite, require_ranks
 from compressor.selection.settings import SettingName
 from compressor.sources import top_mask
 
@@ -46,17 +47,20 @@ WEIGHT_SCORES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def choose(scores: Sequence[Tensor], count: int) -> list[Tensor]:
+def choose(scores: Sequence[Tensor], count: int, where: str = "the model") -> list[Tensor]:
     """The `count` places with the highest scores over all of `scores`, as sorted flat int32 indices into each of them.
 
-    A score of 0 says that a place is no candidate. Equal scores go to the lowest index of the first tensor. Raises UserError
-    E401 when fewer than `count` candidates exist (the papers' code then silently selects every weight).
+    A score of 0 says that a place is no candidate. Equal scores go to the lowest index of the first tensor. `where` names in an
+    error what the places are of. Raises UserError E401 when fewer than `count` candidates exist (the papers' code then silently
+    selects every weight), E409 for scores that are no number.
     """
     flat = torch.cat([one.flatten() for one in scores])
+    require_ranks(flat, f"the scores of {where}")
     candidates = int((flat > 0).sum())
     if candidates < count:
-        what = f"only {candidates} of {flat.numel()} places have a score, {count} were asked"
-        raise UserError("E401", what, "Ask for a smaller select.count or select.ratio")
+        found = f"only {candidates} of {flat.numel()} places have a score" if candidates else f"all {flat.numel()} scores are 0"
+        mend = "Ask for a smaller select.count or select.ratio, or name another score"
+        raise UserError("E401", f"{where}: {found}, {count} were asked", mend)
     chosen = top_mask(flat, count).split([one.numel() for one in scores])
     return [one.nonzero().flatten().to(torch.int32) for one in chosen]
 
@@ -64,23 +68,31 @@ def choose(scores: Sequence[Tensor], count: int) -> list[Tensor]:
 def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places: Places) -> dict[str, Tensor]:
     """Ω of every matrix: `scores` by the matrix's path, in the order of the model; `layer_of` tells the layer of each.
 
-    The budget holds exactly in each scope of `places`; a matrix may get nothing where the scope is larger than it.
+    The budget holds exactly in each scope of `places`; a matrix may get nothing where the scope is larger than it. Raises
+    UserError E401 and E409 that name the matrix or the layer.
     """
+    for path, score in scores.items():
+        require_ranks(score, f"the scores of {path}")
     scope_of = {"matrix": lambda path: path, "layer": layer_of.__getitem__, "global": lambda path: None}[places.scope]
+    named = {"matrix": str, "layer": "layer {}".format, "global": lambda scope: "the model"}[places.scope]
     omega = {}
-    for _, group in groupby(scores, scope_of):
+    for scope, group in groupby(scores, scope_of):
         paths = list(group)
         tensors = [scores[path] for path in paths]
         count = places.of(sum(tensor.numel() for tensor in tensors))
-        omega |= dict(zip(paths, choose(tensors, count), strict=True))
+        omega |= dict(zip(paths, choose(tensors, count, named(scope)), strict=True))
     return omega
 
 
-def weight_score(weight: Tensor, score: str, seed: int, **settings) -> Tensor:
-    """Scores of one matrix (out, in) from its weights alone; `settings` are the score's own."""
+def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:
+    """Scores of one matrix (out, in) from its weights alone; `settings` are the score's own.
+
+    Raises UserError E409, which names `path`, where a weight is not finite, or larger than any.
+    """
+    require_finite(weight, f"the weights of {path}", most=LARGEST_WEIGHT)
     return WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
 
 
 def select(weight: Tensor, score: str, count: int, seed: int) -> Tensor:
-    """Ω of one matrix (out, in) alone: `count` sorted flat int32 indices. Raises UserError E401."""
-    return choose([weight_score(weight, score, seed)], count)[0]
+    """Ω of one matrix (out, in) alone: `count` sorted flat int32 indices. Raises UserError E401, E409."""
+    return choose([weight_score(weight, score, seed)], count, "this matrix")[0]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from compressor.anatomy import Matrix
 from compressor.deltas import original
+from compressor.selection.finite import require_finite
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind
 
@@ -52,7 +53,7 @@ def gradient_scores(
     """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is their mean one of `kind`.
 
     The matrices must be plain parameters but for masks (`merge_deltas`); what a mask hides has no gradient, so it scores 0 and
-    is no candidate. The model comes back in eval mode, frozen.
+    is no candidate. The model comes back in eval mode, frozen. Raises UserError E409 where a gradient is not finite.
     """
     model.requires_grad_(False)
     # matrices of one fused weight share it
@@ -70,7 +71,10 @@ def gradient_scores(
         on_batch(len(labels))
     model.eval().requires_grad_(False)
     finish = {"fish": lambda total, weight: total, "sam": lambda total, weight: total.square(), "d3": heuristic}[score]
-    return {
+    found = {
         matrix.path: finish(matrix.place.read(totals[id(matrix.owner), matrix.tensor]), matrix.original.detach()).contiguous()
         for matrix in matrices
     }
+    for path, scores in found.items():
+        require_finite(scores, f"the gradient scores of {path}")
+    return found

@@ -17,6 +17,7 @@ from compressor.anatomy import Matrix
 from compressor.cost import spendable
 from compressor.deltas import Change, Delta, Sparse, add_at
 from compressor.errors import UserError
+from compressor.selection.finite import require_finite
 from compressor.selection.gradients import Heuristic
 from compressor.sources import top_mask
 
@@ -150,12 +151,17 @@ class Grower:
 
     @torch.no_grad()
     def choose(self, step: int, optimizer: ScalarAdamW) -> None:
-        """Between backward and the optimizer's step: choose, and give the new places the gradient they would have had."""
+        """Between backward and the optimizer's step: choose, and give the new places the gradient they would have had.
+
+        Raises UserError E409 where a gradient is not finite.
+        """
         if step not in self.targets:
             return
         growth = self.growth
         gradients = [growth.heard[number] for number in range(len(growth.matrices))]
         _average(gradients)
+        for gradient, matrix in zip(gradients, growth.matrices, strict=True):
+            require_finite(gradient, f"at step {step} the gradients of {matrix.path}", "Lower the learning rate")
         scores = torch.cat(
             [
                 growth.heuristic(gradient, matrix.weight).flatten()

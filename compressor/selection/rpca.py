@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from compressor.selection.finite import LARGEST_WEIGHT, require_finite
 from compressor.selection.settings import SETTINGS, Setting, SettingName
 
 # a falling λ starts where only outliers pass and halves: what S holds from the start cannot enter the low-rank part
@@ -76,10 +77,13 @@ def settled(objective: list[float], tol: float) -> bool:
 def decompose(weight: Tensor, setting: Setting = SETTINGS["default"], *, seed: int = 0) -> Decomposition:
     """min ½‖W - U V - S‖² + penalty(S) over U V of rank `setting.rank` and S (DSEE section 3.2, eq. 2).
 
-    `weight` is (out, in), float32 or float64; the rank is at most its smaller side. In each phase of `schedule`, U (Q of
-    a QR), V (least squares) and S (`shrink`) are updated in turn, so the objective never rises within a phase. One
-    iteration is three products of out·in·rank and a thin QR: O(out·in·rank). `seed` draws the first V and its growth.
+    `weight` is (out, in), float32 or float64; half precisions are computed in float32. The rank is at most its smaller side.
+    In each phase of `schedule`, U (Q of a QR), V (least squares) and S (`shrink`) are updated in turn, so the objective never
+    rises within a phase. One iteration is three products of out·in·rank and a thin QR: O(out·in·rank). `seed` draws the first
+    V and its growth. Raises UserError E409 where a weight is not finite.
     """
+    weight = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
+    require_finite(weight, "the weights", most=LARGEST_WEIGHT)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(rows: int, columns: int) -> Tensor:

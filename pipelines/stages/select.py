@@ -186,7 +186,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> J
         for matrix in matrices:
             # equal shapes would draw equal places from one seed; RPCA only starts from its draw
             seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
-            score = weight_score(matrix.original, config.score, seed, **settings)
+            score = weight_score(matrix.original, config.score, seed, path=matrix.path, **settings)
             scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
             bar.advance()
     return model, matrices, scores

@@ -143,3 +143,15 @@ def test_a_late_scalar_starts_like_an_early_one():
     growth.values.grad = torch.full((4,), 0.3, dtype=torch.float64)
     optimizer.step()
     assert torch.allclose(growth.values[2:], torch.full((2,), -0.1, dtype=torch.float64), rtol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_names_its_matrix():
+    model = tiny("bert")
+    model.requires_grad_(False)
+    plant(model, Growth(matrices_of(model, ("query",)), 12, heuristic=Heuristic()))
+    grower = grower_of(model, 4)
+    optimizer = ScalarAdamW([{"params": [model.growth.values]}], model.growth, lr=1e-2)
+    grower.before(1)
+    (model(**encoding()).logits.sum() * float("nan")).backward()
+    with pytest.raises(UserError, match=r"E409 at step 1 the gradients of .*\.0\.attention\.self\.query hold"):
+        grower.choose(1, optimizer)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import UserError
 from compressor.selection.choice import choose, select
+from compressor.selection.finite import LARGEST_WEIGHT
 from compressor.selection.rpca import decompose, penalty, schedule, shrink, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting, SettingName
 
@@ -186,3 +187,21 @@ def test_setting_names_load_no_torch():
     assert get_args(SettingName) == tuple(SETTINGS)
     program = f"import runpy, sys; runpy.run_path({settings.__file__!r}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precisions_are_computed_in_float32(dtype):
+    weight = noise(24, 16).to(dtype)
+    assert torch.equal(decompose(weight).S, decompose(weight.float()).S)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e25])
+def test_what_is_not_finite_is_refused(value):
+    weight = noise(24, 16)
+    weight[3, 4] = value
+    with pytest.raises(UserError, match="E409 the weights hold 1 of 384 values"):
+        decompose(weight)
+
+
+def test_the_threshold_falls_from_the_largest_weight():
+    assert len(list(schedule(torch.full((4, 4), LARGEST_WEIGHT), SETTINGS["default"]))) < 100

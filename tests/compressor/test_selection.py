@@ -13,7 +13,8 @@ from compressor.anatomy import matrices_of
 from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import Options
-from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select
+from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
+from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select, weight_score
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
 from compressor.selection.names import DATA_SCORES
 from pipelines.stages.select import SelectConfig
@@ -139,3 +140,79 @@ def test_sam_is_the_best_subset_of_the_second_order_approximation():
     gain = {m: 0.5 * sum(float(gradient[i] ** 2 / curvature[i]) for i in m) for m in itertools.combinations(range(9), 4)}
     (omega,) = choose([gradient.square()], 4)
     assert tuple(omega.tolist()) == max(gain, key=gain.get)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("score", sorted(WEIGHT_SCORES))
+def test_a_weight_that_is_not_finite_is_an_error(score, value):
+    """RPCA halved an infinite threshold for ever; by magnitude a NaN left the choice a place short."""
+    weight = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    weight[2, 3] = value
+    with pytest.raises(UserError, match=r"E409 the weights of layer\.0\.query hold 1 of 48 values that are not finite"):
+        weight_score(weight, score, 0, path="layer.0.query")
+    with pytest.raises(UserError, match="E409"):
+        select(weight, score, 5, seed=0)
+
+
+@settings(max_examples=60, deadline=10_000)
+@given(st.sampled_from(sorted(WEIGHT_SCORES)), st.integers(0, 40), st.integers(-44, 38), st.integers(1, 40), st.data())
+def test_exactly_n_places_or_an_error(score, zeros, power, count, data):
+    """Weights of any size, many of them 0, and of rank 1."""
+    generator = torch.Generator().manual_seed(zeros)
+    weight = torch.randn(8, 5, generator=generator)
+    if data.draw(st.booleans()):
+        weight = weight[:, :1] * weight[:1]
+    weight = (weight.double() * 10.0**power).clamp(-3e38, 3e38).float()
+    weight.view(-1)[torch.randperm(40, generator=generator)[:zeros]] = 0.0
+    try:
+        assert len(select(weight, score, count, seed=0)) == count
+    except UserError as error:
+        assert error.code in ("E401", "E409") and "this matrix" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("scope", "place"),
+    [
+        ("matrix", r"1\.q: all 24 scores are 0, 2 were"),
+        ("layer", "layer 1: only 1 of 40"),
+        ("global", "the model: only 3 of 80"),
+    ],
+)
+def test_too_few_candidates_name_their_matrix_or_layer(scope, place):
+    scores = {path: torch.zeros(shape) for path, shape in (("0.q", (6, 4)), ("0.v", (4, 4)), ("1.q", (6, 4)), ("1.v", (4, 4)))}
+    scores["0.q"][:2, 0], scores["1.v"][0, 0] = 1.0, 1.0
+    if scope == "matrix":
+        scores["0.v"] += 1.0
+    with pytest.raises(UserError, match=f"E401 {place}"):
+        choose_all(
+            scores, {path: int(path[0]) for path in scores}, Places(Options(), scope, count=4 if scope == "global" else 2)
+        )
+
+
+def test_scores_that_are_no_number_name_their_matrix():
+    with pytest.raises(UserError, match=r"E409 the scores of 1\.q hold 1 of 4 values"):
+        choose_all(
+            {"0.q": torch.ones(2, 2), "1.q": torch.tensor([[1.0, float("nan")], [1, 1]])},
+            {},
+            Places(Options(), "global", count=2),
+        )
+
+
+def test_gradients_that_are_not_finite_name_their_matrix():
+    model = tiny("bert", torch.float32)
+    matrices = matrices_of(model, ("query",))
+    with torch.no_grad():
+        model.classifier.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"E409 the gradient scores of .*0\.attention\.self\.query hold 1,024 of 1,024"):
+        gradient_scores(model, matrices, "fish", [(encoding(), torch.tensor([0, 1, 2]))])
+
+
+def test_entries_to_hide_by_what_is_no_number_are_an_error():
+    model = tiny("bert", torch.float32)
+    (matrix,) = matrices_of(model, ("query",))[:1]
+    scores = torch.rand(32, 32)
+    scores[0, 0] = float("nan")
+    with pytest.raises(UserError, match="E409"):
+        hide_lowest([matrix], {matrix.path: scores}, 5)
+    with pytest.raises(UserError, match="E409"):
+        hide_all_but(matrix, scores, NofM(2, 4))

@@ -171,17 +171,26 @@ def install(monkeypatch) -> None:
 
 
 def write_project(folder: Path, pipeline: str = PIPELINE) -> Path:
-    """A pipeline file with all that it names: a model folder that is only ever hashed, and two data files."""
-    model = folder / "model"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text('{"model_type": "bert"}')
-    (model / "tokenizer.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"weights")
+    """A pipeline file with all that it names: a model folder that is only ever checked and hashed, and two data files."""
+    write_model(folder / "model")
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text("sentence\tlabel\na good film\tyes\na bad film\tno\n")
     path = folder / "pipeline.yaml"
     path.write_text(pipeline)
     return path
+
+
+def write_model(folder: Path) -> None:
+    """What the door asks of a model folder, in milliseconds and without torch: no toy stage builds a model."""
+    import numpy as np
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models
+
+    folder.mkdir(parents=True)
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 2}
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 512, **sizes}))
+    Tokenizer(models.WordLevel({"[UNK]": 0, "film": 1}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
+    save_file({"embeddings.word_embeddings.weight": np.ones((2, 4), np.float32)}, folder / "model.safetensors")
 
 
 def tree(folder: Path) -> dict[str, bytes]:

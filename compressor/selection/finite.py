@@ -1,0 +1,31 @@
+"""What is not finite cannot be ranked: a choice of places by it would hold too few, or any. Refused before every choice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from compressor.errors import UserError
+
+MEND = "Take a model from before training went wrong, or another score"
+
+
+LARGEST_WEIGHT = 1e15
+"""Far beyond any weight. The robust PCA's products overflow float32 from 1e18 on, and LAPACK's QR never ends on infinity."""
+
+
+def require_finite(values: Tensor, what: str, mend: str = MEND, most: float | None = None) -> None:
+    """Raise UserError E409 where `values`, of any shape, hold NaN or infinity, or more than `most`; `what` names them: "the
+    weights of PATH".
+    """
+    limit = torch.finfo(values.dtype).max if most is None else most
+    if wrong := int((~(values.abs() <= limit)).sum()):  # a comparison with NaN is false
+        beyond = "" if most is None else f" or beyond {most:g}"
+        what = f"{what} hold {wrong:,} of {values.numel():,} values that are not finite (NaN or infinity){beyond}"
+        raise UserError("E409", what, mend)
+
+
+def require_ranks(scores: Tensor, what: str, mend: str = MEND) -> None:
+    """Raise UserError E409 where scores, of any shape, hold NaN. Infinity has a rank: PaFi gives it to weights of 0."""
+    if wrong := int(torch.isnan(scores).sum()):
+        raise UserError("E409", f"{what} hold {wrong:,} of {scores.numel():,} values that are no number (NaN)", mend)
