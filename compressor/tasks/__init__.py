@@ -14,6 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 KINDS = ("classification", "regression", "tokens", "generation")
 """Every kind of task; each is a file beside this one."""
 
+PACKED = ".gz"
+"""Ending of a data file packed by gzip, behind that of what is in it."""
+
+
+def ending(path: Path) -> str:
+    """What a data file is read as: '.tsv' of train.tsv, and of train.tsv.gz."""
+    return Path(path.stem).suffix if path.suffix == PACKED else path.suffix
+
 
 class Subset(BaseModel):
     """A random part of the training rows: floor(`share` x rows) of them, without replacement, in the file's order.

@@ -1,5 +1,5 @@
-"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, checked once, here, with the line of each
-fault."""
+"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, each also packed by gzip; checked once, here,
+with the line of each fault."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import io
 import json
 import random
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import Subset, TaskConfig
+from compressor.tasks import PACKED, Subset, TaskConfig, ending
 from compressor.tasks.kinds import Kind, Labels, kind_of
 
 Rows = list[tuple[int, dict[str, object]]]
 WORD_FILES = (".conll", ".txt")
 """Endings of files with a word a line; a row's line is that of its first word, and the others follow it."""
+MOST_UNPACKED = 2**30
+"""Bytes that may come out of a packed file."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +123,39 @@ def _read(path: Path) -> Rows:
     if not path.is_file():
         raise UserError("E201", "no such file", "Paths are relative to the pipeline file", str(path))
     readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
-    if path.suffix not in readers:
-        raise UserError("E202", f"unknown ending '{path.suffix}'", f"Use {', '.join(readers)}", str(path))
+    if ending(path) not in readers:
+        mend = f"Use {', '.join(readers)}, or one of these with {PACKED} behind it"
+        raise UserError("E202", f"unknown ending '{ending(path) or path.suffix}'", mend, str(path))
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(path)) from None
+    if path.suffix == PACKED:
+        content = unpacked(content, path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise UserError("E203", "not UTF-8", "Convert it: iconv -f latin1 -t utf-8", f"{path}:{line}") from None
-    return list(readers[path.suffix](text, path))
+    return list(readers[ending(path)](text, path))
+
+
+def unpacked(content: bytes, path: Path) -> bytes:
+    """What gzip packed, its checksums compared. Raises UserError E201 for what is damaged, or larger than any data set."""
+    whole = b""
+    while content:  # a file may be several, one behind the other
+        reader = zlib.decompressobj(wbits=31)
+        try:
+            whole += reader.decompress(content, MOST_UNPACKED + 1 - len(whole))
+        except zlib.error as error:
+            raise UserError("E201", f"cannot be unpacked ({error})", "Copy the file again", str(path)) from None
+        if len(whole) > MOST_UNPACKED:
+            what = f"more than {MOST_UNPACKED:,} bytes when it is unpacked"
+            raise UserError("E201", what, "Give fewer rows", str(path))
+        if not reader.eof:
+            raise UserError("E201", "cannot be unpacked (cut short)", "Copy the file again", str(path))
+        content = reader.unused_data
+    return whole
 
 
 def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
