@@ -49,10 +49,10 @@ class Target(BaseModel):
     p50_ms: float | None = Field(default=None, gt=0, description="median milliseconds of one forward pass")
     flops: float | None = Field(default=None, gt=0, lt=1, description="share of the dense model's FLOPs that is left")
     parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
-    batch: int = Field(default=1, ge=1)
+    batch: int = Field(default=1, ge=1, description="rows of the pass that is measured")
     length: int = Field(default=128, ge=2, description="tokens a row")
-    runtime: Literal["onnx", "openvino"] = "onnx"
-    precision: Literal["fp32", "int8"] = "fp32"
+    runtime: Literal["onnx", "openvino"] = Field(default="onnx", description="what it is measured in")
+    precision: Literal["fp32", "int8"] = Field(default="fp32", description="of the files that are measured")
     rounds: int = Field(default=20, ge=3, description="of the measuring")
 
     @field_validator(*GOALS, mode="before")
@@ -106,10 +106,10 @@ class Least(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    heads: int = Field(default=0, ge=0)
-    cross_heads: int = Field(default=0, ge=0)
-    neurons: int = Field(default=0, ge=0)
-    layers: int = Field(default=1, ge=1)
+    heads: int = Field(default=0, ge=0, description="heads that stay in a block")
+    cross_heads: int = Field(default=0, ge=0, description="heads that look at the encoder and stay in a block")
+    neurons: int = Field(default=0, ge=0, description="neurons that stay in a block")
+    layers: int = Field(default=1, ge=1, description="blocks that stay in a stack")
 
 
 class Search(BaseModel):
@@ -117,14 +117,14 @@ class Search(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    target: Target
+    target: Target = Field(description="what is to be reached")
     structures: list[Unit] = Field(default=["heads", "neurons"], min_length=1, description="what may go")
     criterion: Criterion | dict[Unit, Criterion] = Field(
         default="taylor", description="which units of a sublayer go first: one, or one for each structure but layers"
     )
     rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
     price_rows: int = Field(default=256, ge=1, description="training rows that what losing units costs is measured on")
-    keep: Least = Least()
+    keep: Least = Field(default=Least(), description="what must stay")
 
     @model_validator(mode="after")
     def _each_has_a_criterion(self) -> Search:

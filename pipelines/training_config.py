@@ -40,7 +40,10 @@ class GroundConfig(StageConfig):
     on: On | None = Field(
         default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
     )
-    modules: Modules | None = None
+    modules: Modules | None = Field(
+        default=None,
+        description="linear layers that are trained, or all; default those of the select before it, or query, value",
+    )
     rank: int | None = Field(default=None, ge=1, description="rank of the low-rank part, default 16")
     alpha: float | None = Field(default=None, gt=0, description="scale alpha/rank of the low-rank part, default 2 x rank")
     bottleneck: int | None = Field(default=None, ge=1, description="inner width of adapters, default 64")
@@ -83,9 +86,9 @@ class TrainingConfig(GroundConfig):
     penalty: float | None = Field(default=None, ge=0, description="diff_pruning: cost of an open gate, default 1.25e-7")
     child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
     reserve: float | None = Field(default=None, gt=0, le=1, description="child f: share of the gradients heard, default 0.3")
-    epochs: float = Field(default=2, gt=0)
-    learning_rate: float | None = Field(default=None, gt=0)
-    batch_size: int = Field(default=32, ge=1)
+    epochs: float = Field(default=2, gt=0, description="passes over the training rows")
+    learning_rate: float | None = Field(default=None, gt=0, description="of AdamW; default the method's own")
+    batch_size: int = Field(default=32, ge=1, description="rows of a step")
 
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in; `selected` says where the select before it chose.

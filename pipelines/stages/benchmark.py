@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class BenchmarkConfig(StageConfig):
     """Interleaved rounds over every runtime; one process a runtime, so that idle thread pools disturb nobody."""
 
-    batch: list[PositiveInt] = Field(default=[1, 8], min_length=1)
+    batch: list[PositiveInt] = Field(default=[1, 8], min_length=1, description="rows of a pass that is timed")
     length: list[PositiveInt] = Field(default=[128], min_length=1, description="tokens a row")
-    rounds: int = Field(default=20, ge=3)
-    device: Literal["cpu", "cuda"] = "cpu"
+    rounds: int = Field(default=20, ge=3, description="times that every file is timed, in turn")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="what computes")
 
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:

@@ -43,8 +43,12 @@ class ExportConfig(StageConfig):
 
     `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
 
-    precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(default=["fp32", "int8"], min_length=1)
-    runtime: list[Literal["onnxruntime", "openvino"]] = Field(default=["onnxruntime"], min_length=1)
+    precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(
+        default=["fp32", "int8"], min_length=1, description="what is written; auto chooses the fastest"
+    )
+    runtime: list[Literal["onnxruntime", "openvino"]] = Field(
+        default=["onnxruntime"], min_length=1, description="for which runtimes"
+    )
     calibration_rows: int | None = Field(default=None, ge=1, description="training rows that static int8 is calibrated on")
     accuracy_budget: float | None = Field(default=None, ge=0, le=1, description="points that precision: auto may lose")
     merge: bool = Field(default=True, description="false: deltas stay apart, as products of their own")
