@@ -87,7 +87,7 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Kin
 
 def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any, ...], Any]]:
     """(line, texts, label) of every row of one file."""
-    rows, kind = _read(path), kind_of(task.kind)
+    rows, kind = read_rows(path), kind_of(task.kind)
     if not rows:
         raise UserError("E204", "the file has no rows", "Give at least one row", str(path))
     columns = list(rows[0][1])
@@ -116,7 +116,7 @@ def _is_number(text: Any) -> bool:
     return True
 
 
-def _read(path: Path) -> Rows:
+def read_rows(path: Path) -> Rows:
     """Every row with the number of its first line. Raises UserError E201, E202, E203, E210."""
     if path.is_dir():
         raise UserError("E202", "a folder, not a data file", "Name a .csv, .tsv, .jsonl or .conll file", str(path))
