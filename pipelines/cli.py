@@ -17,6 +17,7 @@ import click
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.capture import captured
 from pipelines.delta_commands import delta
+from pipelines.doctor import doctor
 from pipelines.init_command import init
 from pipelines.list_commands import list_
 from pipelines.tables import table as _table
@@ -378,6 +379,7 @@ def _near(place: Path) -> Path:
 main.add_command(delta)
 main.add_command(list_)
 main.add_command(init)
+main.add_command(doctor)
 
 
 if __name__ == "__main__":
