@@ -16,6 +16,7 @@ import click
 
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.capture import captured
+from pipelines.completion import complete_pipelines
 from pipelines.delta_commands import delta
 from pipelines.doctor import doctor
 from pipelines.init_command import init
@@ -380,6 +381,7 @@ main.add_command(delta)
 main.add_command(list_)
 main.add_command(init)
 main.add_command(doctor)
+complete_pipelines(main)
 
 
 if __name__ == "__main__":
