@@ -7,7 +7,7 @@ import io
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Files:
-    """The training file, and what validates: a file, or None. `test` is a file called test, `notes` what was thought."""
+    """The training file, and what validates: a file, or None. `test` is a file called test."""
 
     train: Path
     validation: Path | None = None
     test: Path | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def role_of(path: Path) -> str | None:
@@ -65,6 +64,7 @@ def role_of(path: Path) -> str | None:
 
 def find_files(data: Path) -> Files:
     """The files in a folder, or a file and what lies beside it. Raises UserError E201 (there is none), E130 (not clear)."""
+    require_name(data.absolute())
     if not data.exists():
         raise UserError("E201", "no such file or folder", "Give a data file, or a folder with them", str(data))
     if data.is_dir():
@@ -92,8 +92,21 @@ def _in_folder(folder: Path) -> Files:
 
 def _data_files(folder: Path) -> list[Path]:
     """Files that may hold rows, by their names."""
-    found = [path for path in sorted(folder.iterdir()) if path.is_file() and ending(path) in ENDINGS]
+    try:
+        found = [path for path in sorted(folder.iterdir()) if path.is_file() and ending(path) in ENDINGS]
+    except OSError as error:
+        raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(folder)) from None
+    for path in found:
+        require_name(path)
     return [path for path in found if not path.name.lower().startswith(PAPERS)]
+
+
+def require_name(path: Path) -> None:
+    """Raise UserError E130 for a name that neither a terminal nor a pipeline file can hold."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError("E130", f"the name {str(path)!r} is not UTF-8", "Give the file another name") from None
 
 
 def _by_role(files: Sequence[Path], data: Path) -> dict[str, list[Path]]:

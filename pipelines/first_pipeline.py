@@ -15,8 +15,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
 
 @dataclass(frozen=True)
 class Facts:
-    """What the file says, and why. `kept` is the share of the rows to train on (None for all), `deploys` whether a Triton is
-    installed that `deploy` could prove the model on."""
+    """What the file says, and why. `kept` is the share of the rows to train on (None for all), `sparse` whether robust
+    PCA finds places in so wide a model, `deploys` whether a Triton is installed that `deploy` could prove the model on."""
 
     name: str
     data: str
@@ -27,6 +27,7 @@ class Facts:
     text: Sequence[str]
     label: str
     max_length: int
+    sparse: bool
     epochs: int
     rows: int
     kept: float | None
@@ -106,32 +107,53 @@ seed: 0
 
 
 def _training(facts: Facts) -> str:
-    modules = "[query, value]" if facts.kind in ("classification", "regression") else "all"
+    places = _places(facts) if facts.sparse else ""
     return f"""
 # The stages run from top to bottom; each may appear again further down
 stages:
-  # Choose the places of the weights that the sparse part of the tuning may change, by robust PCA
+{places}  # Train a small change of the frozen model. `compress list methods` tells what there is
+  - tune:
+{_method(facts)}
+      modules: {_modules(facts)}
+      # passes over the training rows
+      epochs: {facts.epochs}
+      # diverges (E406)? Divide by 3
+      learning_rate: 1.0e-3
+      # rows of a step; fewer take less memory
+      batch_size: {_batch(facts)}
+"""
+
+
+def _modules(facts: Facts) -> str:
+    return "[query, value]" if facts.kind in ("classification", "regression") else "all"
+
+
+def _batch(facts: Facts) -> int:
+    """Rows of a step: of a model that generates few, since each of its tokens has logits for a whole vocabulary."""
+    return 32 if facts.classifies else 8
+
+
+def _places(facts: Facts) -> str:
+    return f"""  # Choose the places of the weights that the sparse part of the tuning may change, by robust PCA
   - select:
       # or: magnitude, pafi, random; by the gradients of the task: fish, sam, d3
       score: rpca
       # places in each matrix
       count: 16
       # or: all, or some of query, key, value, output, ffn_in, ffn_out
-      modules: {modules}
+      modules: {_modules(facts)}
 
-  # Train a small low-rank plus sparse change of the frozen model. `compress list methods` tells the others
-  - tune:
-      # or: lora (no select before it), full (every weight, about learning_rate 5.0e-5)
-      method: dsee
-      rank: 16
-      modules: {modules}
-      # passes over the training rows
-      epochs: {facts.epochs}
-      # diverges (E406)? Divide by 3
-      learning_rate: 1.0e-3
-      # rows of a step; fewer take less memory
-      batch_size: {32 if facts.classifies else 8}
 """
+
+
+def _method(facts: Facts) -> str:
+    if facts.sparse:
+        return """      # low-rank plus sparse; or: lora (no select before it), full (every weight; learning_rate 5.0e-5)
+      method: dsee
+      rank: 16"""
+    return """      # low-rank; or: dsee (low-rank plus sparse, a select before it), full (every weight; learning_rate 5.0e-5)
+      method: lora
+      rank: 16"""
 
 
 def _pruning(facts: Facts) -> str:
@@ -148,19 +170,21 @@ def _pruning(facts: Facts) -> str:
 
 
 def _recovery(facts: Facts) -> str:
-    return f"""
+    select = """
   # Choose places again, in the shapes that are left, for the recovery
-  - select: {{score: rpca, count: 16, modules: all}}
-
+  - select: {score: rpca, count: 16, modules: all}
+"""
+    other = "lora" if facts.sparse else "dsee (a select before it)"
+    return f"""{select if facts.sparse else ""}
   # Train what is left, with the tuned model before pruning as the teacher
   - recover:
-      # or: same (go on with what tune trains), lora, full
-      method: dsee
+      # or: same (go on with what tune trains), {other}, full
+      method: {"dsee" if facts.sparse else "lora"}
       rank: 8
       modules: all
       epochs: {facts.epochs}
       learning_rate: 1.0e-3
-      batch_size: {32 if facts.classifies else 8}
+      batch_size: {_batch(facts)}
       # or: false (labels alone), hidden, both
       distill: logits
 

@@ -92,7 +92,7 @@ class Column:
 
     def sample(self) -> str:
         """Some of its values, for a message."""
-        shown = [f"{text:.30}" for text in self.distinct[:4]]
+        shown = ["".join(letter if letter.isprintable() else " " for letter in text[:30]) for text in self.distinct[:4]]
         return ", ".join(shown) + (", ..." if len(self.distinct) > len(shown) else "")
 
 

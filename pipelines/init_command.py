@@ -128,6 +128,8 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
     files, name = _chosen(asked, find_files(asked.data)), _name(asked.data)
     _check_free(asked, [asked.out])
     train, validation, guessed = _read(asked, files)
+    if validation.path == files.test:
+        say("note", f"{files.test.name} validates, for want of a dev file: it is then no test any more")
     for title in ("kind", "text", "label"):
         value = {"kind": guessed.kind, "text": ", ".join(guessed.text), "label": guessed.label}[title]
         say(title, f"{value}: {guessed.why[title]}")
@@ -146,7 +148,8 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
         kept = _kept(asked.rows, rows["train"])
         if kept:
             say("subset", f"{int(kept * rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
-        facts = _facts(asked, guessed, name, paths, scratch, length=length, rows=rows["train"], kept=kept, why=why_length)
+        found = {"max_length": length, "sparse": _sparse(model, guessed.kind), "rows": rows["train"], "kept": kept}
+        facts = _facts(asked, guessed, name, paths, scratch, found, why_length)
         _check_free(asked, copies)
         plan = _write_and_check(facts, asked, paths, scratch, model)
         files = _move(scratch, asked.out)
@@ -155,11 +158,14 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
 
 def _chosen(asked: Asked, files: Files) -> Files:
     """The files, with what the user said of them."""
+    from pipelines.data_files import require_name
+
     if asked.split and asked.validation:
         raise UserError("E130", "--split and --validation exclude each other", "Leave one of them out")
     if asked.split:
         return replace(files, validation=None, test=None)
     if asked.validation:
+        require_name(asked.validation.absolute())
         return replace(files, validation=asked.validation, test=None)
     if files.validation is None and files.test is None:
         mend = "Name a second file: --validation FILE, or set rows apart: --split 0.1"
@@ -310,6 +316,13 @@ def _token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, l
     return counts
 
 
+def _sparse(folder: Path, kind: str) -> bool:
+    """Whether robust PCA surely finds 16 places in each matrix: of an encoder that is not narrow."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    width = next((config[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if key in config), 0)
+    return kind != "generation" and width >= 256
+
+
 def _kept(asked: int | None, rows: int) -> float | None:
     """The share of the training rows to train on; None for all."""
     wanted = (ROWS if rows > MANY else rows) if asked is None else asked
@@ -322,13 +335,10 @@ def _facts(
     name: str,
     paths: dict[str, Path],
     scratch: Path,
-    *,
-    length: int,
-    rows: int,
-    kept: float | None,
-    why: str,
+    found: dict[str, Any],
+    why_length: str,
 ) -> Facts:
-    """Everything that the file says."""
+    """Everything that the file says; `found` are the numbers in it."""
     from pipelines.first_pipeline import Facts
     from serving.bundle import find_bundle
 
@@ -337,7 +347,7 @@ def _facts(
         deploys = True
     except UserError:
         deploys = False
-    used = int(rows * (kept or 1))
+    used = int(found["rows"] * (found["kept"] or 1))
     return Facts(
         name=name,
         data=str(asked.data),
@@ -346,12 +356,10 @@ def _facts(
         **{role: f"{path.name}" if path.parent == scratch else _seen_from(asked.out, path) for role, path in paths.items()},
         text=guessed.text,
         label=guessed.label,
-        max_length=length,
+        **found,
         epochs=min(max(2, -(-STEPS_FOR // used)), 10),
-        rows=rows,
-        kept=kept,
         deploys=deploys,
-        why={**guessed.why, "max_length": why},
+        why={**guessed.why, "max_length": why_length},
         schema=f"./{SCHEMA_FILE}" if asked.schema else None,
     )
 
@@ -366,15 +374,9 @@ def _reference(model: str, out: Path) -> str:
 
 
 def _seen_from(out: Path, path: Path) -> str:
-    """A path relative to the pipeline file where it lies below that, else absolute. Raises UserError E130 for a name that no
-    pipeline file can hold."""
-    folder = out.absolute().parent.resolve()
-    shown = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
-    try:
-        shown.encode()
-    except UnicodeEncodeError:
-        raise UserError("E130", f"the name {shown!r} is not UTF-8", "Give the file another name") from None
-    return shown
+    """A path relative to the pipeline file where it lies below that, else absolute."""
+    folder = out.absolute().parent
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
 def _write_and_check(facts: Facts, asked: Asked, paths: dict[str, Path], scratch: Path, model: Path) -> Plan | None:
