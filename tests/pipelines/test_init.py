@@ -21,8 +21,9 @@ from pipelines.first_pipeline import quoted
 from pipelines.guesses import guess
 from pipelines.init_command import Asked, make
 from pipelines.preflight import check_inputs, make_plan
-from pipelines.yaml_source import parse
+from pipelines.yaml_source import parse, read_yaml
 from tests import tiny
+from tests.pipelines.test_schema import valid
 
 GOOD = "sentence\tlabel\n" + "the film was good\tyes\na bad story\tno\n" * 8
 
@@ -250,6 +251,7 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     names = [entry.name for entry in pipeline.stages]
     assert names == ["tune", "prune", "recover", "merge", "export", *names[5:]]
     assert ("deploy" in names) == (kind != "generation") and names[-2:] == ["benchmark", "report"]
+    assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
     text = (tmp_path / "pipeline.yaml").read_text()
     assert "train: data/train" in text and max(map(len, text.splitlines())) < 200
 
