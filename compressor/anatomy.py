@@ -181,6 +181,12 @@ def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:
     return [layer.matrix(name) for layer in layers for name in layer.names if name in modules]
 
 
+def modules_of(model: nn.Module, modules: Collection[str]) -> list[str]:
+    """Those of `modules` that some block has, in the anatomy's order: what `all` stands for in this model."""
+    names = {name for layer in layers_of(model) for name in layer.names}
+    return [name for name in MODULES if name in modules and name in names]
+
+
 def biases_of(model: nn.Module) -> list[nn.Module]:
     """Every module of the base (or of one block) that has a bias, its pooler apart."""
     return [

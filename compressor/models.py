@@ -62,7 +62,7 @@ def find_folder(reference: str, relative_to: Path = Path()) -> Path:
     if reference.startswith("package:"):
         return _package_folder(reference)
     local = relative_to / Path(reference).expanduser()
-    if local.is_dir():
+    if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one
         return local.resolve()
     if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
         raise UserError("E303", f"model '{reference}': no such folder", "Give a folder, a hub id or package:NAME/PATH")
@@ -254,6 +254,20 @@ def auto_class_facts(model: nn.Module) -> dict[str, str]:
     """What a file on `model` says of its Auto class: nothing of SEQUENCES."""
     found = auto_class_of(model)
     return {} if found == SEQUENCES else {"auto_class": found}
+
+
+def reference_to(reference: str) -> Reference:
+    """What is behind a reference, a base or not (a state, a pruned model): only that the folder exists is checked.
+
+    Raises UserError E303.
+    """
+    folder = find_folder(reference)
+    return Reference(reference, folder, _digest(folder))
+
+
+def is_hub_id(reference: str, folder: Path) -> bool:
+    """Whether a reference, found in `folder`, is the id of a model on the hub: NAME/snapshots/COMMIT of the hub's cache."""
+    return folder.parent.name == "snapshots" and not reference.startswith(("package:", ".", "/", "~"))
 
 
 def head_names(model: nn.Module) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ def processor() -> dict[str, Any]:
     flags = told.get("flags", told.get("Features", "")).split()
     instructions = [name for name in INSTRUCTIONS if name in flags]
     return {"cpu": told.get("model name", platform.machine()), "instructions": instructions, "cores": physical_cores()}
+
+
+def weight_bits(instructions: Sequence[str] | None = None) -> int:
+    """Bits of a weight in ONNX Runtime's dynamic int8 on such a processor: 8, or 7 where it has no VNNI instructions.
+
+    Without them x86 adds pairs of products of 8 bits in 16 bits, which overflow silently (they saturate); with weights of 7
+    bits they do not. `instructions` are by default those of this machine.
+    """
+    known = processor()["instructions"] if instructions is None else instructions
+    overflows = platform.machine().lower() in ("x86_64", "amd64") and not {"avx512_vnni", "avx_vnni"} & set(known)
+    return 7 if overflows else 8
 
 
 def default_threads() -> int:

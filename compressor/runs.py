@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 LOCK_FILE, MANIFEST, RUN_FILE, STORE = "pipeline.lock.yaml", "artifact.json", "run.json", ".store"
-MOST_BYTES = 2**18
-"""Of a lock file or a manifest; those of a long pipeline have a tenth of it."""
+MOST_BYTES, MOST_DEPTH = 2**26, 40
+"""Of a lock file or a manifest."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """Of a run, an artifact and a file in one: it leads nowhere else."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -38,7 +38,8 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     """
     from compressor import checkpoint
 
-    row, store = _last_model(folder)
+    lock = _lock(folder / LOCK_FILE)
+    row, store = _last_model(lock, folder)
     place = store / row["artifact"]
     if not place.is_dir():
         what = f"its artifact {row['artifact']} is gone"
@@ -47,12 +48,11 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     if not any(name in row["files"] for name in (checkpoint.STATE_FILE, "config.json")):
         mend = f"Load a task of it: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
         raise UserError("E805", "the run trained many tasks, and has no model of one", mend, str(folder))
-    return checkpoint.load(place, base=base or _base(folder))
+    return checkpoint.load(place, base=base or _base(folder, lock.get("model")))
 
 
-def _last_model(folder: Path) -> tuple[dict[str, Any], Path]:
+def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
     """The lock's row of the last artifact that is a model, and the store. Raises UserError E305, E805."""
-    lock = _lock(folder / LOCK_FILE)
     name, rows = lock.get("name"), lock.get("stages")
     parts = name.split("/") if isinstance(name, str) else []
     if not parts or not all(NAME.fullmatch(part) for part in parts) or len(parts) > 2 or not isinstance(rows, list):
@@ -75,12 +75,25 @@ def _lock(path: Path) -> dict[str, Any]:
 
     try:
         content = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-        lock = yaml.safe_load(content.decode())  # not libyaml's parser: a million brackets end its process
+        lock = _plain(content.decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         lock = None
     if not isinstance(lock, dict):
         raise _damaged(path.name, path.parent)
     return lock
+
+
+def _plain(text: str) -> Any:
+    """YAML such as a run writes. Raises ValueError for aliases, which multiply, and for depth: libyaml's parser, which is fast,
+    ends the process over a million brackets. Raises YAMLError."""
+    import yaml
+
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
+            raise ValueError
+    return yaml.load(text, Loader=loader)
 
 
 def _is_file(name: object, sha256: object) -> bool:
@@ -116,11 +129,14 @@ def _changed(place: Path, files: Mapping[str, str]) -> Iterator[str]:
             yield name
 
 
-def _base(folder: Path) -> str | None:
-    """Where the run found its pretrained model, where that is still there; the state's own reference is taken else."""
+def _base(folder: Path, model: object) -> str | None:
+    """Where the run found its pretrained model, where that is still there; the state's own reference is taken else. run.json
+    may tell of a later attempt, with another model."""
     try:
-        place = json.loads((folder / RUN_FILE).read_bytes())["model_folder"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        facts = json.loads((folder / RUN_FILE).read_bytes())
+        same = facts.get("model_sha256", "") in ("", model["sha256"])
+        place = facts["model_folder"] if same else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return place if isinstance(place, str) and "\0" not in place and Path(place).is_dir() else None
 

@@ -18,6 +18,7 @@ from compressor.models import TOKENIZER_FILES
 if TYPE_CHECKING:
     import onnx
 
+    from compressor.models import Reference
     from export.found import Found
     from export.parity import ParityResult
     from export.tensorrt import Profile
@@ -49,6 +50,7 @@ def export_folder(
     Raises UserError E303, E305, E620 (the folder is taken), E621 (no such model), E622 (it cannot be traced), E623 (its cache),
     E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
     """
+    from compressor.models import reference_to
     from export.found import find_model
     from export.onnx import OPSET, SINGLE_FILE_LIMIT, can_fuse
 
@@ -57,7 +59,8 @@ def export_folder(
         fuse = fuse and can_fuse(found.model)
         _check_kind(found, precisions, tensorrt, reference)
         write = write_generating if found.kind == "generation" else _write_classifier
-        more = write(found, folder, precisions, fuse, SINGLE_FILE_LIMIT if limit is None else limit, tensorrt)
+        source, limit = reference_to(reference), SINGLE_FILE_LIMIT if limit is None else limit
+        more = write(found, folder, precisions, fuse, limit, tensorrt, source)
         for name in (*TOKENIZER_FILES, "config.json", "generation_config.json"):
             if (found.folder / name).is_file():
                 shutil.copyfile(found.folder / name, folder / name)
@@ -97,14 +100,20 @@ def _tracing(reference: Path) -> Iterator[None]:
 
 
 def _write_classifier(
-    found: Found, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, tensorrt: Profile | None
+    found: Found,
+    folder: Path,
+    precisions: Sequence[str],
+    fuse: bool,
+    limit: int,
+    tensorrt: Profile | None,
+    source: Reference,
 ) -> dict[str, Any]:
     """The files of a classifier, and what the summary tells of them."""
     from compressor.tasks.features import pad
-    from export.onnx import trace, write_onnx
+    from export.onnx import stamp, trace, write_onnx
 
     with _tracing(found.folder):
-        graph = trace(found.model, pad([found.rows[0], found.rows[-1]], found.pad_id))
+        graph = stamp(trace(found.model, pad([found.rows[0], found.rows[-1]], found.pad_id)), found.model, source)
     paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit)
     engine = write_tensorrt(graph, folder, tensorrt, paths) if tensorrt else None
     labels = found.model.config.id2label
@@ -117,19 +126,31 @@ def _write_classifier(
 
 
 def write_generating(
-    found: Found, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, tensorrt: None = None
+    found: Found,
+    folder: Path,
+    precisions: Sequence[str],
+    fuse: bool,
+    limit: int,
+    tensorrt: None = None,
+    source: Reference | None = None,
+    *,
+    required: Sequence[str] = PRECISIONS,
 ) -> dict[str, Any]:
-    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, CheckError E610."""
+    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, and CheckError E610
+    for a precision of those `required`; of another the summary says that it failed."""
     from export.decoders import trace_generator
     from export.generators import prove_generator, special_tokens, write_generator
+    from export.onnx import stamp
 
     with _tracing(found.folder):
-        graphs = trace_generator(found.model)
+        graphs = {name: stamp(graph, found.model, source) for name, graph in trace_generator(found.model).items()}
     paths = write_generator(graphs, folder, precisions=precisions, fuse=fuse, limit=limit)
     return {
         "generation": special_tokens(found),
         "files": {path.stem: describe(path, one) for one, parts in paths.items() for path in parts},
-        "parity": [{"precision": one, **prove_generator(found, one, parts)} for one, parts in paths.items()],
+        "parity": [
+            {"precision": one, **prove_generator(found, one, parts, required=one in required)} for one, parts in paths.items()
+        ],
         "tensorrt": tensorrt,
     }
 
@@ -138,10 +159,12 @@ def write_tensorrt(graph: onnx.ModelProto, folder: Path, profile: Profile, paths
     """Add the fp16 graph to `paths`, write its script, and build its engine where TensorRT is installed."""
     from export import tensorrt
     from export.half import half
-    from export.onnx import file_name, save
+    from export.onnx import carry_over, file_name, save
 
     paths["fp16"], sparse = folder / file_name("fp16"), tensorrt.has_two_of_four(graph)
-    save(half(graph), paths["fp16"])
+    narrow = half(graph)
+    carry_over(graph, narrow)
+    save(narrow, paths["fp16"])
     script = tensorrt.write_script(paths["fp16"], folder, profile, sparse=sparse)
     module = tensorrt.find_module()
     facts = {"script": script.name, "sparse": sparse, "profile": asdict(profile), "engine": None}

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import inspect
 import io
+import json
 import logging
 import re
 from collections import Counter
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
     import onnx_ir
     from torch import nn
 
+    from compressor.models import Reference
     from export.sessions import Device
 
 OPSET = 20
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""The order of a graph's inputs, whatever the tokenizer's; what has another name comes behind them."""
 AXES = ("batch", "sequence")
 WRONG_WHEN_FUSED = ("t5",)
 """Model types whose logits ONNX Runtime's fusions change: transformers 5.23 makes every attention of T5's decoder, also that to
@@ -76,15 +80,16 @@ def write_onnx(
     fuse: bool = True,
     limit: int = SINGLE_FILE_LIMIT,
     excluded: Sequence[str] = (),
+    weight_bits: int = 8,
 ) -> dict[str, Path]:
     """The files of `export_onnx` from its graph, as `trace` gave it; the nodes `excluded` (of `matrices`) stay fp32 in int8,
-    `limit` is as in `save`."""
+    `limit` is as in `save`, `weight_bits` (7 or 8) as in `compressor.processor`."""
     from export.half import brain, half
 
     folder.mkdir(parents=True, exist_ok=True)
     writers = {
         "fp32": lambda: fused(graph) if fuse else graph,
-        "int8": lambda: quantized_dynamic(graph, excluded),
+        "int8": lambda: quantized_dynamic(graph, excluded, weight_bits),
         # CUDA's joined operators sum in fp32 inside; TensorRT knows none of them, and has a file of its own (export/folder.py)
         "fp16": lambda: half(fused(graph, "cuda") if fuse else graph),
         "bf16": lambda: brain(graph),
@@ -92,7 +97,9 @@ def write_onnx(
     paths = {}
     for precision in precisions:
         paths[precision] = folder / file_name(precision)
-        save(writers[precision](), paths[precision], limit)
+        made = writers[precision]()
+        carry_over(graph, made)
+        save(made, paths[precision], limit)
     return paths
 
 
@@ -104,7 +111,8 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
         raise UserError("E601", f"sample of shape {encoding['input_ids'].shape}", "Give at least 2 rows of 2 tokens")
     # a forward with **kwargs would swallow the others and leave dead inputs in the graph
     accepted = inspect.signature(model.forward).parameters
-    inputs = {name: torch.from_numpy(values) for name, values in encoding.items() if name in accepted}
+    names = sorted(encoding, key=lambda name: INPUTS.index(name) if name in INPUTS else len(INPUTS))
+    inputs = {name: torch.from_numpy(encoding[name]) for name in names if name in accepted}
     return trace_named(model, inputs, dict.fromkeys(inputs, AXES))
 
 
@@ -152,6 +160,41 @@ def _name_products(program: onnx_ir.Model) -> None:
             node.name = path if taken[path] == 1 else f"{path}#{taken[path]}"
 
 
+def stamp(graph: onnx.ModelProto, model: nn.Module, source: Reference | None = None) -> onnx.ModelProto:
+    """Note in a traced graph, in place, what its files are: product, task, labels and, where known, the model it comes from.
+
+    Every file that is made of the graph carries it (ONNX's `metadata_props`): `product` with its version, `task`, `labels` (a
+    JSON list by output number), `source` and `source_sha256`. Nothing in it depends on the machine: of a local folder its name.
+    """
+    from compressor import __version__
+    from compressor.models import TOKENS, auto_class_of
+
+    notes, labels = {"product": f"compress-pipeline {__version__}", "task": "generation"}, model.config.id2label
+    if not model.can_generate():
+        notes["task"] = f"{'token' if auto_class_of(model) == TOKENS else 'sequence'} classification"
+        notes["labels"] = json.dumps([labels[number] for number in sorted(labels)], ensure_ascii=False)
+    if source is not None:
+        notes |= {"source": portable(source), "source_sha256": source.sha256}
+    del graph.metadata_props[:]
+    for key, value in notes.items():
+        graph.metadata_props.add(key=key, value=value)
+    return graph
+
+
+def portable(source: Reference) -> str:
+    """A reference without the folders of one machine: package:NAME/PATH, a hub id, or the name of a local folder."""
+    from compressor.models import is_hub_id
+
+    elsewhere = source.reference.startswith("package:") or is_hub_id(source.reference, source.folder)
+    return source.reference if elsewhere else source.folder.name
+
+
+def carry_over(graph: onnx.ModelProto, made: onnx.ModelProto) -> None:
+    """Give a graph that was made of another one its notes, which not every converter keeps."""
+    present = {note.key for note in made.metadata_props}
+    made.metadata_props.extend(note for note in graph.metadata_props if note.key not in present)
+
+
 def matrices(graph: onnx.ModelProto) -> list[str]:
     """The nodes of a graph of `trace` whose weights a quantizer turns to int8, in order: linear matrices and embeddings, by the
     names of their modules. (The products of two activations in attention are none: only OpenVINO's int8 has them.)"""
@@ -194,13 +237,15 @@ def fused(proto: onnx.ModelProto, device: Device = "cpu") -> onnx.ModelProto:
 
     program = onnx_ir.from_proto(proto)
     fuse_for_onnxruntime(program, device)
+    for value in program.graph.initializers.values():
+        value.shape = value.const_value.shape  # transformers notes the scale of attention as (), and stores it as (1,)
     return onnx_ir.to_proto(program)
 
 
-def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = ()) -> onnx.ModelProto:
+def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = (), weight_bits: int = 8) -> onnx.ModelProto:
     """The graph with int8 weights (one scale a channel) and activations quantized at run time; embeddings are int8 too.
 
-    The nodes `excluded`, by name, stay as they are.
+    The nodes `excluded`, by name, stay as they are. `weight_bits` of 7 is for processors on which products of 8 bits overflow.
     """
     import onnx_ir
     from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
@@ -208,7 +253,7 @@ def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = ()) -> o
 
     # a Gemm is made NAME_MatMul and an addition first
     both = [name for one in excluded for name in (one, f"{one}_MatMul")]
-    config = OnnxRuntimeDynamicConfig(per_channel=True, nodes_to_exclude=both)
+    config = OnnxRuntimeDynamicConfig(per_channel=True, nodes_to_exclude=both, reduce_range=weight_bits == 7)
     quantizer = OnnxRuntimeQuantizer(config)
     return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(proto), {}, ExportFormat.ONNX))
 

@@ -1,4 +1,9 @@
-"""Is it still the same function? Logits before and after each hop, compared on real rows, with a bound a kind."""
+"""Is it still the same function? Logits before and after each hop, compared on real rows, with a bound a kind.
+
+Where precision is given up on purpose (int8), no single difference is bounded. Refused is then what is *shown* to be wrong: a
+loss of the metric that chance does not explain, labels that change beyond what rounding changes, or outputs that move further
+than rounding to that precision moves them in PyTorch. docs/export.md says which loss is found how often on how many rows.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,15 @@ from compressor.errors import CheckError
 from compressor.tasks.answers import rows_of
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import Forward, answers_of
-from compressor.tasks.kinds import Agreement, Kind
+from compressor.tasks.kinds import Kind
+from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
 
 Batches = dict[str, np.ndarray]
 """Logits (answers, classes) of some rows in several batch compositions, by the name of the composition."""
 
 RESAMPLES = 1000
+GENERATED = ", generated"
+"""Ends the rows of the table of bounds for models whose outputs are the words of a vocabulary."""
 MORE_ROWS = 128
 """Rows that are compared once more, in other batches."""
 ROUNDING = 1e-5
@@ -26,19 +34,30 @@ ROUNDING = 1e-5
 depend on where in memory the weights begin."""
 
 
+ROUNDING_FACTOR = 1.35
+"""How much further than by rounding outputs may move. Sound files move by .7 (OpenVINO) to 1.05 times as much; a matrix whose
+scale is wrong by a quarter 1.4 times, 4 bits 5 times (benchmarks/gate.py)."""
+LEAST_ANSWERS = 800
+"""Of the checks that need no labels: where there are fewer validation rows, training rows join them."""
+ONE_SIDED, NINE_OF_TEN = 1.645, 1.282
+"""Normal quantiles of .95 and .9."""
+
+
 @dataclass(frozen=True)
 class Bound:
     """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`, or
     times the largest of those in its row when `of_row`: where every word is one product with one state, it rounds them alike.
 
-    Where there is none, `metric_loss` is the most that the task metric may fall, and the kind of task says how far the outputs
-    must agree (`Agreement.least`).
+    Where there is none, `metric_loss` is the most that the task's metric may be shown to fall, the kind of task says how far
+    the outputs must agree (`Agreement.least`), and `rounding` is the most that the outputs may move, as a multiple of what
+    rounding to the precision moves them in PyTorch.
     """
 
     difference: float | None = None
     relative: bool = False
     of_row: bool = False
     metric_loss: float = 0.0
+    rounding: float = ROUNDING_FACTOR
 
 
 BOUNDS = {
@@ -52,6 +71,8 @@ BOUNDS = {
     "merged, generated": Bound(difference=0.0, relative=True, of_row=True),
     "served": Bound(difference=1e-5),
     "int8": Bound(metric_loss=0.01),
+    # nats a token: 5 % of the perplexity. A likelihood of .2 % cannot fall by a point
+    "int8, generated": Bound(metric_loss=0.05),
     "fp16": Bound(difference=2e-2, relative=True),
     # bf16 has 3 bits less
     "bf16": Bound(difference=0.16, relative=True),
@@ -64,8 +85,59 @@ BOUNDS = {
 
 def row_of(kind: str, task: Kind) -> str:
     """The row of the table for a kind of hop: one whose outputs are the words of a vocabulary has some of its own."""
-    own = f"{kind}, generated"
+    own = f"{kind}{GENERATED}"
     return own if task.generates and own in BOUNDS else kind
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a hop costs of the metric that gates, positive where it costs something, in its own unit (.01 is a point).
+
+    `at_least` and `at_most` are its one-sided 95 % bounds (paired bootstrap over rows). `allowed` is the bound, and `resolved`
+    the smallest true loss that so many rows would refuse 9 times out of 10. `unit` is "points", or "nats a token".
+    """
+
+    found: float
+    at_least: float
+    at_most: float
+    allowed: float
+    resolved: float
+    unit: str = "points"
+
+    @property
+    def too_large(self) -> bool:
+        """Whether a loss of more than is allowed is shown."""
+        # 1e-9: a loss of exactly one point must not fail by rounding
+        return self.at_least > self.allowed + 1e-9
+
+    @property
+    def small_enough(self) -> bool:
+        """Whether a loss of no more than is allowed is shown."""
+        return self.at_most <= self.allowed + 1e-9
+
+    def in_words(self, loss: float) -> str:
+        """'1.0 points'."""
+        return f"{100 * loss:.1f} points" if self.unit == "points" else f"{loss:.2f} {self.unit}"
+
+    @property
+    def shown(self) -> str:
+        """'-0.25 points, 90 % interval -0.88 to +0.38': the change, so a loss is negative."""
+        scale = 100 if self.unit == "points" else 1
+        change, low, high = (0.0 - scale * one for one in (self.found, self.at_most, self.at_least))
+        return f"{change:+.2f} {self.unit}, 90 % interval {low:+.2f} to {high:+.2f}"
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Outputs (answers, outputs) for the checks that need no labels, beside those of the validation rows.
+
+    `reference` and `candidate` are the two models' on more rows, or nothing; `rounded` are those of the reference with its
+    matrices rounded to the precision in PyTorch, on the validation rows and then on these, or None where that is not known.
+    """
+
+    reference: np.ndarray | None = None
+    candidate: np.ndarray | None = None
+    rounded: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +148,11 @@ class ParityResult:
     `metric_interval` is the 95 % paired bootstrap interval of metric(candidate) - metric(reference). `batches` has the largest
     |Δlogit| of the rows that were compared in other batches, `agreement_in_batches` their agreement, `failed_batches` those of
     them beyond the bound.
+
+    Of a precision: `loss` of the metric; `agreement_beyond_noise`, in which labels do not count that rounding alone may turn;
+    `distance` of the outputs (`metrics.output_distance`) and `rounding`, that of rounding alone in PyTorch, both on the
+    `answers` of validation rows and of training rows that joined them. `failed` names the checks that refuse: difference,
+    metric, agreement, rounding, batches. `gated` is False for a file that is only compared with.
     """
 
     hop: str
@@ -93,10 +170,36 @@ class ParityResult:
     batches: dict[str, float]
     agreement_in_batches: dict[str, float]
     failed_batches: tuple[str, ...]
+    failed: tuple[str, ...] = ()
+    loss: Loss | None = None
+    agreement_beyond_noise: float | None = None
+    distance: float | None = None
+    rounding: float | None = None
+    answers: int = 0
+    gated: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """passed, refused, or not shown: neither that it loses more of the metric than is allowed, nor that it does not. A file
+        that is only compared with is "beyond its bound" instead of refused."""
+        if not self.passed:
+            return "refused" if self.gated else "beyond its bound"
+        return "not shown" if self.loss is not None and not self.loss.small_enough else "passed"
+
+    @property
+    def told(self) -> str:
+        """A sentence for what is not shown either way, with the loss that so many rows can resolve; else nothing."""
+        if self.verdict != "not shown":
+            return ""
+        return (
+            f"{self.hop} passes; that it loses no more than {self.loss.in_words(self.loss.allowed)} is not shown by "
+            f"{self.rows:,} rows ({self.loss.shown}). A loss of {self.loss.in_words(self.loss.resolved)} would be refused 9 "
+            "times out of 10"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an artifact's metadata."""
-        return asdict(self)
+        return {**asdict(self), "verdict": self.verdict, "told": self.told}
 
 
 def compare(
@@ -108,29 +211,37 @@ def compare(
     *,
     task: Kind = CLASSIFICATION,
     batches: tuple[Batches, Batches] = ({}, {}),
+    unlabelled: Unlabelled = Unlabelled(),
 ) -> ParityResult:
     """Compare outputs (answers, outputs) by the bound of the hop's `kind`, as `row_of` has it. Another shape or a NaN fails.
 
     `batches` are the same two models on some of the rows in other batches (`in_other_batches` of each): the same bound holds
-    there, but for the metric; and an agreement may be less by what so few answers leave to chance.
+    there, but for the metric; and an agreement may be less by what so few answers leave to chance. `unlabelled` is for the
+    checks of a precision that need no labels.
     """
     kind = row_of(kind, task)
     bound, others = BOUNDS[kind], {name: (batches[0][name], theirs) for name, theirs in batches[1].items()}
     loose = replace(bound, difference=ROUNDING) if bound.difference == 0.0 else bound
     if reference.shape != candidate.shape or not len(reference):
-        return _hopeless(hop, kind, labels, f"shape {reference.shape}, got {candidate.shape}")
+        return _incomparable(hop, kind, labels, f"shape {reference.shape}, got {candidate.shape}")
     rows = rows_of(labels)
     if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
         broken = ~(np.isfinite(reference) & np.isfinite(candidate)).all(axis=1)
-        return _hopeless(hop, kind, labels, "finite logits", worst_row=int(rows[broken.argmax()]))
+        return _incomparable(hop, kind, labels, "finite logits", worst_row=int(rows[broken.argmax()]))
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
-    within = partial(_within, kind, task.agreement)
     (ours, known), (theirs, _) = (task.judged(outputs, labels) for outputs in (reference, candidate))
     before, after = (task.metric.value(found, known) for found in (ours, theirs))
-    failed = tuple(name for name, pair in others.items() if not within(loose, *pair, some=True))
-    # 1e-9: a loss of exactly one point must not fail by rounding
-    kept = bound.difference is not None or before - after <= bound.metric_loss + 1e-9
+    if bound.difference is None:
+        facts, failed, noise = _of_a_precision(kind, bound, reference, candidate, unlabelled, task)
+        facts["loss"] = loss = loss_of(bound, task, ours, theirs, known)
+        failed += ("metric",) * loss.too_large
+        within = partial(_agrees, kind, task, noise)
+    else:
+        within = partial(_is_near, loose)
+        facts, failed = {}, () if _is_near(bound, reference, candidate) else ("difference",)
+    failed_batches = tuple(name for name, pair in others.items() if not within(*pair))
+    failed += ("batches",) * bool(failed_batches)
     return ParityResult(
         hop=hop,
         kind=kind,
@@ -143,10 +254,12 @@ def compare(
         metric_interval=task.change(theirs, ours, known, resamples=RESAMPLES),
         worst_row=int(rows[(difference / _scale(bound, reference)).max(axis=1).argmax()]),
         bound=describe(bound, kind, task),
-        passed=within(bound, reference, candidate) and kept and not failed,
+        passed=not failed,
         batches={name: float(np.abs(one - other).max()) for name, (one, other) in others.items()},
         agreement_in_batches={name: task.agreement.measure(*pair) for name, pair in others.items()},
-        failed_batches=failed,
+        failed_batches=failed_batches,
+        failed=failed,
+        **facts,
     )
 
 
@@ -155,15 +268,59 @@ def _scale(bound: Bound, reference: np.ndarray) -> np.ndarray | float:
     return scale.max(axis=-1, keepdims=True) if bound.of_row else scale
 
 
-def _within(
-    kind: str, agreement: Agreement, bound: Bound, reference: np.ndarray, candidate: np.ndarray, *, some: bool = False
-) -> bool:
-    """Whether outputs keep the part of a bound that needs no labels; False for a NaN, too. `some`: of some of the rows."""
-    if bound.difference is None:
-        least = agreement.least[kind]
-        least -= agreement.chance(least, len(reference)) if some else 0.0
-        return bool(np.isfinite(candidate).all()) and agreement.measure(reference, candidate) >= least
+def _is_near(bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool:
+    """Whether every difference is within the bound; False for a NaN."""
     return bool((np.abs(candidate - reference) <= bound.difference * _scale(bound, reference)).all())
+
+
+def _agrees(kind: str, task: Kind, noise: float, reference: np.ndarray, candidate: np.ndarray) -> bool:
+    """Whether outputs agree as far as the kind of hop asks, but for what so many answers leave to chance; False for a NaN."""
+    least = task.agreement.least[kind.removesuffix(GENERATED)]
+    enough = least - task.agreement.chance(least, len(reference))
+    return bool(np.isfinite(candidate).all()) and task.agreement.beyond(reference, candidate, noise) >= enough
+
+
+def _of_a_precision(
+    kind: str, bound: Bound, reference: np.ndarray, candidate: np.ndarray, unlabelled: Unlabelled, task: Kind
+) -> tuple[dict[str, Any], tuple[str, ...], float]:
+    """What needs no labels: (facts of the record, checks that refuse, the noise of rounding alone in the margins)."""
+    if unlabelled.reference is not None:
+        reference = np.concatenate([reference, unlabelled.reference])
+        candidate = np.concatenate([candidate, unlabelled.candidate])
+    facts = {"answers": len(reference), "distance": output_distance(reference, candidate)}
+    noise, failed = 0.0, ()
+    if (rounded := unlabelled.rounded) is not None:
+        noise = margin_noise(reference, rounded) if reference.shape[1] > 1 else 0.0
+        facts["rounding"] = output_distance(reference, rounded)
+        failed = ("rounding",) * (facts["distance"] > bound.rounding * facts["rounding"])
+    facts["agreement_beyond_noise"] = task.agreement.beyond(reference, candidate, noise)
+    return facts, failed + ("agreement",) * (not _agrees(kind, task, noise, reference, candidate)), noise
+
+
+def loss_of(bound: Bound, task: Kind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
+    """What the candidate (`theirs`) loses against the reference (`ours`) of the metric that gates; arrays as `Kind.judged`."""
+    value, rows = task.gate.value, len(known)
+    found = value(ours, known) - value(theirs, known)
+    losses = -paired_changes(value, theirs, ours, known, resamples=RESAMPLES)
+    at_least, at_most = (float(edge) for edge in np.percentile(losses, [5, 95]))
+    resolved = resolved_loss(bound.metric_loss, float(losses.std()), rows)
+    return Loss(found, at_least, at_most, bound.metric_loss, resolved, unit_of(task))
+
+
+def unit_of(task: Kind) -> str:
+    """What a loss of the metric that gates is counted in."""
+    return "nats a token" if task.generates else "points"
+
+
+def resolved_loss(allowed: float, error: float, rows: int) -> float:
+    """The smallest true loss that is refused 9 times out of 10, where the found one has this standard error.
+
+    A larger loss turns more rows, which widens the error.
+    """
+    loss = allowed
+    for _ in range(20):
+        loss = allowed + (ONE_SIDED + NINE_OF_TEN) * float(np.sqrt(error**2 + loss / rows))
+    return loss
 
 
 def in_other_batches(
@@ -194,34 +351,46 @@ def in_other_batches(
 def describe(bound: Bound, kind: str, task: Kind) -> str:
     """The bound of a hop's kind in words."""
     if bound.difference is None:
-        agree = task.agreement
-        return f"{agree.words} {agree.least[kind]:.0%}, metric falls by at most {100 * bound.metric_loss:.1f} points"
+        agree, most = task.agreement, bound.metric_loss
+        loss = f"{most:g} {unit_of(task)}" if task.generates else f"{100 * most:.1f} points of {task.metric.name}"
+        least = agree.least[kind.removesuffix(GENERATED)]
+        return f"{agree.words} {least:.0%} but for chance, no loss of more than {loss} is shown, rounding explains what moves"
     if bound.difference == 0.0:
         return "equal bit for bit"
     scale = " x max(1, largest |logit| of the row)" if bound.of_row else " x max(1, |logit|)" if bound.relative else ""
     return f"|Δlogit| <= {bound.difference:g}{scale}"
 
 
-def _hopeless(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:
+def _incomparable(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:
     """A comparison that cannot be made, which is a failed one."""
     infinite, none = float("inf"), (0.0, 0.0)
     figures = (infinite, infinite, 0.0, 0.0, 0.0, none)
-    return ParityResult(hop, kind, len(labels), *figures, worst_row, bound, False, {}, {}, ())
+    return ParityResult(hop, kind, len(labels), *figures, worst_row, bound, False, {}, {}, (), ("difference",))
+
+
+def why_refused(result: ParityResult) -> str:
+    """What each check that refuses found, in one line."""
+    of = {
+        "difference": f"|Δlogit| {result.max_difference:.3g}, agreement {result.agreement:.1%}, metric "
+        f"{result.metric_reference:.4f} -> {result.metric_candidate:.4f}, worst row {result.worst_row} of {result.rows}",
+        "metric": f"a loss is shown: {result.loss.shown}" if result.loss else "",
+        "agreement": f"agreement {result.agreement:.1%}, {result.agreement_beyond_noise or 0:.1%} beyond what rounding turns",
+        "rounding": f"outputs move {(result.distance or 0) / (result.rounding or 1):.1f} times as far as rounding moves them",
+        "batches": "; ".join(
+            f"{name}: |Δlogit| {result.batches[name]:.3g}, agreement {result.agreement_in_batches[name]:.1%}"
+            for name in result.failed_batches
+        ),
+    }
+    return "; ".join(of[name] for name in result.failed)
 
 
 def failure(result: ParityResult, suspect: str = "") -> CheckError:
-    """E610 with the hop, the figures, the worst row and, where it is known, the layer that is suspected."""
-    apart = "; ".join(
-        f"{name}: |Δlogit| {result.batches[name]:.3g}, agreement {result.agreement_in_batches[name]:.1%}"
-        for name in result.failed_batches
-    )
+    """E610 with the hop, the figures and, where it is known, the layer that is suspected."""
+    where = f"; suspected: {suspect}" if suspect else ""
     return CheckError(
         "E610",
-        f"{result.hop}: not the same function (allowed: {result.bound}; found: |Δlogit| {result.max_difference:.3g}, "
-        f"agreement {result.agreement:.1%}, metric {result.metric_reference:.4f} -> {result.metric_candidate:.4f}, "
-        f"worst row {result.worst_row} of {result.rows}{'; ' + apart if apart else ''}"
-        f"{'; suspected: ' + suspect if suspect else ''})",
-        "Nothing was published; look at that row first",
+        f"{result.hop}: not the same function (allowed: {result.bound}; found: {why_refused(result)}{where})",
+        "Nothing of this stage was published; `compress report RUN` shows every comparison up to here",
     )
 
 

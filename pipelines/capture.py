@@ -20,11 +20,12 @@ def real_stdout() -> TextIO:
 def captured(path: Path) -> Iterator[None]:
     """Send everything that this process and its children print, log or warn to the file at `path`.
 
-    At the level of file descriptors, because native libraries know nothing of sys.stdout.
+    At the level of file descriptors, because native libraries know nothing of sys.stdout. What the log cannot take any more,
+    on a full disk, is lost: no result hangs on it. Raises OSError where the file cannot be made.
     """
     root, level = logging.getLogger(), logging.getLogger().level
-    saved = [os.dup(1), os.dup(2)]
-    with path.open("w", encoding="utf-8", buffering=1) as log:
+    with _log(path) as log:
+        saved = [os.dup(1), os.dup(2)]
         handler = logging.StreamHandler(log)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         _flush()
@@ -47,6 +48,17 @@ def captured(path: Path) -> Iterator[None]:
                 os.close(original)
 
 
+@contextlib.contextmanager
+def _log(path: Path) -> Iterator[TextIO]:
+    log = path.open("w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    try:
+        yield log
+    finally:
+        with contextlib.suppress(OSError):
+            log.close()
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):
+            stream.flush()

@@ -7,10 +7,11 @@ import importlib.metadata
 import json
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -20,10 +21,12 @@ from pipelines.completion import complete_pipelines
 from pipelines.delta_commands import delta
 from pipelines.doctor import doctor
 from pipelines.init_command import init
+from pipelines.last_resort import coded
 from pipelines.list_commands import list_
 from pipelines.tables import table as _table
 
 if TYPE_CHECKING:
+    from pipelines.attempt import Attempt
     from pipelines.config import Pipeline
     from pipelines.runner import RunResult
 
@@ -31,16 +34,60 @@ SET_HELP = "Override a key: STAGE.KEY=VALUE or KEY=VALUE, e.g. tune.rank=8. Path
 
 
 class Commands(click.Group):
-    """A group that ends in the exit codes of this house: a CompressError is one line on stderr, never a traceback."""
+    """A group that ends in the exit codes of this house: whatever goes wrong is one line on stderr, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except CompressError as error:
-            click.echo(str(error), err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt as stop:
-            ctx.exit(getattr(stop, "exit_code", 128 + signal.SIGINT))
+        with _interruptible() as interrupts:
+            try:
+                return super().invoke(ctx)
+            except (click.ClickException, click.Abort, click.exceptions.Exit):
+                raise
+            except KeyboardInterrupt as stop:
+                self._stopped(ctx, stop)
+            except BrokenPipeError:  # click ends quietly where nobody reads any more
+                raise
+            except Exception as error:
+                if interrupts and not isinstance(error, CompressError):  # an import that is cut off may raise anything
+                    self._stopped(ctx, KeyboardInterrupt())
+                fault = coded(error, f"compress {ctx.invoked_subcommand or ''}".rstrip())
+                click.echo(str(fault), err=True)
+                ctx.exit(fault.exit_code)
+
+    def _stopped(self, ctx: click.Context, stop: KeyboardInterrupt) -> NoReturn:
+        if not getattr(stop, "told", False):
+            click.echo("Stopped.", err=True)
+        ctx.exit(getattr(stop, "exit_code", 128 + signal.SIGINT))
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt for SIGINT as usual, and keep in the list that it came. Where it is ignored, it stays so."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        yield came
+        return
+
+    def stop(number: int, _frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Folder(click.Path):
+    """A folder that a command writes into: '' is no name for the current one."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "" or "\0" in str(value):
+            raise UserError("E801", "--out: the name of a folder is empty", "Give a folder, or . for this one")
+        return super().convert(value, param, ctx)
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
@@ -69,23 +116,25 @@ def main() -> None:
 @click.option("--from", "from_", metavar="STAGE", help="Run this stage and all later ones again.")
 @click.option("--until", metavar="STAGE", help="Stop after this stage.")
 @click.option("--force", multiple=True, metavar="STAGE", help="Run this stage again although its result is in the store.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs and store."
-)
+@click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
 def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> None:
     """Run a pipeline FILE, or a bundled recipe by its name (quickstart, twice_as_fast, paper, paper_unstructured, dsee_repo).
 
-    Finished stages are reused: after an interruption the same command goes on where it was.
+    Finished stages are reused: after an interruption the same command goes on where it was. The exit code is 3 where a check
+    failed, also where the run went on and made its report.
     """
+    from pipelines.attempt import checks_failed
     from pipelines.runner import run_pipeline
 
     pipeline = _load(file, overrides)
     result = run_pipeline(pipeline, dry_run=dry_run, **options)
     if dry_run:
         _show_plan(pipeline, result, options["until"])
-    else:
-        _show_summary(result)
+        return
+    _show_summary(result)
+    if result.failures:
+        raise checks_failed(result.failures)
 
 
 @main.command(epilog="Example: compress check pipeline.yaml")
@@ -121,9 +170,7 @@ Example: compress sweep pipeline.yaml --stability seeds --runs 10
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 @click.option("--until", metavar="STAGE", help="Stop each run after this stage.  [default: the last that changes the model]")
 @click.option("--stage", metavar="STAGE", help="Summarize this stage's quality only.  [default: every stage that has one]")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs and store."
-)
+@click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
 def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None:
     """Run FILE several times and show the mean and the standard deviation of its quality, or what several values of a key do.
 
@@ -132,6 +179,7 @@ def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None
     OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run. With --over, each run has another value of
     one key (OUT/NAME-sweep-values); what they share is made once. A target out of reach is told, and the others run.
     """
+    from pipelines.attempt import checks_failed
     from pipelines.config import find_pipeline
     from pipelines.sweep import sweep as run_all
 
@@ -141,6 +189,8 @@ def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None
     result = run_all(find_pipeline(file), kind or "values", runs, **options, say=click.echo)
     _table(result.columns, result.rows)
     click.echo(f"sweep: {_near(result.folder / 'sweep.md')}")
+    if result.failures:
+        raise checks_failed(result.failures)
 
 
 @main.command(epilog="Example: compress report runs/quickstart --plan")
@@ -149,14 +199,19 @@ def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None
 def report(run: Path, plan: bool) -> None:
     """Show what RUN (a folder such as runs/quickstart) came to, from what it left on disk.
 
+    Of a run that failed: the error, the stages that are finished, what is proven so far and what to do. The exit code is 0
+    then, too, for it was shown; `compress verify` gives 3.
+
     With --plan: a row a layer; a character is a unit that is kept, or a bin of neighbours, filled as far as they are.
     """
-    from pipelines.finished import plan_of
+    from pipelines.finished import open_run, plan_of
     from pipelines.reporting.kept import plan_table
 
     if not plan:
         _show_report(run)
-    elif layers := plan_of(run):
+        return
+    _note(open_run(run).outdated)
+    if layers := plan_of(run):
         _table(*plan_table(layers))
     else:
         click.echo("no heads, neurons or layers were removed")
@@ -177,6 +232,7 @@ def serve(run: Path, **ports: int) -> None:
     from serving.server import EmbeddedServer
 
     found = find_repository(run)
+    _note(found.outdated)
     with (
         contextlib.suppress(KeyboardInterrupt),
         _terminable(),
@@ -215,16 +271,17 @@ def _terminable() -> Iterator[None]:
 def verify(run: Path, no_serve: bool, stage: str | None, model: str | None, as_json: bool) -> None:
     """Prove a finished RUN once more from its artifacts: files, every hop, the deployed model. Nothing is written.
 
-    The exit code is 3 where a check failed.
+    The exit code is 3 where a check failed, in the run itself too, or where the last attempt at the run did not finish.
     """
-    from pipelines.verify import COLUMNS, to_json
+    from pipelines.tables import PARITY_COLUMNS
+    from pipelines.verify import to_json
     from pipelines.verify import verify as run_all
 
     checks = run_all(run, serve=not no_serve, model=model, stage=stage)
     if as_json:
         click.echo(json.dumps(to_json(run, checks), indent=1, ensure_ascii=False))
     else:
-        _table(COLUMNS, [check.cells() for check in checks])
+        _table(PARITY_COLUMNS, [check.cells() for check in checks])
         for check in checks:
             if not check.passed:
                 click.echo(f"{check.stage}: {check.fault}", err=True)
@@ -234,7 +291,7 @@ def verify(run: Path, no_serve: bool, stage: str | None, model: str | None, as_j
 
 @main.command(epilog="Example: compress export ./classifier --out ./onnx --precision fp32,int8")
 @click.argument("folder")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for what is written.")
+@click.option("--out", required=True, type=Folder(), help="Folder for what is written.")
 @click.option("--precision", default="fp32,int8", show_default=True, help="What to write, with commas between.")
 @click.option("--no-fuse", is_flag=True, help="Leave out ONNX Runtime's own operators: the graph then runs elsewhere, too.")
 @click.option("--tensorrt", is_flag=True, help="Write fp16 for TensorRT, too: the engine, or the script that builds it.")
@@ -343,18 +400,55 @@ def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None
 
 
 def _show_report(run: Path) -> None:
-    """The summary of a run's report and where that is. Raises UserError E805 where it has none."""
-    if not (run / "report.json").is_file():
+    """How the last attempt at a run went, the summary of its report and where that is. Raises UserError E805 where there is
+    neither, E803 for damaged files."""
+    from pipelines.attempt import last_attempt
+
+    attempt, page = last_attempt(run), run / "report.html"
+    reported = (run / "report.json").is_file()
+    if attempt is not None and not attempt.finished:
+        _show_unfinished(attempt)
+        if reported:
+            click.echo("\nthe run before it, which finished:")
+    elif not reported:
         raise UserError("E805", "this run has no report", "Give a run's folder, and run its report stage", str(run))
-    _summary(run)
-    page = run / "report.html"
-    click.echo(f"report: {_near((page if page.is_file() else run / 'report.json').absolute())}")
+    for failure in attempt.failures if attempt else ():
+        click.echo(f"FAILED {failure.stage}: {failure.line()}")
+    if reported:
+        _summary(run)
+        click.echo(f"report: {_near((page if page.is_file() else run / 'report.json').absolute())}")
+
+
+def _show_unfinished(attempt: Attempt) -> None:
+    """What an attempt that did not finish came to: its error, its stages, what is proven so far, and what to do."""
+    from pipelines.tables import PARITY_COLUMNS, parity_cells
+
+    click.echo(attempt.headline())
+    if attempt.error:
+        for line in attempt.error.shown():
+            click.echo(line)
+        if attempt.error.log:
+            click.echo(f"log: {attempt.error.log}")
+    click.echo(f"stages finished: {', '.join(one.id for one in attempt.stages) or 'none'}")
+    if attempt.parity:
+        click.echo("\nproven so far:")
+        _table(PARITY_COLUMNS, [parity_cells(str(record.get("stage", "")), record) for record in attempt.parity])
+    click.echo("The same command continues: what is finished is kept.")
+
+
+def _note(text: str) -> None:
+    if text:
+        click.echo(text, err=True)
 
 
 def _summary(run: Path) -> None:
-    keys = ("metric", "dense", "compressed", "change")
-    rows = json.loads((run / "report.json").read_text(encoding="utf-8"))["summary"]
-    _table(keys, [[str(row[key]) for key in keys] for row in rows])
+    keys, path = ("metric", "dense", "compressed", "change"), run / "report.json"
+    try:
+        rows = [[str(row[key]) for key in keys] for row in json.loads(path.read_bytes())["summary"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        mend = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "unreadable or damaged", mend, str(path)) from None
+    _table(keys, rows)
 
 
 def _show_summary(result: RunResult) -> None:

@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
+from pipelines import bounds
 from pipelines import stage as stage_table
 from pipelines.faults import nearest, validated
 from pipelines.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
-from pipelines.yaml_source import KeyPath, Source, dotted, parse, read_yaml
+from pipelines.yaml_source import KeyPath, Source, dotted, first_of, parse, read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
 PATH_KEYS = ("train", "validation")
@@ -27,13 +28,17 @@ class PipelineFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=NAME_PATTERN, description="of the run's folder")
-    model: str = Field(min_length=1, description="pretrained: a hub id, a folder, or package:NAME/PATH")
+    name: str = Field(pattern=NAME_PATTERN, max_length=bounds.NAME, description="of the run's folder")
+    model: str = Field(
+        min_length=1, max_length=bounds.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
+    )
     task: TaskConfig | None = Field(default=None, description="what is learnt: kind, files and columns")
-    tasks: dict[str, TaskConfig] | None = Field(default=None, min_length=1, description="many tasks by name, instead of task")
+    tasks: dict[str, TaskConfig] | None = Field(
+        default=None, min_length=1, max_length=bounds.TASKS, description="many tasks by name, instead of task"
+    )
     seed: int = Field(default=0, ge=0, lt=2**32, description="of every random number")
     threads: int | None = Field(default=None, ge=1, le=1024, description="default: OMP_NUM_THREADS, or the physical cores")
-    stages: list[Any] = Field(min_length=1, description="what is done, from top to bottom")
+    stages: list[Any] = Field(min_length=1, max_length=bounds.STAGES, description="what is done, from top to bottom")
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,15 @@ class Pipeline:
 def find_pipeline(name: str) -> Path:
     """The file called `name`, or the bundled recipe of that name. Raises UserError E110."""
     recipes = {recipe.stem: recipe for recipe in sorted(RECIPES.glob("*.yaml"))}
-    if Path(name).exists():
-        return Path(name)
+    try:
+        if Path(name).exists():
+            return Path(name)
+    except OSError:  # a name that is too long
+        pass
     if name not in recipes:
-        raise UserError("E110", f"no pipeline file '{name}'", nearest(name, list(recipes), "Give a file, or a bundled recipe"))
+        raise UserError(
+            "E110", f"no pipeline file '{name:.200}'", nearest(name, list(recipes), "Give a file, or a bundled recipe")
+        )
     return recipes[name]
 
 
@@ -98,7 +108,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     if not faults:
         faults = list(_unfit_faults(source, entries, top.tasks is not None)) or list(_order_faults(source, entries))
     if faults or top is None:
-        raise UserErrors(faults)
+        raise UserErrors(first_of(faults))
     folder = path.resolve().parent
     task = _with_paths(top.task, folder) if top.task else None
     # sorted: in another order they would be other random numbers, though the file says the same
@@ -172,22 +182,23 @@ def _ids(source: Source) -> dict[int, str]:
     explicit = {
         place: config["id"] for place, _, config in raw if isinstance(config, dict) and isinstance(config.get("id"), str)
     }
-    taken, ids = set(explicit.values()), {}
+    taken, ids, last = set(explicit.values()), dict(explicit), {}
     for place, name, _ in raw:
-        number, candidate = 1, name
-        while candidate in taken:
+        if place in explicit:
+            continue
+        number = last.get(name, 0) + 1
+        while (candidate := name if number == 1 else f"{name}-{number}") in taken:
             number += 1
-            candidate = f"{name}-{number}"
-        ids[place] = explicit.get(place, candidate)
-        taken.add(ids[place])
-    return ids
+        ids[place], last[name] = candidate, number
+        taken.add(candidate)
+    return dict(sorted(ids.items()))
 
 
 def _override(source: Source, text: str) -> None:
     """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
     mark = f"--set {text}"
     key, equals, value_text = text.partition("=")
-    parts: list[str | int] = [int(part) if part.isdigit() else part for part in key.split(".")]
+    parts: list[str | int] = [int(part) if part.isdecimal() and len(part) < 10 else part for part in key.split(".")]
     if not equals or "" in parts:
         raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
     value = parse(value_text, mark).data
@@ -251,7 +262,7 @@ def _entries(source: Source) -> tuple[list[Entry], list[UserError]]:
         path = ("stages", place, name)
         if name not in stage_table.STAGE_NAMES:
             mend = nearest(name, list(stage_table.STAGE_NAMES), "Stages")
-            faults.append(UserError("E103", f"unknown stage '{name}'", mend, source.where(path)))
+            faults.append(UserError("E103", f"unknown stage '{name:.60}'", mend, source.where(path)))
             continue
         config, found = validated(load_stage(name).config, source, path)
         faults += found

@@ -144,22 +144,17 @@ def read_table(path: Path) -> Table:
 
 
 def _fields(path: Path) -> list[list[str]]:
-    """Every line that is not empty, in its fields; nothing is asked of them."""
-    from compressor.tasks.reading import unpacked
+    """Every line that is not empty, in its fields; nothing is asked of them. Raises UserError E201, E203, E215."""
+    from compressor.tasks.reading import data_text
 
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(path)) from None
-    text = (unpacked(content, path) if path.suffix == PACKED else content).decode("utf-8-sig", errors="replace")
+    text = data_text(path)
     if ending(path) == ".csv":
         try:
             return [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
         except csv.Error:
             return []  # the reader that is asked next says what is wrong, and where
-    split = "\t" if ending(path) == ".tsv" else None
     lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
-    return [line.split("\t") if split else [line] for line in lines]
+    return [line.split("\t") if ending(path) == ".tsv" else [line] for line in lines]
 
 
 def is_header(fields: Sequence[Sequence[str]]) -> bool:

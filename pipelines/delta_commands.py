@@ -33,9 +33,13 @@ def delta() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
 def info(file: Path, as_json: bool) -> None:
     """Show what FILE changes, on which base, and what each part costs on disk."""
-    from compressor.storage.delta_file import read
+    from compressor.storage.delta_file import DAMAGED, damaged, read
 
-    facts = _facts(file, read(file))
+    found = read(file)
+    try:
+        facts = _facts(file, found)
+    except DAMAGED:
+        raise damaged(file) from None
     if as_json:
         click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
@@ -113,9 +117,13 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     The overlap is of the sparse places, or of the masks over a shared prototype. No base is needed.
     """
     from compressor.storage.compare import compare
-    from compressor.storage.delta_file import read
+    from compressor.storage.delta_file import DAMAGED, damaged, read
 
-    rows = compare(read(a), read(b))
+    found = read(a), read(b)
+    try:
+        rows = compare(*found)
+    except DAMAGED:
+        raise damaged(f"{a} or {b}") from None
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=1))
         return
@@ -135,9 +143,10 @@ def _figure(value: float | None) -> str:
 @click.option("--labels", metavar="A,B,...", help="Names of the classes, for a peft adapter: it does not hold them.")
 @click.option("--head/--no-head", default=True, show_default=True, help="Write the task head too.")
 def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | None, head: bool) -> None:
-    """Bring SRC (a state folder, a delta file or a peft LoRA folder) into the format of DST.
+    """Bring SRC (a state folder, a delta file or a peft folder) into the format of DST.
 
-    A peft folder is LoRA where every change is of low rank, and Super-Tuning where some are sparse (DSEE, selective).
+    A peft folder is LoRA where every change is of low rank, and Super-Tuning where some are sparse (DSEE, selective). It names
+    its base by a hub id or a folder; it holds no labels.
     """
     from compressor.storage.delta_file import write
     from compressor.storage.live import origin_of
@@ -152,8 +161,21 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
         names = list(model.config.id2label.values())
         write(model, dst, base=origin.reference, base_sha256=origin.sha256, label_names=names, head=head)
     else:
-        form = write_peft(model, dst, base=origin.reference, head=head)
+        form = write_peft(model, dst, base=_loadable(origin.reference, dst), head=head)
     click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
+
+
+def _loadable(reference: str, dst: Path) -> str:
+    """What transformers loads a base by: its hub id, or else its folder here, which is said."""
+    from compressor.models import find_folder, is_hub_id
+    from compressor.storage.peft import CONFIG
+
+    folder = find_folder(reference)
+    if is_hub_id(reference, folder):
+        return reference
+    note = f"base_model_name_or_path in {dst / CONFIG} is {folder}: elsewhere, write there where the base is (or its hub id)"
+    click.echo(note, err=True)
+    return str(folder)
 
 
 def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
@@ -179,9 +201,9 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
 def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
     from compressor.models import GENERATES, build, resolve
     from compressor.storage.live import remember
-    from compressor.storage.peft import attach_lora, read_lora
+    from compressor.storage.peft import attach_adapter, read_adapter
 
-    adapter = read_lora(src)
+    adapter = read_adapter(src)
     reference = base or adapter.config.get("base_model_name_or_path")
     if not reference:
         raise UserError("E315", "the adapter names no base", "Give it with --base", str(src))
@@ -195,7 +217,7 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
     found = resolve(str(reference))
     model = remember(build(found.folder, names, auto_class=adapter.auto_class), found.reference, found.sha256)
-    attach_lora(model, adapter)
+    attach_adapter(model, adapter)
     return model, bool(adapter.head)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from compressor.errors import UserError
 from pipelines.stage import NAME_PATTERN
-from pipelines.yaml_source import KeyPath, Source
+from pipelines.yaml_source import MOST_FAULTS, KeyPath, Source
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -60,8 +60,8 @@ def validated(model: type[Model], source: Source, path: KeyPath) -> tuple[Model 
     try:
         value = model.model_validate(raw)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-    return value, explain([*details, *coerced(model, raw)], model, source, path)
+        details = error.errors(include_url=False)[:MOST_FAULTS]
+    return value, explain([*details, *coerced(model, raw)[:MOST_FAULTS]], model, source, path)
 
 
 def coerced(model: type[BaseModel], raw: Any) -> list[dict[str, Any]]:
@@ -104,8 +104,9 @@ def wrong_values(details: list[dict[str, Any]], source: Source, path: KeyPath) -
     for detail in details:
         if detail["type"] not in ("missing", "extra_forbidden"):
             by_path.setdefault(path_of(detail, source, path), []).append(detail)
+    outer = {at[:length] for at in by_path for length in range(len(at))}
     for at, found in by_path.items():
-        if not any(other[: len(at)] == at and len(other) > len(at) for other in by_path):
+        if at not in outer:
             what, mend = sentence(found, source.get(at))
             yield UserError("E104", what, mend, source.where(at))
 
@@ -116,7 +117,7 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
         context, kind = detail.get("ctx", {}), detail["type"]
         if kind in BOUNDS:
             limit, words = BOUNDS[kind]
-            return f"must be {words} {context[limit]:g}, not {shown(value)}", "Change the value"
+            return f"must be {words} {context[limit]:,.10g}, not {shown(value)}", "Change the value"
         if kind == "value_error":
             return str(context["error"]), f"It is {shown(value)}"
         if kind == "string_pattern_mismatch":
@@ -125,7 +126,8 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
         if kind in ("too_short", "string_too_short"):
             return "is empty" if not value else f"needs at least {context['min_length']}", "Fill it"
         if kind in ("too_long", "string_too_long"):
-            return f"holds more than {context['max_length']}", "Shorten it"
+            what = "characters" if isinstance(value, str) else "members"
+            return f"has {len(value):,} {what}, where at most {context['max_length']:,} are allowed", "Shorten it"
     choices = [choice for detail in details if detail["type"] == "literal_error" for choice in quoted(detail)]
     types = dict.fromkeys(EXPECTED[kind] for detail in details if (kind := detail["type"].split("_")[0]) in EXPECTED)
     expected = " or ".join([*types, *(f"'{choice}'" for choice in choices)])

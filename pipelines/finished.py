@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from compressor.errors import UserError
+from pipelines.attempt import Attempt, last_attempt
+from pipelines.lockfile import LOCK_FILE, read_lock
 from pipelines.reporting.kept import layers_left
-from pipelines.runner import LOCK_FILE
 from pipelines.stage import Artifact
 from pipelines.store import Store, digest
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The run in `folder`; `lock` is its pipeline.lock.yaml."""
+    """The last run that finished in `folder`: `lock` is its pipeline.lock.yaml, `attempt` what run.json says of the last
+    attempt, which may be a later one."""
 
     folder: Path
     lock: dict[str, Any]
+    attempt: Attempt | None = None
 
     @property
     def store(self) -> Store:
@@ -31,16 +31,30 @@ class FinishedRun:
     @property
     def model(self) -> str:
         """Where its pretrained model was found, or else the reference as it was written."""
-        path = self.folder / "run.json"
-        facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        found = facts.get("model_folder")
-        return found if found and Path(found).is_dir() else self.lock["model"]["reference"]
+        found, model = self.attempt, self.lock["model"]
+        # a later attempt may have begun with another model
+        known = found and found.model_folder and found.model_sha256 in ("", model["sha256"])
+        return found.model_folder if known and Path(found.model_folder).is_dir() else model["reference"]
+
+    @property
+    def outdated(self) -> str:
+        """What a user has to know before anything of this run is shown; '' where it is the last attempt's."""
+        if self.attempt is None or self.attempt.finished:
+            return ""
+        told = " ".join(self.attempt.error.shown()) if self.attempt.error else ""
+        return f"note: {self.attempt.headline()}{f' ({told})' if told else ''}; this is the run before it, which finished"
 
     def artifact(self, stage: dict[str, Any]) -> Artifact:
         """The artifact of one row of the lock's `stages`; its files are not looked at. Raises UserError E805 (gone), E803."""
         found = self.store.find(stage["stage"], stage["fingerprint"], stage["id"])
         if found is None:
             raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(self.store.root))
+        if (found.id, found.kind) != (stage["artifact"], stage["kind"]):
+            what, mend = (
+                f"'{stage['id']}' is not what the artifact {found.id} is",
+                "Run the pipeline again: what is finished is kept",
+            )
+            raise UserError("E803", what, mend, str(self.folder / LOCK_FILE))
         return found
 
     def verify(self, stage: dict[str, Any]) -> Artifact:
@@ -54,14 +68,20 @@ class FinishedRun:
 
 
 def open_run(folder: Path) -> FinishedRun:
-    """The run in a folder such as runs/quickstart. Raises UserError E805 (there is none), E803 (its lock file is damaged)."""
-    path = folder / LOCK_FILE
+    """The last run that finished in a folder such as runs/quickstart.
+
+    Raises UserError E805 (there is none), E803 (its lock file or run.json is damaged).
+    """
+    attempt, path = last_attempt(folder), folder / LOCK_FILE
+    if not path.is_file() and attempt is not None:
+        raise UserError("E805", f"no run has finished here: {attempt.headline()}", "See: compress report RUN", str(folder))
     if not path.is_file():
         raise UserError("E805", f"no {LOCK_FILE} here", "Give a run's folder, such as runs/quickstart", str(folder))
-    try:
-        return FinishedRun(folder, yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError("E803", "unreadable", "Run the pipeline again: what is finished is kept", str(path)) from None
+    lock = read_lock(path)
+    if len(folder.absolute().parents) < len(Path(lock["name"]).parts):
+        mend = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "its name is no place below a folder", mend, str(path))
+    return FinishedRun(folder, lock, attempt)
 
 
 def plan_of(folder: Path) -> list[dict[str, Any]]:
@@ -69,7 +89,7 @@ def plan_of(folder: Path) -> list[dict[str, Any]]:
     run = open_run(folder)
     models = [run.artifact(stage) for stage in run.lock["stages"] if stage["kind"] == "model"]
     first = next((artifact for artifact in models if artifact.stage == "prune"), None)
-    if first is None:
+    if first is None or not first.metadata.get("found"):
         return []
     kept = next((artifact.metadata["kept"] for artifact in reversed(models) if artifact.metadata.get("kept")), {})
     return layers_left(kept, first.metadata["found"])

@@ -16,35 +16,49 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compressor.tasks.features import Encoding, Forward
-    from export.parity import Batches, ParityResult
+    from export.parity import Batches, ParityResult, Unlabelled
     from pipelines.loading import Data, Rows
     from pipelines.stage import Workspace
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one side of a comparison says: logits (answers, outputs) of all rows, and of some of them in other batches."""
+    """What one side of a comparison says: logits (answers, outputs) of all rows, of some of them in other batches, and, for the
+    checks that need no labels, of more rows."""
 
     logits: np.ndarray
     batches: Batches
+    more: np.ndarray | None = None
 
 
-def ask(forward: Forward, rows: Rows, data: Data, workspace: Workspace, what: str, most: int | None = None) -> Answers:
-    """The answers of a model, with a progress bar; `most` is the largest batch, by default that of the data."""
+def ask(
+    forward: Forward,
+    rows: Rows,
+    data: Data,
+    workspace: Workspace,
+    what: str,
+    most: int | None = None,
+    more: Rows | None = None,
+) -> Answers:
+    """The answers of a model, with a progress bar; `most` is the largest batch, by default that of the data, and `more` are
+    rows beside those that are compared."""
     from export.parity import in_other_batches
     from pipelines.loading import predict_rows
 
     most = most or data.batch_size
     logits = predict_rows(forward, rows, data, workspace, what, most)
-    return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels))
+    joined = None if more is None else predict_rows(forward, more, data, workspace, f"{what}, training rows", most)
+    return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels), joined)
 
 
-def compare_answers(hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows) -> ParityResult:
+def compare_answers(
+    hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows, unlabelled: Unlabelled | None = None
+) -> ParityResult:
     """The record of one hop; nothing is raised."""
-    from export.parity import compare
+    from export.parity import Unlabelled, compare
 
-    batches = (reference.batches, candidate.batches)
-    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, batches=batches)
+    options = {"batches": (reference.batches, candidate.batches), "unlabelled": unlabelled or Unlabelled()}
+    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, **options)
 
 
 def compare_modules(
@@ -57,19 +71,8 @@ def compare_modules(
 
     sides = [ask(torch_forward(model), rows, data, workspace, hop) for model in (reference, candidate)]
     result = compare_answers(hop, kind, *sides, rows)
+    workspace.proven(result.to_json())
     require(result, lambda: suspect_module(reference, candidate, telling_rows(result, rows, data)))
-    return result
-
-
-def compare_graph(
-    hop: str, kind: str, model: nn.Module, reference: Answers, path: Path, candidate: Answers, rows: Rows, data: Data
-) -> ParityResult:
-    """A PyTorch model (`reference`: its answers) and its ONNX file at `path` (`candidate`). Raises CheckError E610."""
-    from export.parity import require
-    from export.suspects import suspect_in_graph
-
-    result = compare_answers(hop, kind, reference, candidate, rows)
-    require(result, lambda: suspect_in_graph(model, path, telling_rows(result, rows, data)))
     return result
 
 
@@ -105,6 +108,7 @@ def compare_served(
 
         served = ask(forward, rows, data, workspace, "through the live server", most)
     result = compare_answers(hop, "served", local, served, rows)
+    workspace.proven(result.to_json())
     require(result)
     return result
 

@@ -36,6 +36,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
 
     mixture = Mixture([Rows(one.train.tokens, one.train.labels.tolist(), kind=one.kind) for one in data.values()], temperature)
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
+    inputs.require_unchanged()
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
         losses = train(model, mixture, pad_id, schedule, workspace.unfinished, stepping(bar))
 

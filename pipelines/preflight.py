@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
-from pipelines.config import Pipeline, with_place
+from pipelines.config import PATH_KEYS, Pipeline, with_place
+from pipelines.disk import shortened
 from pipelines.environment import package_versions
 from pipelines.stage import BaseModelReference, Entry, Stage, load_stage
+from pipelines.yaml_source import KeyPath
 from serving.bundle import install
 
 if TYPE_CHECKING:
@@ -49,12 +51,22 @@ def check_inputs(pipeline: Pipeline) -> Ready:
         try:
             check_data(task)
         except UserError as error:
-            faults += with_place(error, pipeline.source.where(path)).errors
+            faults += with_keys(error, pipeline, path)
     if base is None or faults:
         raise UserErrors(faults)
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
     files = (file for task in pipeline.all_tasks.values() for file in data_files(task))
     return Ready(pipeline, reference, {file: sha256_of(file) for file in files})
+
+
+def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserError]:
+    """Faults of the files of the task at `path`, each with the line and the key of the pipeline that name the file."""
+    task, faults = pipeline.all_tasks[path], []
+    for one in with_place(error, pipeline.source.where(path)).errors:
+        key = next((key for key in PATH_KEYS if f"{one.where}:".startswith(f"{getattr(task, key)}:")), None)
+        told = f"{one.what} ({pipeline.source.where((*path, key))})" if key else one.what
+        faults.append(UserError(one.code, told, one.mend, one.where))
+    return faults
 
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
@@ -94,14 +106,29 @@ def make_plan(ready: Ready) -> Plan | None:
     return plan
 
 
-def check_folder(out: Path, name: str) -> None:
-    """Raise UserError E801 unless the run folder `out`/`name` and the store can be written. Writes nothing."""
+LONGEST_NAME = 255
+"""Bytes of a file's name on the file systems of Linux and macOS; ours add up to 24 to it (`.NAME.new`, a fingerprint)."""
+
+
+def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
+    """Raise UserError E801 unless the run folder `out`/`name` with `files` in it, and the store, can be written.
+
+    Writes nothing.
+    """
+    mend = "Choose another folder with --out"
+    for part in (*Path(name).parts, *files):
+        if len(os.fsencode(part)) + 24 > LONGEST_NAME:
+            raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
     for folder in (out / name, out / name / "logs", out / ".store"):
-        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
+        try:
+            there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError("E801", f"cannot be a folder ({reason})", mend, shortened(str(folder), 80)) from None
         if not there.is_dir():
-            raise UserError("E801", "a file, where a folder is needed", "Choose another folder with --out", str(there))
+            raise UserError("E801", "a file, where a folder is needed", mend, str(there))
         if not os.access(there, os.W_OK | os.X_OK):
-            raise UserError("E801", "no permission to write here", "Choose another folder with --out", str(there))
+            raise UserError("E801", "no permission to write here", mend, str(there))
 
 
 def check_packages(entries: Sequence[Entry]) -> None:

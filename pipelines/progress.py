@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -17,8 +18,9 @@ QUIET_SECONDS = 10
 """Off a terminal, lines of one bar are at least this far apart, ..."""
 QUIET_SHARE = 0.1
 """... and at least this share of the bar, ..."""
-LONGEST_SILENCE = 120
-"""... unless nothing was said for this many seconds: CI kills jobs that look dead."""
+LONGEST_SILENCE = 30
+"""... unless nothing was said for this many seconds: then a line comes whatever the stage is at, with a bar or without one.
+Who sees nothing for longer takes a run for dead, and so does CI."""
 
 
 def human_seconds(seconds: float) -> str:
@@ -36,9 +38,12 @@ class Display:
         self.console, self.total, self.width, self.clock = console, total, width, clock
         self.label = ""
         self._live: progress.Progress | None = None
+        self._bars: list[_Lines] = []
+        self.last_said = clock()
 
     def say(self, text: str) -> None:
         """One plain line above whatever moves."""
+        self.last_said = self.clock()
         (self._live.console if self._live else self.console).print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
@@ -46,7 +51,8 @@ class Display:
         """Name the stage that what follows is about; on a terminal a spinner turns beside its name."""
         self.label = f"[{number:>{len(str(self.total))}}/{self.total}] {entry:<{self.width}}"
         if not self.console.is_terminal:
-            yield
+            with self._never_silent():
+                yield
             return
         with _live(self.console) as live:
             live.add_task(self.label, total=None, note="")
@@ -56,6 +62,31 @@ class Display:
             finally:
                 self._live = None
 
+    @contextlib.contextmanager
+    def _never_silent(self) -> Iterator[None]:
+        """A line whenever nothing was said for LONGEST_SILENCE, from a thread that sleeps until then."""
+        ended, start = threading.Event(), self.clock()
+        self.last_said = start
+
+        def watch() -> None:
+            while not ended.wait(max(self.last_said + LONGEST_SILENCE - self.clock(), 0.01)):
+                self.break_silence(start)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def break_silence(self, start: float) -> None:
+        """Say where the stage that began at `start` is, if nothing was said for LONGEST_SILENCE."""
+        now = self.clock()
+        if now - self.last_said >= LONGEST_SILENCE:
+            bars = [*self._bars]  # another thread opens and closes them
+            self.result(bars[-1].line(now) if bars else f"working, {human_seconds(now - start)} so far")
+
     def result(self, text: str) -> None:
         """A line of the stage that stays: how it ended, or what a user should know of it."""
         self.say(f"{self.label}  {text}")
@@ -64,7 +95,12 @@ class Display:
     def bar(self, description: str, total: int) -> Iterator[Progress]:
         """A bar of `total` steps inside the current stage."""
         if self._live is None:
-            yield _Lines(self, description, total)
+            lines = _Lines(self, description, total)
+            self._bars.append(lines)
+            try:
+                yield lines
+            finally:
+                self._bars.remove(lines)
             return
         row = self._live.add_task(description, total=total, note="")
         try:
@@ -115,14 +151,17 @@ class _Lines:
         self._done += steps
         now = self._display.clock()
         silence, share = now - self._last, (self._done - self._said) / max(self._total, 1)
-        if silence >= LONGEST_SILENCE or (silence >= QUIET_SECONDS and share >= QUIET_SHARE and self._done < self._total):
-            self._last, self._said = now, self._done
-            self._display.result(f"{self._description}: {self._text(now)}")
+        is_due = silence >= QUIET_SECONDS and share >= QUIET_SHARE and self._done < self._total
+        if is_due or now - self._display.last_said >= LONGEST_SILENCE:
+            self._display.result(self.line(now))
 
     def note(self, text: str) -> None:
         self._note = text
 
-    def _text(self, now: float) -> str:
+    def line(self, now: float) -> str:
+        """'training: 40 %, loss 0.3, about 15 s left'; it counts as said."""
+        self._last, self._said = now, self._done
         left = (now - self._start) / max(self._done, 1) * max(self._total - self._done, 0)
-        parts = [f"{100 * self._done / max(self._total, 1):.0f} %", self._note, f"about {human_seconds(left)} left"]
-        return ", ".join(part for part in parts if part)
+        rest = f"about {human_seconds(left)} left" if self._done else f"{human_seconds(now - self._start)} so far"
+        parts = [f"{100 * self._done / max(self._total, 1):.0f} %", self._note, rest]
+        return f"{self._description}: {', '.join(part for part in parts if part)}"

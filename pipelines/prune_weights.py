@@ -14,6 +14,7 @@ from compressor.errors import UserError
 from compressor.methods import method
 from compressor.modules import MODULES, Modules
 from compressor.pruning.names import LOSS_POWER, UNSTRUCTURED, NofM, Pattern, WeightCriterion
+from pipelines import bounds
 from pipelines.stage import Problem, Workspace
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class WeightsItem(BaseModel):
         default=None, description="unstructured: the share that is zero afterwards, or {adapted: , others: } of delta_or_weight"
     )
     modules: Modules = Field(default=MODULES, description="linear layers whose weights may go, default all")
-    rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
+    rows: int = Field(default=512, ge=1, le=bounds.ROWS, description="training rows that taylor and fisher look at")
 
     @model_validator(mode="after")
     def _keys_fit_the_pattern(self) -> WeightsItem:
@@ -137,7 +138,7 @@ def carry_out(
 
     Raises UserError E501, E502, E505 and CheckError E610.
     """
-    from compressor.anatomy import matrices_of
+    from compressor.anatomy import matrices_of, modules_of
     from compressor.deltas import merged_copy
     from compressor.pruning.scores import changes_of
     from compressor.pruning.weights import hide_all_but, hide_lowest
@@ -164,7 +165,8 @@ def carry_out(
     candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
     result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
     require(result)
-    return {**item.model_dump(), **account(item, matrices, pools), "parity": result.to_json()}
+    asked = {**item.model_dump(), "modules": modules_of(model, item.modules)}
+    return {**asked, **account(item, matrices, pools), "parity": result.to_json()}
 
 
 def score(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
 import json
 import logging
 import random
@@ -20,16 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from compressor.errors import CompressError, UserError
+from compressor.errors import CheckError, CompressError, UserError
 from compressor.processor import default_threads
 from compressor.tasks import ending
+from pipelines.attempt import CHECKS_FAILED, DONE, FAILED, RUNNING, STOPPED, error_record, write_attempt
 from pipelines.capture import captured, real_stdout
 from pipelines.config import Pipeline, with_place, without_id
+from pipelines.disk import disk_fault, nothing_left, shortened
 from pipelines.environment import accelerator, machine, package_versions
+from pipelines.last_resort import coded
+from pipelines.lockfile import LOCK_FILE
 from pipelines.preflight import Ready, check_folder, check_inputs, check_packages, make_plan
 from pipelines.progress import Display, human_seconds
 from pipelines.stage import TASKS, Artifact, Entry, Inputs, Progress, Stage, load_stage
-from pipelines.store import Locked, Store, canonical, digest, fingerprint, lock, write_atomic
+from pipelines.store import Locked, Store, canonical, digest, fingerprint, lock, replace_files
+from pipelines.unchanged import Originals
 from pipelines.yaml_source import KeyPath
 
 if TYPE_CHECKING:
@@ -37,14 +42,14 @@ if TYPE_CHECKING:
 
     from compressor.account import Plan
 
-LOCK_FILE = "pipeline.lock.yaml"
-
 
 @dataclass(frozen=True)
 class RunResult:
     """A finished run: its folder, the artifact of every stage by id, the ids that were reused, and the report if there is one.
 
-    After a dry run `artifacts` holds what would be reused and `plan` the closed-form account (None when no stage changes it).
+    `failures` are checks that failed and did not end it: {"stage", "code", "what", "mend"}; an optional stage whose check
+    failed has no artifact. After a dry run `artifacts` holds what would be reused and `plan` the closed-form account (None when
+    no stage changes it).
     """
 
     folder: Path
@@ -52,14 +57,19 @@ class RunResult:
     reused: tuple[str, ...]
     report: Path | None = None
     plan: Plan | None = None
+    failures: tuple[dict[str, Any], ...] = ()
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived; `exit_code` is 130 or 143. Libraries clean up for it as for any KeyboardInterrupt."""
+    """SIGINT or SIGTERM arrived; `exit_code` is 130 or 143. Libraries clean up for it as for any KeyboardInterrupt.
+
+    `told` is set when the user has seen it.
+    """
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
+        self.told = False
 
 
 @dataclass(frozen=True)
@@ -73,12 +83,16 @@ class _Workspace:
     again: bool
     log: logging.Logger
     display: Display
+    records: list[dict[str, Any]]
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]:
         return self.display.bar(description, total)
 
     def say(self, text: str) -> None:
         self.display.result(text)
+
+    def proven(self, record: dict[str, Any]) -> None:
+        self.records.append(json.loads(canonical(record)))
 
 
 @dataclass
@@ -92,12 +106,21 @@ class _Run:
     stop_after: int
     store: Store = field(init=False)
     folder: Path = field(init=False)
+    originals: Originals = field(init=False)
     artifacts: list[Artifact] = field(default_factory=list)
-    fingerprints: list[str] = field(default_factory=list)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """Of every stage with an artifact, by its id."""
     records: list[dict[str, Any]] = field(default_factory=list)
+    proofs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The records of every stage's comparisons, by its id."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    current: str = ""
+    started: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.store, self.folder = Store(self.out / ".store"), self.out / self.pipeline.name
+        self.originals = Originals(self.ready)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -107,6 +130,19 @@ class _Run:
     def entries(self) -> tuple[Entry, ...]:
         """The stages of this invocation, up to --until."""
         return self.pipeline.stages[: self.stop_after + 1]
+
+    @functools.cached_property
+    def machine(self) -> dict[str, Any]:
+        """The machine, with every package of this run's stages."""
+        stages = [load_stage(entry.name) for entry in self.entries]
+        extras = [name for stage, entry in zip(stages, self.entries, strict=True) for name in stage.extras(entry.config)]
+        return machine(stages, self.threads, dict.fromkeys(extras))
+
+    @property
+    def log(self) -> Path | None:
+        """The log of the stage it is at."""
+        path = self.folder / "logs" / f"{self.current}.log"
+        return path if self.current and path.is_file() else None
 
 
 def run_pipeline(
@@ -121,22 +157,30 @@ def run_pipeline(
     """Run the stages of a pipeline in order; the result lies in `out`/NAME and the artifacts in `out`/.store.
 
     `from_` and every later stage are made again, `until` is the last one, and each of `force` is made again.
-    Nothing is written before the model, the data, the options and the folder are found to be right.
+    Nothing is written before the model, the data, the options and the folder are found to be right. The lock file and the
+    report of the last run that finished stay until this one has; run.json says how far it is, and how it ended.
 
     Raises UserError E111 (unknown stage id), E2xx, E3xx, E5xx (inputs), E801 (folder), E802 (run in use), E803 (damaged
-    artifact), E804 (disk full), E901 (package missing); whatever the stages raise; CompressError E899 when a stage fails
-    unexpectedly; Stopped on SIGINT and SIGTERM.
+    artifact), E804 (disk full), E807 (an input changed meanwhile), E901 (package missing); whatever the stages raise;
+    CompressError E899 when a stage fails unexpectedly; Stopped on SIGINT and SIGTERM. Checks that failed and did not end it are
+    `failures` of the result.
     """
     run = _prepare(pipeline, out, from_, until, force)
-    ahead = _look_ahead(run)
+    ahead = _look_ahead(run, damaged_is_missing=not dry_run)
     # the account costs an import of torch: a run that makes nothing goes without
     plan = make_plan(run.ready) if dry_run or len(ahead) < len(run.entries) else None
     if dry_run:
         return RunResult(run.folder, {one.entry: one for one in ahead}, tuple(one.entry for one in ahead), plan=plan)
     check_packages(run.entries[len(ahead) :])
-    check_folder(run.out, pipeline.name)
-    with _stopping(), _holding(run):
-        return _execute(run, console or _console())
+    check_folder(run.out, pipeline.name, [f"{entry.id}.log" for entry in run.entries])
+    try:
+        with _stopping(), _holding(run):
+            return _execute(run, console or _console())
+    except Exception as error:
+        fault = coded(error, "the run", [run.folder / "logs"], run.out)
+        if fault is error:
+            raise
+        raise fault from error
 
 
 def _prepare(pipeline: Pipeline, out: Path, from_: str | None, until: str | None, force: Sequence[str]) -> _Run:
@@ -148,13 +192,21 @@ def _prepare(pipeline: Pipeline, out: Path, from_: str | None, until: str | None
     return _Run(check_inputs(pipeline), out.absolute(), pipeline.threads or default_threads(), frozenset(again), last)
 
 
-def _look_ahead(run: _Run) -> list[Artifact]:
-    """The artifacts at the start of the pipeline that will be reused; what comes after the first gap is not known yet."""
+def _look_ahead(run: _Run, *, damaged_is_missing: bool) -> list[Artifact]:
+    """The artifacts at the start of the pipeline that will be reused; what comes after the first gap is not known yet.
+
+    A damaged one may be such a gap: the run itself will tell, and write down that it failed.
+    """
     found: list[Artifact] = []
     for number, entry in enumerate(run.entries):
         if number in run.again:
             break
-        artifact = run.store.find(entry.name, _fingerprint(run, number, found), entry.id)
+        try:
+            artifact = run.store.find(entry.name, _fingerprint(run, number, found), entry.id)
+        except UserError:
+            if damaged_is_missing:
+                break
+            raise
         if artifact is None:
             break
         found.append(artifact)
@@ -190,11 +242,11 @@ def _stopping() -> Iterator[None]:
 def _holding(run: _Run) -> Iterator[None]:
     """Make the folders and hold the run's process lock. Raises UserError E801, E802."""
     try:
-        for folder in (run.store.root, run.folder / "logs"):
+        for folder in (run.folder / "logs", run.store.root):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         what = f"cannot be made ({error.strerror})"
-        raise UserError("E801", what, "Choose another folder with --out", str(folder)) from None
+        raise disk_fault(error) or UserError("E801", what, "Choose another folder with --out", str(folder)) from None
     try:
         with lock(run.folder / "run.lock"):
             yield
@@ -205,35 +257,55 @@ def _holding(run: _Run) -> Iterator[None]:
 
 def _execute(run: _Run, console: Console) -> RunResult:
     """Every stage in order, with run.json written however it ends."""
-    started, clock, status = time.time(), time.monotonic(), "failed"
-    for stale in [*run.folder.glob("report.*"), *run.folder.glob(f"{TASKS}/*")]:  # they are of an earlier run
-        stale.unlink()
-    run.store.sweep()
     display = Display(console, len(run.entries), max(len(entry.id) for entry in run.entries))
     try:
+        _write_account(run, RUNNING)
+        run.store.sweep()
         for number, entry in enumerate(run.entries):
+            run.current = entry.id
             with display.stage(number + 1, entry.id):
-                _advance(run, number, display)
-            _write_lock_file(run)
-            _copy_results(run)
-        status = "done"
-    except Stopped as stop:
-        status = "stopped"
-        done = f"{len(run.artifacts)} of {len(run.entries)} stages are finished and kept"
-        display.say(f"Stopped by {stop}: {done}. The same command continues.")
+                _attempt(run, number, display)
+            _write_account(run, RUNNING)
+        run.current = ""
+        _publish_results(run)
+        _write_account(run, CHECKS_FAILED if run.failures else DONE)
+    except Exception as error:
+        fault = coded(error, "the run", [run.folder / "logs"], run.out)
+        with contextlib.suppress(OSError):  # the error is what the user has to see
+            _write_account(run, FAILED, fault)
+        if fault is error:
+            raise
+        raise fault from error
+    except BaseException as stop:
+        with contextlib.suppress(OSError):
+            _write_account(run, STOPPED)
+        if isinstance(stop, Stopped):
+            done = f"{len(run.artifacts)} of {len(run.entries)} stages are finished and kept"
+            display.say(f"Stopped by {stop}: {done}. The same command continues.")
+            stop.told = True
         raise
-    finally:
-        facts = {"status": status, "started": started, "seconds": time.monotonic() - clock, "stages": run.records}
-        facts["model_folder"] = str(run.ready.base.folder)  # the lock file has the reference, which may be a relative path
-        content = json.dumps(
-            {**facts, "machine": _machine(run)},
-            indent=1,
-            ensure_ascii=False,
-        )
-        write_atomic(run.folder / "run.json", f"{content}\n".encode())
     reused = tuple(record["id"] for record in run.records if record["reused"])
     report = next((path for ending in ("html", "md", "json") if (path := run.folder / f"report.{ending}").is_file()), None)
-    return RunResult(run.folder, {one.entry: one for one in run.artifacts}, reused, report)
+    artifacts = {one.entry: one for one in run.artifacts}
+    return RunResult(run.folder, artifacts, reused, report, failures=tuple(run.failures))
+
+
+def _attempt(run: _Run, number: int, display: Display) -> None:
+    """One stage. A check that fails ends the run, unless the stage is optional."""
+    entry = run.entries[number]
+    try:
+        _advance(run, number, display)
+    except CheckError as error:
+        if not load_stage(entry.name).optional:
+            raise
+        _note_failure(run, entry, {"code": error.code, "what": error.what, "mend": error.mend}, display)
+
+
+def _note_failure(run: _Run, entry: Entry, failure: dict[str, Any], display: Display) -> None:
+    """Write down, and say, a check that failed and does not end the run."""
+    known = {key: str(failure[key]) for key in ("code", "what", "mend")}
+    run.failures.append({"stage": entry.id, **known})
+    display.result("FAILED {code} {what}. {mend}".format(**known).replace("\n", " "))
 
 
 def _advance(run: _Run, number: int, display: Display) -> None:
@@ -246,15 +318,21 @@ def _advance(run: _Run, number: int, display: Display) -> None:
         with run.store.making(entry.name, mark, lambda pid: display.result(f"waiting for process {pid}")) as work:
             if _reusable(run, number, mark) is None:  # else another run made it while we waited
                 unfinished = run.store.unfinished(entry.name, mark)
+                run.originals.before()
                 metadata = _perform(run, number, stage, work, unfinished, display)
+                run.originals.require()
                 run.store.publish(work, entry.name, mark, stage.produces, metadata)
         artifact = run.store.find(entry.name, mark, entry.id)
     seconds = time.monotonic() - clock
     run.artifacts.append(artifact)
-    run.fingerprints.append(mark)
+    run.fingerprints[entry.id] = mark
+    if isinstance(recorded := artifact.metadata.get("parity"), list):
+        run.proofs[entry.id] = recorded
     record = {"id": entry.id, "stage": entry.name, "artifact": artifact.id, "reused": reused, "seconds": seconds}
     run.records.append(record)
     display.result("reused" if reused else f"done in {human_seconds(seconds)}")
+    for failure in artifact.metadata.get("failures", ()):
+        _note_failure(run, entry, failure, display)
 
 
 def _reusable(run: _Run, number: int, mark: str) -> Artifact | None:
@@ -271,23 +349,34 @@ def _perform(run: _Run, number: int, stage: Stage, work: Path, unfinished: Path,
     entry, logs = run.entries[number], run.folder / "logs"
     log_path = logs / f"{entry.id}.log"
     log, cache, again = logging.getLogger(f"compress.{entry.id}"), run.store.cache, number in run.again
-    workspace = _Workspace(work, logs, unfinished, cache, again, log, display)
+    proofs = run.proofs.setdefault(entry.id, [])
+    workspace = _Workspace(work, logs, unfinished, cache, again, log, display, proofs)
     with captured(log_path):
         try:
             _settle(stage, run.pipeline.seed, run.threads)
             metadata = stage.run(entry.config, _inputs(run, number, run.artifacts), workspace)
             return json.loads(canonical(metadata))
-        except CompressError as error:
-            workspace.log.error("%s", error)
-            if isinstance(error, UserError):
-                raise with_place(error, run.pipeline.where(number)) from error
-            raise
         except Exception as error:
-            traceback.print_exc()
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise UserError("E804", "the disk is full", "Make room; finished stages are kept", str(run.out)) from error
-            what = f"stage '{entry.id}' failed unexpectedly ({type(error).__name__}: {error})"
-            raise CompressError("E899", what, f"This is a bug; its traceback is in {log_path}") from error
+            with contextlib.suppress(OSError):
+                log.error("%s", error) if isinstance(error, CompressError) else traceback.print_exc()
+            fault = _stage_fault(run, number, error, log_path)
+            if fault is error:
+                raise
+            raise fault from error
+
+
+def _stage_fault(run: _Run, number: int, error: Exception, log_path: Path) -> CompressError:
+    """What ends a stage as an error with a code and, for a mistake of the user, a place."""
+    if fault := disk_fault(error, run.out):
+        return fault
+    if isinstance(error, UserError):
+        return with_place(error, run.pipeline.where(number))
+    if full := nothing_left(run.out):
+        return full
+    if isinstance(error, CompressError):
+        return error
+    what = f"stage '{run.entries[number].id}' failed unexpectedly ({shortened(f'{type(error).__name__}: {error}')})"
+    return CompressError("E899", what, f"This is a bug; its traceback is in {log_path}")
 
 
 def _settle(stage: Stage, seed: int, threads: int) -> None:
@@ -308,15 +397,18 @@ def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
     stage = load_stage(entry.name)
     everything = "*" in stage.accepts
     kinds = {*stage.needs, *stage.accepts}
+    before = [one.id for one in pipeline.stages[:number]]
+    failed = [one for one in run.failures if one["stage"] in before]
     return Inputs(
         base=run.ready.base,
         task=pipeline.task,
         seed=pipeline.seed,
         artifacts=tuple(artifact for artifact in earlier if everything or artifact.kind in kinds),
         dense=dense_of(earlier) if stage.uses_dense else None,
-        run={"name": pipeline.name, "stages": [one.id for one in pipeline.stages[:number]]} if everything else {},
+        run={"name": pipeline.name, "stages": before, **({"failures": failed} if failed else {})} if everything else {},
         threads=run.threads,
         tasks=pipeline.tasks,
+        require_unchanged=run.originals.require,
     )
 
 
@@ -325,13 +417,6 @@ def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
     stages = [artifact.stage for artifact in earlier]
     before = earlier[: stages.index("prune")] if "prune" in stages else earlier
     return next((artifact for artifact in reversed(before) if artifact.stage == "tune"), None)
-
-
-def _machine(run: _Run) -> dict[str, Any]:
-    """The machine, with every package of this run's stages."""
-    stages = [load_stage(entry.name) for entry in run.entries]
-    extras = [name for stage, entry in zip(stages, run.entries, strict=True) for name in stage.extras(entry.config)]
-    return machine(stages, run.threads, dict.fromkeys(extras))
 
 
 def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
@@ -376,21 +461,56 @@ def _nested(tasks: dict[KeyPath, Any]) -> dict[str, Any]:
     return {"tasks": many} if many else {"task": tasks[("task",)]}
 
 
-def _write_lock_file(run: _Run) -> None:
-    """pipeline.lock.yaml: the resolved config, and the fingerprint and sha256s of every artifact so far."""
-    pipeline = run.pipeline
+def _write_account(run: _Run, status: str, error: CompressError | None = None) -> None:
+    """run.json: how far this attempt is, and how it ended. Raises OSError."""
+    base = run.ready.base
+    facts = {
+        "status": status,
+        "started": run.started,
+        "seconds": time.monotonic() - run.clock,
+        "stage": run.current,
+        "stages": run.records,
+        "parity": [{**record, "stage": entry} for entry, records in run.proofs.items() for record in records],
+        "failures": run.failures,
+        "error": error_record(error, run.current, run.log) if error else None,
+        # the lock file has the reference, which may be a relative path
+        "model_folder": str(base.folder),
+        "model_sha256": base.sha256,
+        "machine": run.machine,
+    }
+    write_attempt(run.folder, facts)
+
+
+def _publish_results(run: _Run) -> None:
+    """Put this run's lock file, and what a user asks for first, in the place of an earlier run's: reports, files of tasks."""
+    results: dict[Path, Path] = {}
+    for artifact in run.artifacts:
+        for path in sorted(artifact.folder.glob("report.*" if artifact.kind == "report" else f"{TASKS}/*")):
+            results[run.folder / path.relative_to(artifact.folder)] = path
+    for folder in {path.parent for path in results}:
+        folder.mkdir(exist_ok=True)
+    contents = {place: path.read_bytes() for place, path in results.items()}
+    replace_files({**contents, run.folder / LOCK_FILE: _lock_file(run)})
+    for earlier in [*run.folder.glob("report.*"), *run.folder.glob(f"{TASKS}/*")]:
+        if earlier not in results:
+            earlier.unlink()
+
+
+def _lock_file(run: _Run) -> bytes:
+    """pipeline.lock.yaml: the resolved config, and the fingerprint and sha256s of every artifact; failed checks, if any."""
+    pipeline, entries = run.pipeline, {entry.id: entry for entry in run.entries}
     stages = [
         {
-            "id": entry.id,
-            "stage": entry.name,
-            "config": without_id(entry.config),
+            "id": artifact.entry,
+            "stage": artifact.stage,
+            "config": without_id(entries[artifact.entry].config),
             "kind": artifact.kind,
             "artifact": artifact.id,
-            "fingerprint": mark,
+            "fingerprint": run.fingerprints[artifact.entry],
             "sha256": digest(artifact),
             "files": artifact.files,
         }
-        for entry, artifact, mark in zip(run.entries, run.artifacts, run.fingerprints, strict=False)
+        for artifact in run.artifacts
     ]
     content = {
         "name": pipeline.name,
@@ -400,14 +520,6 @@ def _write_lock_file(run: _Run) -> None:
         "seed": pipeline.seed,
         "threads": run.threads,
         "stages": stages,
+        **({"failures": [dict(one) for one in run.failures]} if run.failures else {}),
     }
-    write_atomic(run.folder / LOCK_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
-
-
-def _copy_results(run: _Run) -> None:
-    """Bring what a user asks for first into the run folder: the files of a report, and those of many tasks."""
-    artifact = run.artifacts[-1]
-    wanted = "report.*" if artifact.kind == "report" else f"{TASKS}/*"
-    for path in sorted(artifact.folder.glob(wanted)):
-        (run.folder / path.relative_to(artifact.folder)).parent.mkdir(exist_ok=True)
-        write_atomic(run.folder / path.relative_to(artifact.folder), path.read_bytes())
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()

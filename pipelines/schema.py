@@ -13,9 +13,9 @@ from pipelines.stage import all_stages, load_stage
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 """What editors know best."""
-COUNT, SHARE = {"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
-COUNT_OR_SHARE = [{"type": "integer"}, {"type": "number"}]
-"""How pydantic shows `CountOrShare`, whose bounds it does not know."""
+SHARE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+NO_BOUND = 10**9
+"""What is larger only keeps slips of the keyboard out, and is not told in a table."""
 REFERENCE = "#/$defs/{model}"
 
 Schema = dict[str, Any]
@@ -91,11 +91,16 @@ def _tidy(part: Any) -> Any:
             found[key] = {name: _tidy(one) for name, one in value.items()}
         elif key == "oneOf":
             found["anyOf"] = _tidy(value)
-        elif key == "anyOf" and value[:2] == COUNT_OR_SHARE:
-            found[key] = [COUNT, SHARE, *value[2:]]
+        elif key == "anyOf" and _counts(value):
+            found[key] = [{**value[0], "minimum": 1}, SHARE, *value[2:]]
         elif key not in ("title", "discriminator", "format"):
             found[key] = _tidy(value)
     return found
+
+
+def _counts(forms: list[Schema]) -> bool:
+    """Whether this is how pydantic shows `CountOrShare`, of whose bounds it does not know the lower."""
+    return forms[0].get("type") == "integer" and forms[1] == {"type": "number"}
 
 
 Row = tuple[str, str, str, str, str]
@@ -172,10 +177,10 @@ BOUNDS = {
 
 def _bounds(form: Schema) -> Iterator[str]:
     """What a value must keep to; of a count or a share, both."""
-    if COUNT in form.get("anyOf", ()) and SHARE in form["anyOf"]:
+    if SHARE in form.get("anyOf", ()) and form["anyOf"][0].get("type") == "integer":
         yield "≥ 1, or a share > 0 and < 1"
         return
     for part in (form, *form.get("anyOf", ()), form.get("items", {})):
         for key, words in BOUNDS.items():
-            if key in part:
-                yield words.format(part[key] if key != "pattern" else "")
+            if key in part and (key == "pattern" or part[key] < NO_BOUND):
+                yield words.format(part[key])

@@ -11,10 +11,11 @@ from pipelines.finished import open_run
 
 @dataclass(frozen=True)
 class Served:
-    """A deployed Triton model repository, and whether its models take pairs of texts."""
+    """A deployed Triton model repository, and whether its models take pairs of texts. `outdated` as of the run it is of."""
 
     repository: Path
     pairs: bool
+    outdated: str = ""
 
 
 def find_repository(run: Path) -> Served:
@@ -26,7 +27,6 @@ def find_repository(run: Path) -> Served:
     stage = next((stage for stage in reversed(finished.lock["stages"]) if stage["kind"] == "repository"), None)
     if stage is None:
         raise UserError("E805", "this run has deployed nothing", "Run its deploy stage first", str(run))
-    artifact = finished.artifact(stage)
-    finished.store.verify(artifact)
-    text = finished.lock["task"]["text"]
-    return Served(artifact.folder / "repository", isinstance(text, list) and len(text) == 2)
+    artifact = finished.verify(stage)
+    text = (finished.lock.get("task") or {}).get("text")
+    return Served(artifact.folder / "repository", isinstance(text, list) and len(text) == 2, finished.outdated)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
 from compressor.errors import UserError
+from pipelines import bounds
 
 if TYPE_CHECKING:
     from compressor.account import Plan
@@ -35,7 +36,10 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     id: str | None = Field(
-        default=None, pattern=NAME_PATTERN, description="its name in this pipeline, default tune, tune-2, ..."
+        default=None,
+        pattern=NAME_PATTERN,
+        max_length=bounds.NAME,
+        description="its name in this pipeline, default tune, tune-2, ...",
     )
 
 
@@ -45,7 +49,7 @@ def _count_or_share(value: int | float) -> int | float:
     return value
 
 
-CountOrShare = Annotated[StrictInt | StrictFloat, AfterValidator(_count_or_share)]
+CountOrShare = Annotated[Annotated[StrictInt, Field(le=bounds.COUNT)] | StrictFloat, AfterValidator(_count_or_share)]
 """Config type of how many: 3 is a count, 0.3 a share, 1 one and never the whole."""
 
 
@@ -103,9 +107,12 @@ class Inputs:
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
-    """Name of the pipeline and of the stages before this one, for reports."""
+    """Name of the pipeline and of the stages before this one, for reports; `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
+    require_unchanged: Callable[[], None] = lambda: None
+    """Raises UserError E807 where the data or the base are not what the run began with. A stage calls it when it has read them
+    and before it leaves anything in `Workspace.unfinished`."""
 
     def nearest(self, kind: str) -> Artifact | None:
         """The nearest earlier artifact of a kind, or None."""
@@ -126,7 +133,8 @@ class Workspace(Protocol):
     `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
     cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
     `cache` (it may not exist yet) keeps what is measured once on a machine, for every run; `again` says that the user asked
-    to make this stage anew. `say` puts one line into the terminal that stays.
+    to make this stage anew. `say` puts one line into the terminal that stays. `proven` takes the record of every comparison as
+    soon as there is one: a run that ends early still has what was proven so far.
     """
 
     folder: Path
@@ -139,6 +147,8 @@ class Workspace(Protocol):
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
 
     def say(self, text: str) -> None: ...
+
+    def proven(self, record: dict[str, Any]) -> None: ...
 
 
 def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
@@ -159,7 +169,11 @@ class Stage:
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
     it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
     key, to be compared with the model's positions. `with_tasks` looks at the config once more, knowing whether the pipeline has
-    many tasks. `surroundings` are facts of this machine that decide the result of such a config.
+    many tasks. `surroundings` are facts of this machine that decide the result of such a config. Where `optional`, a CheckError
+    of `run` does not end the pipeline: it is a failure of the run, and later stages go on without this one's artifact.
+
+    In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "mend"})
+    that failed though it went on: the run tells them, and ends with exit code 3.
     """
 
     name: str
@@ -179,6 +193,7 @@ class Stage:
     with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
+    optional: bool = False
 
 
 def load_stage(name: str) -> Stage:

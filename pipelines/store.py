@@ -1,8 +1,8 @@
 """The artifact store: folders that are whole or absent, named by the fingerprint of everything that decides their content.
 
 `DIR/.store/STAGE-FINGERPRINT/` holds a stage's files and `artifact.json`: kind, sha256 of every file, metadata; no time, no
-machine, no absolute path, so that equal work gives equal bytes. A stage works in `.work-*` beside it, and is published by
-fsync and rename.
+machine, no absolute path, so that equal work gives equal bytes. `artifact.sha256` seals that, in the form of `sha256sum`. A
+stage works in `.work-*` beside it, and is published by fsync and rename.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from compressor.errors import UserError
 from pipelines.stage import Artifact
 
 MANIFEST = "artifact.json"
+SEAL = "artifact.sha256"
 
 
 def canonical(value: Any) -> bytes:
@@ -88,10 +89,27 @@ def _acquire(handle: int, on_wait: Callable[[str], None] | None) -> None:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file by new content, or leave it as it was."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_bytes(content)
-    _sync(beside)
-    beside.replace(path)
+    replace_files({path: content})
+
+
+def replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Replace several files, in order: all new content is on the disk before the first of them moves to its place."""
+    beside = {path: path.with_name(f".{path.name}.new") for path in contents}
+    try:
+        for path, content in contents.items():
+            beside[path].write_bytes(content)
+            _sync(beside[path])
+        for path, new in beside.items():
+            new.replace(path)
+    except BaseException:
+        for new in beside.values():
+            new.unlink(missing_ok=True)
+        raise
+
+
+def sealed(manifest: bytes) -> bytes:
+    """Content of the seal of a manifest: `sha256sum -c artifact.sha256` checks it, too."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def _sync(path: Path) -> None:
@@ -119,26 +137,23 @@ class Store:
     def find(self, stage: str, fingerprint: str, entry: str) -> Artifact | None:
         """The published artifact, or None. Its files are not looked at: `verify` does that.
 
-        Raises UserError E803 when its manifest is unreadable or another stage's.
+        Raises UserError E803 when its manifest is unreadable, is not what was published, or another stage's.
         """
         folder = self.folder(stage, fingerprint)
         if not folder.is_dir():
             return None
-        try:
-            manifest = json.loads((folder / MANIFEST).read_bytes())
-            files = {name: file["sha256"] for name, file in manifest["files"].items()}
-            artifact = Artifact(folder, folder.name, manifest["kind"], manifest["stage"], entry, files, manifest["metadata"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise _damaged(MANIFEST, "is missing or unreadable", folder, entry) from None
-        if manifest.get("fingerprint") != fingerprint:
+        manifest = _manifest(folder, entry)
+        if manifest["fingerprint"] != fingerprint:
             raise _damaged(MANIFEST, "belongs to another stage", folder, entry)
-        return artifact
+        files = {name: file["sha256"] for name, file in manifest["files"].items()}
+        return Artifact(folder, folder.name, manifest["kind"], manifest["stage"], entry, files, manifest["metadata"])
 
     def verify(self, artifact: Artifact) -> None:
         """Compare every file with the manifest, sizes first. Raises UserError E803 naming the first that differs."""
         folder, entry = artifact.folder, artifact.entry
-        sizes = {name: file["size"] for name, file in json.loads((folder / MANIFEST).read_bytes())["files"].items()}
-        present = {str(path.relative_to(folder)): path for path in _files(folder) if path != folder / MANIFEST}
+        sizes = {name: file["size"] for name, file in _manifest(folder, entry)["files"].items()}
+        own = (folder / MANIFEST, folder / SEAL)
+        present = {str(path.relative_to(folder)): path for path in _files(folder) if path not in own}
         for name in sorted(sizes.keys() | present.keys()):
             if name not in present or name not in sizes:
                 raise _damaged(name, "is missing" if name in sizes else "does not belong there", folder, entry)
@@ -177,9 +192,9 @@ class Store:
         """Write the manifest of a work folder and move it to its place, on the disk before it is seen there."""
         files = {str(path.relative_to(work)): {"sha256": sha256_of(path), "size": path.stat().st_size} for path in _files(work)}
         manifest = {"kind": kind, "stage": stage, "fingerprint": fingerprint, "files": files, "metadata": metadata}
-        (work / MANIFEST).write_text(
-            json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        content = f"{json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
+        (work / MANIFEST).write_bytes(content)
+        (work / SEAL).write_bytes(sealed(content))
         for path in [*_files(work), *(path for path in work.rglob("*") if path.is_dir()), work]:
             _sync(path)
         place = self.folder(stage, fingerprint)
@@ -202,6 +217,19 @@ class Store:
             with contextlib.suppress(Locked, FileNotFoundError), lock(self.root / f".lock-{name}"):
                 if not left.name.startswith(".lock-"):
                     shutil.rmtree(left)
+
+
+def _manifest(folder: Path, entry: str) -> dict[str, Any]:
+    """The manifest of an artifact, exactly as it was published. Raises UserError E803."""
+    try:
+        content, seal = (folder / MANIFEST).read_bytes(), (folder / SEAL).read_bytes()
+    except FileNotFoundError as error:
+        raise _damaged(Path(error.filename).name, "is missing", folder, entry) from None
+    except OSError:
+        raise _damaged(MANIFEST, "cannot be read", folder, entry) from None
+    if seal != sealed(content):
+        raise _damaged(MANIFEST, f"has changed, or its seal '{SEAL}' has", folder, entry)
+    return json.loads(content)
 
 
 def _files(folder: Path) -> list[Path]:

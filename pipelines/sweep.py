@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from compressor.errors import CompressError, UserError, UserErrors
 from compressor.tasks import check_data
+from pipelines.attempt import last_attempt
 from pipelines.config import Pipeline, load_pipeline
 from pipelines.preflight import check_folder, check_inputs
 from pipelines.runner import run_pipeline
@@ -80,13 +81,15 @@ class Spread:
 @dataclass(frozen=True)
 class SweepResult:
     """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; the summary, and its table;
-    what was said of variants whose target cannot be had."""
+    what was said of variants whose target cannot be had; the checks that failed and ended no run, as `RunResult.failures`, each
+    with its variant in `stage`."""
 
     folder: Path
     spreads: list[Spread]
     columns: tuple[str, ...] = COLUMNS
     rows: tuple[tuple[str, ...], ...] = ()
     unreached: Mapping[str, str] = field(default_factory=dict)
+    failures: tuple[dict[str, Any], ...] = ()
 
 
 Execute = Callable[[Sequence[Variant], Callable[[Variant], Outcome], Callable[[str], None]], list[Outcome]]
@@ -159,7 +162,8 @@ def sweep(
     spreads = summarize([{} if isinstance(found, UserError) else found for found in outcomes])
     facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "stability": kind, "until": until}
     told = {name: error.what for name, error in errors.items()}
-    result = SweepResult(folder, spreads, *table_of(kind, variants, spreads), told)
+    failures = tuple(one for variant in variants for one in _failures(folder, variant))
+    result = SweepResult(folder, spreads, *table_of(kind, variants, spreads), told, failures)
     write_summary(result, facts, variants)
     return result
 
@@ -285,6 +289,13 @@ def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence
         )
     )
     write_atomic(folder / "sweep.md", f"{text}\n".encode())
+
+
+def _failures(folder: Path, variant: Variant) -> Iterator[dict[str, Any]]:
+    """The failed checks of a variant's run; read from its folder, because an engine may have run it anywhere."""
+    attempt = last_attempt(folder / variant.name)
+    for one in attempt.failures if attempt else ():
+        yield {**one.model_dump(), "stage": f"{one.stage} ({variant.name})"}
 
 
 def _pipeline_of(variant: Variant, path: Path, overrides: Sequence[str], folder: str) -> Pipeline:

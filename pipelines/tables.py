@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -18,3 +19,36 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_row(*row)
     console = Console()
     Console(width=None if console.is_terminal else 120).print(table, markup=False)
+
+
+PARITY_COLUMNS = ("stage: hop", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")
+
+
+def parity_cells(stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The row of a comparison's record under PARITY_COLUMNS; a figure that a record lacks is left out."""
+    interval, sides = record.get("metric_interval"), [record.get(key) for key in ("metric_reference", "metric_candidate")]
+    edges = interval if isinstance(interval, list | tuple) else ()
+    return (
+        f"{stage}: {record.get('hop', '')}",
+        _figure(record.get("rows"), "d"),
+        _figure(record.get("max_difference"), ".1e"),
+        _figure(record.get("mean_difference"), ".1e"),
+        _figure(record.get("agreement"), ".1%"),
+        " > ".join(filter(None, (_figure(side, ".1f", 100) for side in sides))),
+        " to ".join(filter(None, (_figure(edge, "+.1f", 100) for edge in edges))),
+        _figure(record.get("worst_row"), "d"),
+        _verdict(record),
+    )
+
+
+def _verdict(record: Mapping[str, Any]) -> str:
+    """'passed', 'not shown', 'beyond its bound' or 'FAILED'; nothing where there was no comparison."""
+    if record.get("passed") is None:
+        return ""
+    told = record.get("verdict")
+    return "FAILED" if not record["passed"] and told in (None, "refused") else str(told or "passed")
+
+
+def _figure(value: Any, form: str, times: int = 1) -> str:
+    wanted = int if form == "d" else int | float
+    return format(value * times, form) if isinstance(value, wanted) and not isinstance(value, bool) else ""

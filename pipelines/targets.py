@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from compressor.errors import UserError
 from compressor.pruning.names import Criterion, Unit
+from pipelines import bounds
 from pipelines.reporting.format import milliseconds
 
 if TYPE_CHECKING:
@@ -45,15 +46,17 @@ class Target(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    speedup: float | None = Field(default=None, gt=1, description="times the dense model's speed")
-    p50_ms: float | None = Field(default=None, gt=0, description="median milliseconds of one forward pass")
+    speedup: float | None = Field(default=None, gt=1, le=bounds.SPEEDUP, description="times the dense model's speed")
+    p50_ms: float | None = Field(
+        default=None, gt=0, le=bounds.MILLISECONDS, description="median milliseconds of one forward pass"
+    )
     flops: float | None = Field(default=None, gt=0, lt=1, description="share of the dense model's FLOPs that is left")
     parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
-    batch: int = Field(default=1, ge=1, description="rows of the pass that is measured")
-    length: int = Field(default=128, ge=2, description="tokens a row")
+    batch: int = Field(default=1, ge=1, le=bounds.BATCH, description="rows of the pass that is measured")
+    length: int = Field(default=128, ge=2, le=bounds.TOKENS, description="tokens a row")
     runtime: Literal["onnx", "openvino"] = Field(default="onnx", description="what it is measured in")
     precision: Literal["fp32", "int8"] = Field(default="fp32", description="of the files that are measured")
-    rounds: int = Field(default=20, ge=3, description="of the measuring")
+    rounds: int = Field(default=20, ge=3, le=bounds.ROUNDS, description="of the measuring")
 
     @field_validator(*GOALS, mode="before")
     @classmethod
@@ -106,10 +109,10 @@ class Least(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    heads: int = Field(default=0, ge=0, description="heads that stay in a block")
-    cross_heads: int = Field(default=0, ge=0, description="heads that look at the encoder and stay in a block")
-    neurons: int = Field(default=0, ge=0, description="neurons that stay in a block")
-    layers: int = Field(default=1, ge=1, description="blocks that stay in a stack")
+    heads: int = Field(default=0, ge=0, le=bounds.UNITS, description="heads that stay in a block")
+    cross_heads: int = Field(default=0, ge=0, le=bounds.UNITS, description="heads that look at the encoder and stay in a block")
+    neurons: int = Field(default=0, ge=0, le=bounds.UNITS, description="neurons that stay in a block")
+    layers: int = Field(default=1, ge=1, le=bounds.UNITS, description="blocks that stay in a stack")
 
 
 class Search(BaseModel):
@@ -118,12 +121,16 @@ class Search(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: Target = Field(description="what is to be reached")
-    structures: list[Unit] = Field(default=["heads", "neurons"], min_length=1, description="what may go")
+    structures: list[Unit] = Field(
+        default=["heads", "neurons"], min_length=1, max_length=bounds.LIST, description="what may go"
+    )
     criterion: Criterion | dict[Unit, Criterion] = Field(
         default="taylor", description="which units of a sublayer go first: one, or one for each structure but layers"
     )
-    rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
-    price_rows: int = Field(default=256, ge=1, description="training rows that what losing units costs is measured on")
+    rows: int = Field(default=512, ge=1, le=bounds.ROWS, description="training rows that taylor and fisher look at")
+    price_rows: int = Field(
+        default=256, ge=1, le=bounds.ROWS, description="training rows that what losing units costs is measured on"
+    )
     keep: Least = Field(default=Least(), description="what must stay")
 
     @model_validator(mode="after")

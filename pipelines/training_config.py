@@ -24,6 +24,7 @@ from compressor.methods import (
     method,
 )
 from compressor.modules import Modules
+from pipelines import bounds
 from pipelines.stage import CountOrShare, Entry, Problem, StageConfig
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ class GroundConfig(StageConfig):
         default=None,
         description="linear layers that are trained, or all; default those of the select before it, or query, value",
     )
-    rank: int | None = Field(default=None, ge=1, description="rank of the low-rank part, default 16")
-    alpha: float | None = Field(default=None, gt=0, description="scale alpha/rank of the low-rank part, default 2 x rank")
-    bottleneck: int | None = Field(default=None, ge=1, description="inner width of adapters, default 64")
+    rank: int | None = Field(default=None, ge=1, le=bounds.RANK, description="rank of the low-rank part, default 16")
+    alpha: float | None = Field(
+        default=None, gt=0, le=bounds.SCALE, description="scale alpha/rank of the low-rank part, default 2 x rank"
+    )
+    bottleneck: int | None = Field(default=None, ge=1, le=bounds.WIDTH, description="inner width of adapters, default 64")
     placement: Placement | None = Field(
         default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
     )
@@ -62,33 +65,42 @@ class GroundConfig(StageConfig):
 class TrainingConfig(GroundConfig):
     """What tune and recover share. `learning_rate` defaults to the method's own."""
 
-    length: int | None = Field(default=None, ge=1, description="positions of a prefix, default 64")
+    length: int | None = Field(default=None, ge=1, le=bounds.TOKENS, description="positions of a prefix, default 64")
     reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(
-        default=None, gt=0, description="of propetl's scores (default 10 x learning_rate) or diff_pruning's gates (0.1)"
+        default=None,
+        gt=0,
+        le=bounds.RATE,
+        description="of propetl's scores (default 10 x learning_rate) or diff_pruning's gates (0.1)",
     )
     final_learning_rate: float | None = Field(
-        default=None, gt=0, description="diff_pruning: behind the projection, default 10 x learning_rate"
+        default=None, gt=0, le=bounds.RATE, description="diff_pruning: behind the projection, default 10 x learning_rate"
     )
     strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
     budget: CountOrShare | None = Field(
         default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
     )
     checkpoints: tuple[CountOrShare, ...] | None = Field(
-        default=None, description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget"
+        default=None,
+        max_length=bounds.LIST,
+        description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget",
     )
     schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
-    exp: float | None = Field(default=None, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0")
-    eps: float | None = Field(default=None, gt=0, description="eps of ID3's heuristic, default 1")
+    exp: float | None = Field(
+        default=None, ge=-bounds.EXPONENT, le=bounds.EXPONENT, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0"
+    )
+    eps: float | None = Field(default=None, gt=0, le=bounds.SCALE, description="eps of ID3's heuristic, default 1")
     mixout: float | None = Field(default=None, ge=0, lt=1, description="probability of a pretrained column, default 0.9")
-    penalty: float | None = Field(default=None, ge=0, description="diff_pruning: cost of an open gate, default 1.25e-7")
+    penalty: float | None = Field(
+        default=None, ge=0, le=bounds.SCALE, description="diff_pruning: cost of an open gate, default 1.25e-7"
+    )
     child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
     reserve: float | None = Field(default=None, gt=0, le=1, description="child f: share of the gradients heard, default 0.3")
-    epochs: float = Field(default=2, gt=0, description="passes over the training rows")
-    learning_rate: float | None = Field(default=None, gt=0, description="of AdamW; default the method's own")
-    batch_size: int = Field(default=32, ge=1, description="rows of a step")
+    epochs: float = Field(default=2, gt=0, le=bounds.EPOCHS, description="passes over the training rows")
+    learning_rate: float | None = Field(default=None, gt=0, le=bounds.RATE, description="of AdamW; default the method's own")
+    batch_size: int = Field(default=32, ge=1, le=bounds.BATCH, description="rows of a step")
 
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in; `selected` says where the select before it chose.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.account import Plan, Trained
 from compressor.cost import ModelShape, added_by, share
+from compressor.errors import UserError
 from compressor.methods import (
     Method,
     Options,
@@ -66,6 +67,7 @@ def train_and_save(
             write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
         stops, work, teaching = stops_of(config, model), workspace.unfinished, {"teacher": teacher}
+        inputs.require_unchanged()
         losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep, **teaching)
     published = publish_model(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
@@ -142,6 +144,7 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
 
     `modules`, `rank` and `places` say what the unmerged delta computes: values on Ω of a LoRA are part of its A and B.
     """
+    from compressor.anatomy import modules_of
     from compressor.cost import shape_of
 
     shape = shape_of(model)
@@ -151,7 +154,7 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
     return {
         **{key: getattr(options, key) for key in reads if hasattr(options, key)},
         **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
-        "modules": list(options.modules) if "modules" in reads else [],
+        "modules": modules_of(model, options.modules) if "modules" in reads else [],
         "matrices": [[number, *size] for size, number in sizes.items()],
         "rank": options.rank if row.low_rank or options.on == "lora" else 0,
         "places": places or kept if options.on == "weights" else 0,
@@ -200,13 +203,24 @@ def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.
 def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
     """What a stage with this config and method would train at this point of the plan, and the shape it leaves.
 
-    Raises UserError E302 and E407.
+    Raises UserError E104 (a rank above that of every matrix), E302 and E407.
     """
     from compressor.methods import apply
 
     options = config.options(plan.places.ground if plan.places else None, None, group=str(len(plan.trainable) + 1))
+    check_rank(method(name), options, plan.shape)
     apply(plan.model, name, options)
     return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
+
+
+def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
+    """Raises UserError E104 for a rank that no matrix of the method's modules can have."""
+    if not (row.low_rank or options.on == "lora"):
+        return
+    full = max((min(out, into) for _, out, into in shape.matrices(options.modules)), default=options.rank)
+    if options.rank > full:
+        what = f"rank {options.rank:,}, where the matrices have at most {full:,} rows and columns"
+        raise UserError("E104", what, f"Use at most {full:,}; 4 to 64 are usual")
 
 
 def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:

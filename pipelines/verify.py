@@ -7,21 +7,26 @@ import filecmp
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compressor.errors import CheckError, CompressError, UserError
+from pipelines.attempt import last_attempt
 from pipelines.capture import captured
 from pipelines.finished import FinishedRun, open_run
+from pipelines.lockfile import LOCK_FILE
 from pipelines.stage import Artifact, BaseModelReference, Inputs, Progress
+from pipelines.tables import parity_cells
 
 if TYPE_CHECKING:
     from export.parity import ParityResult
     from pipelines.loading import Data
+    from pipelines.proving import Prover
 
 TRAINED = ("tune", "recover")
 DRIFT = 0.005
@@ -41,17 +46,10 @@ class Check:
 
     def cells(self) -> tuple[str, ...]:
         """A row of the table."""
-        name, verdict = f"{self.stage}: {self.hop}", "passed" if self.passed else f"FAILED {self.code}"
-        if self.parity is None:
-            return (name, *[""] * 7, verdict)
-        row = self.parity
-        change = " to ".join(f"{100 * edge:+.1f}" for edge in row["metric_interval"])
-        metric = f"{100 * row['metric_reference']:.1f} > {100 * row['metric_candidate']:.1f}"
-        figures = (f"{row['max_difference']:.1e}", f"{row['mean_difference']:.1e}", f"{row['agreement']:.1%}", metric, change)
-        return (name, str(row["rows"]), *figures, str(row["worst_row"]), verdict)
-
-
-COLUMNS = ("stage: hop", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")
+        passed = (self.parity or {}).get("verdict", "passed")
+        verdict = passed if self.passed else f"FAILED {self.code}"
+        _, *figures, _ = parity_cells(self.stage, self.parity or {})
+        return (f"{self.stage}: {self.hop}", *figures, verdict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,8 @@ class _Quiet:
 
     def note(self, _text: str) -> None: ...
 
+    def proven(self, _record: dict[str, Any]) -> None: ...
+
 
 Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
 """(id of the stage, name of the hop, what runs it: gives a record, or nothing, or raises)."""
@@ -77,10 +77,18 @@ Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
 def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage: str | None = None) -> list[Check]:
     """Run every hop of the run in `folder` again; a hop that fails is a Check that did not pass, and the others go on.
 
+    Where the last attempt did not finish, that is the first Check, and it did not pass; the others are of the run before it
+    that did, if there is one. Checks that had failed in the run itself have failed here.
+
     `model` is where the pretrained model is now, if it has moved. `serve=False` starts no server. With the id of a `stage`, of
-    the hops only those of that stage. Raises UserError E805 (no run), E111 (no such stage).
+    the hops only those of that stage. Raises UserError E805 (no run), E803 (its lock or run.json is damaged), E111 (no such
+    stage).
     """
-    run, checks = open_run(folder), []
+    checks = list(_unfinished(folder))
+    if checks and not (folder / LOCK_FILE).is_file():
+        return checks
+    run = open_run(folder)
+    checks += [Check(one["stage"], "as the run found", False, one["code"], _line(one)) for one in run.lock.get("failures", ())]
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
         if stage not in (None, *(row["id"] for row in run.lock["stages"])):
             mend = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
@@ -89,6 +97,31 @@ def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage:
         for entry, hop, what in verification.hops(serve, stage):
             checks.append(_carried_out(entry, hop, what))
     return checks
+
+
+def _unfinished(folder: Path) -> Iterator[Check]:
+    """A Check that failed where the last attempt at the run did not finish."""
+    attempt = last_attempt(folder)
+    if attempt is not None and not attempt.finished:
+        error = attempt.fault()
+        yield Check(attempt.stage or "run", "the last attempt", False, error.code, str(error))
+
+
+def _line(failure: dict[str, Any]) -> str:
+    return f"{failure['code']} {failure['what']}. {failure['mend']}"
+
+
+def _readable(stage: str, hops: Callable[[], Iterable[tuple[str, Callable]]]) -> Iterator[Hop]:
+    """The hops of a stage; where what says them is damaged itself, a last one that tells."""
+    try:
+        for hop, what in hops():
+            yield stage, hop, what
+    except Exception as error:
+        yield stage, "what it holds", partial(_raise, error)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _carried_out(stage: str, hop: str, what: Callable[[], ParityResult | None]) -> Check:
@@ -128,8 +161,8 @@ class Verification:
             if made is None or only not in (None, stage["id"]):
                 continue
             hops = {"model": self._model_hops, "onnx": self._onnx_hops, "repository": self._repository_hops}
-            for hop, what in hops.get(stage["kind"], lambda *_: ())(made, self._inputs(number), serve):
-                yield stage["id"], hop, what
+            of_kind = hops.get(stage["kind"], lambda *_: ())
+            yield from _readable(stage["id"], lambda made=made, n=number, of=of_kind: of(made, self._inputs(n), serve))
 
     def _files(self, stage: dict[str, Any]) -> None:
         with contextlib.suppress(UserError):  # what can be read is looked at by the hops, too
@@ -232,16 +265,18 @@ class Verification:
             reference = _Reference(name, self, inputs)
             for runtime, files in runtimes.items():
                 for precision, file in files.items():
-                    yield from self._file_hops(reference, runtime, precision, made.folder / file["path"])
+                    yield from self._file_hops(reference, runtime, precision, made.folder / file["path"], file)
 
-    def _file_hops(self, of: _Reference, runtime: str, precision: str, path: Path) -> Iterator[tuple[str, Callable]]:
+    def _file_hops(
+        self, of: _Reference, runtime: str, precision: str, path: Path, file: dict[str, Any]
+    ) -> Iterator[tuple[str, Callable]]:
         prefix = "" if runtime == "onnxruntime" else f"{runtime} "
-        kind = "onnx" if precision == "fp32" else precision
+        rounding = {"excluded": tuple(file.get("excluded", ())), "bits": file.get("weight_bits", 8)}
         if (runtime, precision) == ("onnxruntime", "fp32"):
-            yield f"{of.name} -> onnx", lambda: of.graph(kind, path, plain=True)
-            yield f"{of.name} -> fused", lambda: of.graph(kind, path)
+            yield f"{of.name} -> onnx", lambda: of.graph(precision, path, plain=True)
+            yield f"{of.name} -> fused", lambda: of.graph(precision, path)
         else:
-            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(kind, path)
+            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(precision, path, **rounding)
         if self.data.kind.generates:
             yield f"{of.name} -> {precision}, generating", lambda: of.generating(precision, path)
 
@@ -268,24 +303,27 @@ class _Reference:
 
     def __init__(self, name: str, verification: Verification, inputs: Inputs):
         self.name, self.verification, self.inputs = name, verification, inputs
-        self.model = self.answers = None
 
-    def graph(self, kind: str, path: Path, *, plain: bool = False) -> ParityResult:
-        """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization."""
-        from functools import partial
+    @cached_property
+    def prover(self) -> Prover:
+        """The model, live."""
+        from compressor.deltas import merge_all
+        from pipelines.loading import load_model
+        from pipelines.proving import Prover
 
-        from export.half import proving_session
-        from export.sessions import plain_session, run
-        from pipelines.hops import ask, compare_graph, runs
+        inputs, of = self.inputs, self.verification
+        artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
+        model = merge_all(load_model(artifact, inputs.base))
+        return Prover(self.name, model, of.data, of.workspace, of.threads, inputs.seed)
 
-        data, workspace = self.verification.data, self.verification.workspace
-        live = proving_session(path, kind, self.verification.threads)
+    def graph(self, precision: str, path: Path, *, plain: bool = False, **rounding: Any) -> ParityResult:
+        """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization. `rounding` says which
+        matrices are excluded, and the bits of the others. Raises CheckError E610 for a file that is shipped."""
         hop = f"{self.name} -> {path.name}"
-        self._load()
-        rows = data.compared()
-        with runs(hop):
-            answers = ask(partial(run, plain_session(path) if plain else live), rows, data, workspace, hop)
-        return compare_graph(hop, kind, self.model, self.answers, path, answers, rows, data)
+        result = self.prover.compare(hop, precision, self.prover.answers(path, precision, hop, plain=plain), **rounding)
+        if not result.passed and self.prover.gated:
+            raise self.prover.failure(result, path, **rounding)
+        return result
 
     def generating(self, precision: str, path: Path) -> ParityResult:
         """Compare what a file with a cache generates behind random prompts."""
@@ -293,22 +331,9 @@ class _Reference:
         from pipelines.generators import with_prompts
         from pipelines.hops import runs
 
-        self._load()
-        found = with_prompts(self.model, self.inputs.base, self.verification.data)
+        found = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
         with runs(f"{self.name} -> {path.name}, generating"):
-            return compare_generated(found, precision, [path])[0]
-
-    def _load(self) -> None:
-        from compressor.deltas import merge_all
-        from compressor.tasks.features import torch_forward
-        from pipelines.hops import ask
-        from pipelines.loading import load_model
-
-        if self.answers is None:
-            inputs, of = self.inputs, self.verification
-            artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
-            self.model = merge_all(load_model(artifact, inputs.base))
-            self.answers = ask(torch_forward(self.model), of.data.compared(), of.data, of.workspace, self.name)
+            return compare_generated(found, precision, [path], required=self.prover.gated)[0]
 
 
 OTHER_MODEL = "The model is not the one that was measured: run its stage again with --force"

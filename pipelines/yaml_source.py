@@ -16,10 +16,23 @@ from typing import Any
 import yaml
 
 from compressor.errors import UserError, UserErrors
+from compressor.text_files import FileKind, read_text
 
 MAX_VALUES = 10_000
-"""More values than this is no pipeline: it is aliases that multiply."""
+"""More values than this is no pipeline: it is data, or aliases that multiply."""
 MAX_DEPTH = 30
+MAX_DIGITS = 4_000
+"""Of an integer. Python refuses to write out more than 4,300."""
+MOST_FAULTS = 100
+"""Faults that are told: nobody reads more, and a file of thousands is to be answered at once."""
+PIPELINE = FileKind(
+    noun="pipeline file",
+    most=256 * 1024,
+    missing=("E101", "Check the path"),
+    folder=("E101", "Name the .yaml file inside it"),
+    size=("E101", "Name the pipeline, not the data: rows stand in files of their own"),
+    encoding="E101",
+)
 
 KeyPath = tuple[str | int, ...]
 
@@ -39,6 +52,8 @@ def scalar(text: str) -> str | int | float | bool | None:
     if BOOL.fullmatch(text):
         return text.lower() == "true"
     if INT.fullmatch(text):
+        if len(text) > MAX_DIGITS:
+            raise ValueError
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if not FLOAT.fullmatch(text):
         return text
@@ -49,8 +64,8 @@ def scalar(text: str) -> str | int | float | bool | None:
 
 
 def dotted(path: KeyPath) -> str:
-    """('stages', 1, 'tune', 'rank') -> 'stages[1].tune.rank'."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    """('stages', 1, 'tune', 'rank') -> 'stages[1].tune.rank'; of a long key the beginning."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in path).removeprefix(".")
 
 
 @dataclass
@@ -94,41 +109,64 @@ class Source:
 
 def read_yaml(path: Path) -> Source:
     """Read a pipeline file. Raises UserErrors with every E101 (not YAML) and E106 (key twice) fault in it."""
-    if path.is_dir():
-        raise UserError("E101", "a folder, not a pipeline file", "Name the .yaml file inside it", str(path))
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError("E101", f"cannot be read ({error.strerror})", "Check the path and its permissions", str(path)) from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError("E101", "not UTF-8", "Convert it: iconv -f latin1 -t utf-8", f"{path}:{line}") from None
-    return parse(text, str(path))
+    return parse(read_text(path, PIPELINE), str(path))
 
 
 def parse(text: str, name: str) -> Source:
     """Parse YAML text; `name` is what errors call it. Raises UserErrors E101, E104, E106."""
     try:
-        for token in yaml.scan(text, Loader=yaml.SafeLoader):
-            if isinstance(token, yaml.TagToken):
-                place = f"{name}:{token.start_mark.line + 1}"
-                raise UserError(
-                    "E101", f"tag '{''.join(filter(None, token.value))}'", "Remove it: tags are not used here", place
-                )
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = _Bounded(text, name).get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         raise UserError("E101", f"not YAML ({problem})", "Check indentation, brackets and quotes there", place) from None
-    except RecursionError:
-        raise UserError("E101", "nested too deeply", "Write fewer levels", name) from None
     builder = _Builder(name)
     source = Source(None if root is None else builder.build(root, ()), builder.marks)
     source.marks.setdefault((), f"{name}:1")
     if builder.errors:
-        raise UserErrors(builder.errors)
+        raise UserErrors(first_of(builder.errors))
     return source
+
+
+def first_of(faults: list[UserError]) -> list[UserError]:
+    """As many as are read; the last says how many there are besides."""
+    if len(faults) <= MOST_FAULTS:
+        return faults
+    last, more = faults[MOST_FAULTS - 1], len(faults) - MOST_FAULTS
+    return [*faults[: MOST_FAULTS - 1], UserError(last.code, last.what, f"{last.mend} (and {more:,} more faults)", last.where)]
+
+
+class _Bounded(yaml.SafeLoader):
+    """PyYAML's composer, which stops at the first tag, at the level that is too deep and at the value that is too many.
+
+    It looks at events as they come, so what follows is never scanned: a file of brackets is refused at its thirty-first.
+    """
+
+    def __init__(self, text: str, name: str):
+        super().__init__(text)
+        self.source, self.depth, self.nodes = name, 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        place = f"{self.source}:{event.start_mark.line + 1}"
+        if tag := getattr(event, "tag", None):
+            shown = tag.replace("tag:yaml.org,2002:", "!!")
+            raise UserError("E101", f"tag '{shown:.60}'", "Remove it: tags are not used here", place)
+        self.nodes += 1
+        if self.depth > MAX_DEPTH:
+            raise UserError("E101", "nested too deeply", f"Write at most {MAX_DEPTH} levels", place)
+        if self.nodes > 2 * MAX_VALUES + 1:  # keys are nodes, too
+            raise _too_many(place)
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _too_many(place: str) -> UserError:
+    return UserError("E101", f"more than {MAX_VALUES:,} values", "Name the pipeline, not the data: rows stand elsewhere", place)
 
 
 class _Builder:
@@ -139,16 +177,23 @@ class _Builder:
         self.marks: dict[KeyPath, str] = {}
         self.errors: list[UserError] = []
         self.count = 0
+        self.seen: set[int] = set()
+        self.repeated = False
+        """Whether a value stands at several places, by aliases."""
 
     def build(self, node: yaml.Node, path: KeyPath, line: int | None = None, above: tuple[int, ...] = ()) -> Any:
         """The value of a node. `line` is its key's line; `above` are the nodes around it, to see an alias that holds itself."""
         self.count += 1
         line = node.start_mark.line + 1 if line is None else line
         self.marks[path] = f"{self.name}:{line}"
+        self.repeated |= id(node) in self.seen
+        self.seen.add(id(node))
         if len(above) == MAX_DEPTH:
-            raise UserError("E101", "nested too deeply", "Write fewer levels", self.marks[path])
-        if id(node) in above or self.count > MAX_VALUES:
+            raise UserError("E101", "nested too deeply", f"Write at most {MAX_DEPTH} levels", self.marks[path])
+        if id(node) in above or (self.count > MAX_VALUES and self.repeated):
             raise UserError("E101", "aliases that multiply or hold themselves", "Write the values out", self.marks[path])
+        if self.count > MAX_VALUES:
+            raise _too_many(self.marks[path])
         above = (*above, id(node))
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
@@ -162,7 +207,9 @@ class _Builder:
         try:
             return scalar(node.value)
         except ValueError:
-            self.fault("E104", f"{node.value[:40]} is no finite number", "Write a finite number", path)
+            value = node.value if len(node.value) <= 40 else f"{node.value[:37]}..."
+            what = f"a number of {len(node.value):,} digits" if INT.fullmatch(node.value) else f"{value} is no finite number"
+            self.fault("E104", what, "Write a finite number", path)
 
     def keys(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[tuple[str, int, yaml.Node]]:
         first: dict[str, int] = {}

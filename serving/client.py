@@ -70,8 +70,8 @@ class Client:
     def models(self) -> list[str]:
         """Names of the loaded models, sorted."""
         with self._errors():
-            index = self._client.get_model_repository_index()
-        return sorted({entry["name"] for entry in index if entry.get("state") == "READY"})
+            loaded = self._client.get_inference_statistics()  # `compress serve` gives no index of the repository
+        return sorted({entry["name"] for entry in loaded["model_stats"]})
 
     @contextlib.contextmanager
     def _errors(self, model: str | None = None) -> Iterator[None]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
 from compressor.models import TOKENIZER_FILES
-from serving.bundle import install
+from serving.bundle import BACKENDS, install
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -249,6 +249,27 @@ def read_config(model_folder: Path) -> ModelConfig:
         return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise UserError("E724", f"not a model config ({error})", "Deploy the model again", str(path)) from error
+
+
+OWN_CODE = "EXECUTION_ENV_PATH"
+"""The parameter with which a model brings a Python environment of its own, which the server would unpack and start."""
+
+
+def refuse_code(folder: Path, names: Sequence[str]) -> None:
+    """Raise UserError E724 where a model of the repository `folder` would run code of its own on the embedded server.
+
+    Triton's backend `python` executes model.py from the repository, and a config without a backend is completed by what lies
+    there; the backends of this project read model files alone.
+    """
+    ours = sorted(path.parent.name for path in BACKENDS.glob("*/model.py"))
+    for name in names:
+        config, mend = read_config(folder / name), "Deploy the model again; the embedded server runs no code of a repository"
+        if config.backend not in ours:
+            what = f"the backend is '{config.backend}', none of {', '.join(ours)}"
+            raise UserError("E724", what, mend, str(folder / name / "config.pbtxt"))
+        if OWN_CODE in config.parameters:
+            what = f"the parameter {OWN_CODE} brings a Python environment"
+            raise UserError("E724", what, mend, str(folder / name / "config.pbtxt"))
 
 
 def model_names(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ import http.client
 import itertools
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -21,12 +22,18 @@ from pathlib import Path
 from compressor.errors import UserError, UserErrors
 from serving import registry
 from serving.bundle import Bundle, environment, find_bundle, stage_backends
-from serving.repository import model_names
+from serving.repository import model_names, refuse_code
 
 HOST = "127.0.0.1"
 SERVICES = ("http", "grpc", "metrics")
 ATTEMPTS = 5
 STOP_SECONDS = 10
+
+CLOSED = "model-repository,shared-memory,trace,logging"
+"""Triton's words for what no request may do: load, unload or list models, attach memory, write traces, change the log."""
+CLOSED_HEADER = "Closed: no request can"
+"""What a request to CLOSED would have to carry. Neither protocol has such a header: a colon ends a name of HTTP, and gRPC
+refuses names with colons, spaces and capitals. (A secret alone would not do: a command line can be read by every user.)"""
 
 # Triton must not outlive us, even when we are killed: PR_SET_PDEATHSIG = 1. Set between fork and exec by a small Python of its
 # own, because a preexec_fn may deadlock in a process with threads.
@@ -59,6 +66,9 @@ class EmbeddedServer:
 
     A port of 0 is any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds.
     Triton's own output goes to `log_path`. The server ends with the thread that starts it, at the latest.
+
+    It listens on 127.0.0.1 alone and serves the models that it began with: no request can load, unload or upload one, attach
+    memory, or change traces and log. Inference, metadata, configs, statistics, health and metrics are open.
     """
 
     def __init__(
@@ -87,8 +97,9 @@ class EmbeddedServer:
     def start(self) -> EmbeddedServer:
         """Start and wait until every model is ready; on failure nothing is left behind.
 
-        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E707 (a model does not load),
-        E708 (not ready in time), E709 (the server died), E710 (no place for the note that tells clients of this server).
+        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model brings code of its
+        own), E707 (a model does not load), E708 (not ready in time), E709 (the server died), E710 (no place for the note that
+        tells clients of this server).
         """
         bundle, models = find_bundle(), models_to_load(self.repository, self.models)
         for attempt in itertools.count(1):
@@ -103,8 +114,9 @@ class EmbeddedServer:
         try:
             self.ports = dict(zip(SERVICES, choose_ports(self._wanted), strict=True))
             self.stage = Path(tempfile.mkdtemp(prefix="compress-triton-"))
-            stage_backends(bundle, self.stage)
-            self._launch(bundle, models)
+            stage_backends(bundle, self.stage / "backends")
+            self._link(models)
+            self._launch(bundle)
             self._wait_until_ready()
             registry.announce(self.ports["http"], self.repository, self.process.pid)
         except BaseException:
@@ -112,13 +124,29 @@ class EmbeddedServer:
             raise
         return self
 
-    def _launch(self, bundle: Bundle, models: Sequence[str]) -> None:
+    def _link(self, models: Sequence[str]) -> None:
+        """Lay out the models to load, and no other, by links: without model control Triton loads a whole repository."""
+        self._linked.mkdir()
+        for name in models:
+            (self._linked / name).symlink_to((self.repository / name).resolve(), target_is_directory=True)
+
+    @property
+    def _linked(self) -> Path:
+        return self.stage / "models"
+
+    def _launch(self, bundle: Bundle) -> None:
+        lock = f"{CLOSED}:{CLOSED_HEADER}={secrets.token_hex()}"
         options = [
-            f"--model-repository={self.repository}",
-            f"--backend-directory={self.stage}",
+            f"--model-repository={self._linked}",
+            f"--backend-directory={self.stage / 'backends'}",
             f"--backend-config=python,shm-region-prefix-name={self.stage.name}-",
-            "--model-control-mode=explicit",
-            *(f"--load-model={name}" for name in models),
+            "--model-control-mode=none",
+            f"--http-restricted-api={lock}",
+            f"--grpc-restricted-protocol={lock}",
+            # the environment of a cloud turns these on, at every address, and the others off
+            "--allow-sagemaker=false",
+            "--allow-vertex-ai=false",
+            *(f"--allow-{service}=true" for service in SERVICES),
             *(f"--{service}-address={HOST}" for service in SERVICES),
             *(f"--{service}-port={port}" for service, port in self.ports.items()),
             f"--exit-timeout-secs={STOP_SECONDS // 2}",
@@ -148,7 +176,9 @@ class EmbeddedServer:
         raise diagnose(self._log(), self.log_path)
 
     def _log(self) -> str:
-        return self.log_path.read_text(encoding="utf-8", errors="replace")
+        """Triton's log, with the repository by its own name in place of the links to it."""
+        log = self.log_path.read_text(encoding="utf-8", errors="replace")
+        return log.replace(str(self._linked), str(self.repository))
 
     def stop(self) -> None:
         """Stop the server with everything it started, and remove its traces. Harmless when it is not running."""
@@ -176,14 +206,17 @@ class EmbeddedServer:
 
 
 def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[str]:
-    """The models to load, `names` or all there are. Raises UserError E706 when the repository lacks them."""
+    """The models to load, `names` or all there are. Raises UserError E706 when the repository lacks them, E724 when one of them
+    brings code."""
     available = model_names(repository)
     if not available:
         fault = "holds no model" if repository.is_dir() else "does not exist"
         raise UserError("E706", f"the model repository {fault}", "Give the folder that a deploy stage wrote", str(repository))
     if missing := [name for name in names or () if name not in available]:
         raise UserError("E706", f"no model '{missing[0]}'", f"Models: {', '.join(available)}", str(repository))
-    return available if names is None else names
+    wanted = available if names is None else names
+    refuse_code(repository, wanted)
+    return wanted
 
 
 def choose_ports(wanted: Sequence[int]) -> list[int]:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from compressor.storage.delta_file import DeltaFile
 
 
+MOST_ENTRIES = 2**28
+"""Of a matrix that is multiplied out: 2 GiB in float64."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One matrix (or inserted module) of both files; None where a figure has no meaning.
@@ -38,6 +42,8 @@ def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
         return torch.empty(0, dtype=torch.int64), torch.empty(0)
     with torch.no_grad():
         if isinstance(change, LowRank):
+            if change.source.size("B")[0] * change.source.size("A")[1] > MOST_ENTRIES:
+                raise ValueError("a matrix of more entries than any here has")
             return (change.scale * (change.B.double() @ change.A.double())).flatten()
         if isinstance(change, Sparse):
             return change.omega, change.values.detach()
@@ -87,6 +93,7 @@ def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
 
 def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -> Comparison:
     pieces = [_flat_effect(change) for change in mine], [_flat_effect(change) for change in other]
+    pieces = _together(*pieces)
     size = max(_size(piece) for one in pieces for piece in one)
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
@@ -96,6 +103,20 @@ def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -
         return Comparison(place, kinds, norms, None, None)
     cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else None
     return Comparison(place, kinds, norms, cosine, _jaccard(_supports(mine), _supports(other)))
+
+
+Pieces = list["Tensor | tuple[Tensor, Tensor]"]
+
+
+def _together(mine: Pieces, other: Pieces) -> tuple[Pieces, Pieces]:
+    """Where every change is sparse, their places renumbered without gaps: a place says nothing of how much memory there is."""
+    import torch
+
+    places = [piece[0] for piece in (*mine, *other) if isinstance(piece, tuple)]
+    if len(places) < len(mine) + len(other):
+        return mine, other
+    distinct = torch.cat([one.long() for one in places]).unique()
+    return tuple([(torch.searchsorted(distinct, at.long()), values) for at, values in one] for one in (mine, other))
 
 
 def _size(piece: Tensor | tuple[Tensor, Tensor]) -> int:

@@ -199,37 +199,57 @@ def read(path: Path | str) -> DeltaFile:
     Raises UserError E310 for a missing, damaged, cut or foreign file, and for another format; E316 where what the task
     shares with others is not beside it.
     """
+    return _read(path, alone=False)
+
+
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError, MemoryError)
+"""What code that trusts a description raises where it must not; a JSON nested too deeply is a RuntimeError, too."""
+
+
+def damaged(path: Path | str) -> UserError:
+    """The error of a file whose description does not hold."""
+    return UserError("E310", "its description and its tensors do not fit together", "Make it again", str(path))
+
+
+def _read(path: Path | str, alone: bool) -> DeltaFile:
+    """`read`; a file that is shared stands `alone`: it names no other."""
     from safetensors import SafetensorError, safe_open
 
     place = str(path)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise UserError("E310", "not a regular file", "Name the .safetensors file", place)
     try:
         with safe_open(path, "pt") as stream:
             metadata = stream.metadata() or {}
             flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     except OSError as error:
         raise UserError("E310", f"cannot be read ({error.strerror or 'no such file'})", "Check the path", place) from None
-    except SafetensorError as error:
+    except (SafetensorError, *DAMAGED) as error:
         raise UserError("E310", f"damaged or no delta file ({error})", "Make it again, or copy it again", place) from None
     if KEY not in metadata:
         raise UserError("E310", "a safetensors file, but no delta", "`compress delta convert` makes one", place)
     try:
-        return _parse(metadata[KEY], flat, place)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError):
-        raise UserError("E310", "its description and its tensors do not fit together", "Make it again", place) from None
+        return _parse(metadata[KEY], flat, place, alone)
+    except DAMAGED:
+        raise damaged(place) from None
 
 
-def _parse(text: str, flat: dict[str, Tensor], place: str) -> DeltaFile:
+def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> DeltaFile:
     from compressor.storage.changes import unpack_kept
+    from compressor.storage.description import check
 
     if not text:
         text = bytes(flat.pop("description").numpy()).decode()
     description = json.loads(text)
     if description["format"] not in READABLE:
-        what = f"format {description['format']}, this version reads {FORMAT}"
+        what = f"format {description['format']!r:.60}, this version reads {FORMAT}"
         raise UserError("E310", what, "Make it again with this version", place)
     sha256 = description.pop("sha256")
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
+    check(description)
+    if alone and "shared" in description:
+        raise UserError("E310", "what tasks share names another file that it shares", "Make the task files again", place)
     auto_class = description.get("auto_class", SEQUENCES)
     if auto_class not in AUTO_CLASSES:
         raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)
@@ -257,7 +277,7 @@ def _read_shared(reference: Mapping[str, str], place: str) -> DeltaFile:
     mend = "Keep the task files of one training in one folder, with the file they share"
     if not path.is_file():
         raise UserError("E316", f"the file it shares with other tasks, '{path.name}', is not beside it", mend, place)
-    shared = read(path)
+    shared = _read(path, alone=True)
     if shared.sha256 != reference["sha256"]:
         raise UserError("E316", f"'{path.name}' beside it is of another training", mend, place)
     return shared
@@ -347,12 +367,16 @@ def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
     tensors = {name: t if _buffer(t) == "masks" else t.to(model.device) for name, t in delta.tensors.items()}
     try:
         restore(model, delta.changes, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+    except DAMAGED as error:
         strip(model)
-        raise UserError("E311", f"the changes do not fit the model ({error})", "Make the delta again", str(path)) from None
+        raise _misfit(error, path) from None
     if delta.head is not None:
         set_head(model, delta.head, delta.labels)
     return model.eval()
+
+
+def _misfit(error: Exception, path: Path | str) -> UserError:
+    return UserError("E311", f"the changes do not fit the model ({error!s:.200})", "Make the delta again", str(path))
 
 
 def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
@@ -376,7 +400,10 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.M
     _check_task(delta, path)
     found = base_of(delta, base)
     model = build(found.folder, delta.labels, auto_class=delta.auto_class)
-    restore_kept(model, delta.kept)
+    try:
+        restore_kept(model, delta.kept)
+    except DAMAGED as error:
+        raise _misfit(error, path) from None
     check_head(model, delta.head, delta.labels)
     return _put_on(remember(model, found.reference, found.sha256), delta, path)
 

@@ -1,4 +1,4 @@
-"""Adapter folders of the library peft, without the library: LoRA is read, LoRA and Super-Tuning are written.
+"""Adapter folders of the library peft, without the library: LoRA and Super-Tuning are read and written.
 
 Super-Tuning (arXiv 2607.09287) is peft's name for values on a sparse support plus an optional LoRA, so that it holds what
 selective tuning and DSEE train. Its support has a size that follows from one ratio: shorter ones are filled up with zeros.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ UNDERSTOOD = frozenset(
         "exclude_modules",
         "fan_in_fan_out",
         "inference_mode",
+        "init_weights",
         "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
@@ -47,19 +48,29 @@ UNDERSTOOD = frozenset(
         "r",
         "rank_pattern",
         "revision",
+        "save_precomputed_indices",
+        "select_top",
+        "sparsity",
         "target_modules",
         "task_type",
         "use_rslora",
     ]
 )
-"""Keys of a LoRA config that are followed here, or that say nothing about what a trained adapter computes."""
+"""Keys of a config that are followed here, or that say nothing about what a trained adapter computes."""
 
 DEFAULTS = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
 """Values that, beside false, empty and null, mean the plain method. Other starts than these change the base's weights."""
 
 
+TENSORS = {
+    "LORA": re.compile(r".*\.lora_[AB]\.weight"),
+    "SUPERTUNING": re.compile(r".*\.supertuning_(indices|values|lora_[AB]\.weight)"),
+}
+"""Formats that are read, and the names of their tensors."""
+
+
 @dataclass(frozen=True)
-class LoraFolder:
+class AdapterFolder:
     """A folder that stock peft wrote: its config, and its tensors without peft's prefix."""
 
     folder: Path
@@ -69,12 +80,18 @@ class LoraFolder:
     @property
     def targets(self) -> list[str]:
         """Paths of the adapted layers."""
-        return [name.removesuffix(".lora_A.weight") for name in self.tensors if name.endswith(".lora_A.weight")]
+        ending = ".supertuning_values" if self.is_sparse else ".lora_A.weight"
+        return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is Super-Tuning, and no LoRA alone."""
+        return self.config["peft_type"] == "SUPERTUNING"
 
     @property
     def head(self) -> dict[str, Tensor]:
         """What `modules_to_save` kept: whole tensors of the model."""
-        return {name: tensor for name, tensor in self.tensors.items() if ".lora_" not in name}
+        return {name: tensor for name, tensor in self.tensors.items() if not TENSORS[self.config["peft_type"]].fullmatch(name)}
 
     @property
     def classes(self) -> int | None:
@@ -105,8 +122,11 @@ def _by_pattern(pattern: Mapping[str, Any] | None, target: str, default: Any) ->
     return default
 
 
-def read_lora(folder: Path | str) -> LoraFolder:
-    """A LoRA folder of stock peft. Raises UserError E313 for any other kind, and for options that change what it computes."""
+def read_adapter(folder: Path | str) -> AdapterFolder:
+    """A LoRA or Super-Tuning folder of stock peft.
+
+    Raises UserError E313 for any other kind, and for options that change what it computes.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -119,46 +139,36 @@ def read_lora(folder: Path | str) -> LoraFolder:
         raise UserError("E313", "no peft adapter here", mend, str(folder)) from None
     except (ValueError, SafetensorError):
         raise UserError("E313", "the adapter cannot be read", "The folder is damaged", str(folder)) from None
-    if config.get("peft_type") != "LORA":
+    if config.get("peft_type") not in TENSORS:
         raise _strange(folder, f"peft_type {config.get('peft_type')}")
     for key, value in config.items():
         if key not in UNDERSTOOD and value and value not in DEFAULTS.get(key, ()):
             raise _strange(folder, f"{key}: {json.dumps(value)}")
-    known = re.compile(r".*\.lora_[AB]\.weight$")
-    odd = [name for name in tensors if ".lora_" in name and not known.match(name)]
+    known = TENSORS[config["peft_type"]]
+    odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not known.fullmatch(name)]
     if odd or not all(name.startswith(PREFIX) for name in tensors):
         raise _strange(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
-    return LoraFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
+    return AdapterFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
 
 
 def _strange(folder: Path, what: str) -> UserError:
-    return UserError(
-        "E313", f"'{what}' is not understood", "Plain LoRA is, with rsLoRA and patterns; merge it with peft", str(folder)
-    )
+    mend = "Plain LoRA is, with rsLoRA and patterns, and Super-Tuning with its indices; merge it with peft"
+    return UserError("E313", f"'{what}' is not understood", mend, str(folder))
 
 
-def attach_lora(model: nn.Module, adapter: LoraFolder, group: str = "peft") -> None:
-    """Attach a peft LoRA to a live model, in place, its task head too if it has one; in the model's own floating type.
+def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft") -> None:
+    """Attach a peft adapter to a live model, in place, its task head too if it has one; in the model's own floating type.
 
     Raises UserError E313 where the adapter does not fit the model.
     """
-    from torch import nn
-
-    from compressor.deltas import WHOLE, LowRank, Place, attach
-    from compressor.sources import Own
+    from compressor.deltas import attach
     from compressor.storage.live import check_head, set_head
 
     links = []
     for target in adapter.targets:
         owner = _layer(model, target, adapter.folder)
-        A, B = (adapter.tensors.get(f"{target}.lora_{letter}.weight") for letter in "AB")
-        place = WHOLE if isinstance(owner, nn.Linear) else Place(transposed=True)
-        shape, rank = place.read(owner.weight).shape, adapter.rank(target)
-        if B is None or (A.shape, B.shape) != ((rank, shape[1]), (shape[0], rank)):
-            raise UserError("E313", f"the sizes of {target} do not fit", "Give the base it was trained on", str(adapter.folder))
-        link = LowRank(Own({"A": A.to(owner.weight), "B": B.to(owner.weight)}), adapter.scale(target, rank), group)
-        link.place = place
-        links.append((owner, link))
+        made = _super_links(adapter, target, owner, group) if adapter.is_sparse else [_lora_link(adapter, target, owner, group)]
+        links += [(owner, link) for link in made]
     labels = list(model.config.id2label.values())
     head = {_path(model, name): tensor for name, tensor in adapter.head.items()}
     if head:
@@ -166,6 +176,74 @@ def attach_lora(model: nn.Module, adapter: LoraFolder, group: str = "peft") -> N
         set_head(model, head, labels)
     for owner, link in links:
         attach(owner, link)
+
+
+def _lora_link(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> LowRank:
+    from torch import nn
+
+    from compressor.deltas import WHOLE, Place
+
+    place, rank = WHOLE if isinstance(owner, nn.Linear) else Place(transposed=True), adapter.rank(target)
+    link = _low_rank(adapter, target, owner, place.read(owner.weight).shape, "lora", rank, adapter.scale(target, rank), group)
+    link.place = place
+    return link
+
+
+def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> list[LowRank | Sparse]:
+    """The sparse part of one layer, and the low-rank part where the adapter has one."""
+    from torch import nn
+
+    from compressor.deltas import Sparse
+
+    shape, rank = owner.weight.shape, adapter.config.get("r")
+    if not isinstance(owner, nn.Linear):
+        raise _unfit(adapter, target)
+    omega, values = _support_of(adapter, target, owner.weight.numel())
+    links = [Sparse(omega, values.to(owner.weight), group)] if len(omega) else []
+    if rank:
+        scale = adapter.config.get("lora_alpha", 2 * rank) / rank
+        links.append(_low_rank(adapter, target, owner, shape, "supertuning_lora", rank, scale, group))
+    return links
+
+
+def _support_of(adapter: AdapterFolder, target: str, size: int) -> tuple[Tensor, Tensor]:
+    """Sorted flat indices and their values. A place that stands there twice has the sum, which is what peft computes; place 0
+    is left out where its value is 0, for that is what fills a support up."""
+    import torch
+
+    indices, values = (adapter.tensors.get(f"{target}.supertuning_{part}") for part in ("indices", "values"))
+    if indices is None:
+        raise _strange(adapter.folder, "save_precomputed_indices: false")
+    inside = len(indices) == 0 or 0 <= int(indices.min()) <= int(indices.max()) < size
+    if indices.shape != values.shape or indices.dim() != 1 or not inside:
+        raise _unfit(adapter, target)
+    omega, where = indices.long().unique(return_inverse=True)
+    sums = values.new_zeros(len(omega)).index_add(0, where, values)
+    kept = (omega != 0) | (sums != 0)
+    return omega[kept].to(torch.int32), sums[kept]
+
+
+def _low_rank(
+    adapter: AdapterFolder,
+    target: str,
+    owner: nn.Module,
+    shape: Sequence[int],
+    words: str,
+    rank: int,
+    scale: float,
+    group: str,
+) -> LowRank:
+    from compressor.deltas import LowRank
+    from compressor.sources import Own
+
+    A, B = (adapter.tensors.get(f"{target}.{words}_{letter}.weight") for letter in "AB")
+    if A is None or B is None or (A.shape, B.shape) != ((rank, shape[1]), (shape[0], rank)):
+        raise _unfit(adapter, target)
+    return LowRank(Own({"A": A.to(owner.weight), "B": B.to(owner.weight)}), scale, group)
+
+
+def _unfit(adapter: AdapterFolder, target: str) -> UserError:
+    return UserError("E313", f"the sizes of {target} do not fit", "Give the base it was trained on", str(adapter.folder))
 
 
 def _path(model: nn.Module, path: str) -> str:
@@ -232,7 +310,10 @@ class _Changed:
         like = next(self.owner.parameters())
         indices, values = torch.zeros(size, dtype=torch.int32, device=like.device), like.new_zeros(size)
         if self.sparse:
-            omega, own = torch.cat([link.omega for link in self.sparse]), torch.cat([link.values for link in self.sparse])
+            # of a part of a fused weight the places are counted from the part's first row
+            starts = [(link.place.rows or (0,))[0] * self.shape[1] for link in self.sparse]
+            omega = torch.cat([link.omega + start for link, start in zip(self.sparse, starts, strict=True)])
+            own = torch.cat([link.values for link in self.sparse])
             indices[: len(omega)], values[: len(own)] = omega, own.detach()
         return indices, values
 
@@ -241,7 +322,8 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     """Write the deltas and the task head of `model` so that stock peft loads them; returns peft's name of the format.
 
     LoRA where all changes are of low rank (parts of a fused weight become one LoRA of their ranks together), Super-Tuning
-    where some are sparse. Raises UserError E314 for what peft has no form for.
+    where some are sparse. `base` is a hub id or a folder: what transformers can load. Raises UserError E314 for what peft has
+    no form for.
     """
     from safetensors.torch import save_file
 

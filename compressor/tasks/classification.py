@@ -13,7 +13,8 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds import Agreement, Column, Kind, Metric, one_label
-from compressor.tasks.metrics import accuracy, labels_agree, matthews, two_errors
+from compressor.tasks.listing import listed
+from compressor.tasks.metrics import accuracy, decided_labels_agree, labels_agree, matthews, two_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,7 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
     """Distinct labels, integers in numeric order, words in alphabetical order. Raises UserError E208."""
     names, path = set(labels), str(task.train)
     if len(names) < 2:
-        raise UserError("E208", f"every row has the label '{labels[0]}'", "Training needs two classes or more", path)
+        raise UserError("E208", f"every row has the label '{labels[0]:.60}'", "Training needs two classes or more", path)
     if len(names) > MAX_CLASSES:
         what = f"{len(names)} distinct labels in {len(labels)} rows"
         mend = f"At most {MAX_CLASSES} classes; check task.label, or say kind: regression where it is a score"
@@ -52,7 +53,7 @@ def targets(path: Path, column: Column, names: list[str]) -> list[int]:
     known = {name: number for number, name in enumerate(names)}
     for line, label in column:
         if label not in known:
-            what, mend = f"label '{label}' never occurs in training", f"Training has: {', '.join(known)}"
+            what, mend = f"label '{label:.60}' never occurs in training", f"Training has: {listed(names)}"
             raise UserError("E209", what, mend, f"{path}:{line}")
     return [known[label] for _, label in column]
 
@@ -118,6 +119,7 @@ KIND = Kind(
         "labels agree on",
         {"int8": 0.97, "int8 on random rows": 0.9, "int8 on random tokens": 0.9, "int4 on random tokens": 0.5},
         two_errors,
+        decided_labels_agree,
     ),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,

@@ -22,7 +22,15 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric, one_label
-from compressor.tasks.metrics import labels_agree, likelihood, log_likelihood, perplexity, token_accuracy, two_errors
+from compressor.tasks.metrics import (
+    decided_labels_agree,
+    labels_agree,
+    likelihood,
+    log_likelihood,
+    perplexity,
+    token_accuracy,
+    two_errors,
+)
 from compressor.tasks.reading import Split
 
 
@@ -117,6 +125,8 @@ def prediction(*_: object) -> None:
     raise UserError("E716", "a model that generates is not served", "Generate with export.generation.open_generator")
 
 
+LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood)
+
 KIND = Kind(
     name="generation",
     example=example,
@@ -128,11 +138,11 @@ KIND = Kind(
     distillation=distillation_loss,
     metrics=(
         Metric("likelihood", "likelihood of a token", likelihood, " %", in_perplexity, TIMED),
-        Metric("log_likelihood", "log-likelihood of a token", log_likelihood),
+        LOG_LIKELIHOOD,
         Metric("perplexity", "perplexity", perplexity),
         Metric("accuracy", "token accuracy", token_accuracy, " %"),
     ),
-    agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", {"int8": 0.9}, two_errors),
+    agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", {"int8": 0.9}, two_errors, decided_labels_agree),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     auto_class=GENERATES,
@@ -142,4 +152,5 @@ KIND = Kind(
     grain=lambda labels: 0.0,
     encode=encode,
     judged=judged,
+    gates=LOG_LIKELIHOOD,
 )

@@ -56,14 +56,16 @@ class Agreement:
 
     `measure` takes two arrays of outputs (answers, outputs) and gives 1.0 where they say the same. `least` is what a hop that
     bounds no single difference must reach, by the kind of hop; `name` heads a column, `words` come before the share.
-    `chance` of (a share, answers) is how far that many answers may be below a share that holds for all.
+    `chance` of (a share, answers) is how far that many answers may be below a share that holds for all. `beyond` is `measure`
+    without the answers that a noise of their margins alone may turn.
     """
 
     measure: Callable[[np.ndarray, np.ndarray], float]
     name: str
     words: str
     least: Mapping[str, float]
-    chance: Callable[[float, int], float] = lambda share, answers: 0.0
+    chance: Callable[[float, int], float]
+    beyond: Callable[[np.ndarray, np.ndarray, float], float]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Kind:
       (`compressor.tasks.answers`); raises UserError E213;
     - `grain`: labels (rows, ...) -> how far one answer can move the main metric;
     - `pairs`: whether a row may be two texts;
+    - `gates`: the metric whose loss is bounded, where that is not the main one;
     - `judged`: (outputs (answers, outputs), labels (rows, ...)) -> two arrays (rows, ...) that metrics are made of, so that
       rows can be drawn; what it makes of a row does not depend on the others.
     """
@@ -111,11 +114,17 @@ class Kind:
     pairs: bool = True
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
     judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
+    gates: Metric | None = None
 
     @property
     def metric(self) -> Metric:
         """The main one."""
         return self.metrics[0]
+
+    @property
+    def gate(self) -> Metric:
+        """The metric whose loss a hop of another precision bounds."""
+        return self.gates or self.metric
 
     @property
     def generates(self) -> bool:

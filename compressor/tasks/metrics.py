@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -29,6 +29,45 @@ def matthews(logits: np.ndarray, labels: np.ndarray) -> float:
 def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Share of rows in which two arrays of logits (rows, classes) have the same largest one."""
     return float((reference.argmax(axis=1) == candidate.argmax(axis=1)).mean())
+
+
+def margins(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays of logits (rows, classes) -> two of margins (rows,): by how much the reference puts its likeliest class before
+    its second, which is never negative, and by how much the candidate puts the same class before the same second.
+    """
+    second, first = np.argpartition(reference, -2, axis=1)[:, -2:].T
+    rows = np.arange(len(reference))
+    return reference[rows, first] - reference[rows, second], candidate[rows, first] - candidate[rows, second]
+
+
+def margin_noise(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """Standard deviation of the change of `margins`, from its median: a few rows that change much do not count."""
+    before, after = margins(reference, candidate)
+    return float(1.4826 * np.median(np.abs(after - before)))
+
+
+NOISES = 2
+"""A label is undecided where the reference's margin is at most so many standard deviations of the noise."""
+
+
+def decided_labels_agree(reference: np.ndarray, candidate: np.ndarray, noise: float) -> float:
+    """`labels_agree` where the rows that lie within NOISES x `noise` (of the margin) of the boundary count as agreeing: there
+    rounding alone turns labels, right ones as often as wrong ones."""
+    turned = reference.argmax(axis=1) != candidate.argmax(axis=1)
+    return float(1 - (turned & (margins(reference, candidate)[0] > NOISES * noise)).mean())
+
+
+def output_distance(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """How far two arrays of outputs (answers, outputs) lie apart: rms of the change over the spread of the reference.
+
+    Logits count up to a constant a row, which no softmax sees: for two classes this is the rms change of the margin over the
+    margin's standard deviation. 0 where nothing changes; infinite where the reference says the same everywhere.
+    """
+    one, other = (values.astype(np.float64) for values in (reference, candidate))
+    if one.shape[1] > 1:
+        one, other = (values - values.mean(axis=1, keepdims=True) for values in (one, other))
+    change, spread = np.square(other - one).mean(), np.square(one - one.mean(axis=0)).mean()
+    return float(np.sqrt(change / spread)) if spread else (np.inf if change else 0.0)
 
 
 def two_errors(share: float, answers: int) -> float:
@@ -124,7 +163,7 @@ def _draws(rows: int, count: int, seed: int) -> Iterator[np.ndarray]:
     return (generator.integers(0, rows, size=rows) for _ in range(count))
 
 
-def _middle(values: list[float]) -> tuple[float, float]:
+def _middle(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
@@ -146,8 +185,22 @@ def difference_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """95 % paired bootstrap interval of metric(candidate) - metric(reference): both are judged on the same draws."""
+    """95 % paired bootstrap interval of metric(candidate) - metric(reference)."""
+    return _middle(paired_changes(metric, candidate, reference, labels, resamples=resamples, seed=seed))
+
+
+def paired_changes(
+    metric: Measure,
+    candidate: np.ndarray,
+    reference: np.ndarray,
+    labels: np.ndarray,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> np.ndarray:
+    """metric(candidate) - metric(reference) on `resamples` draws of the rows with replacement, (resamples,): both are judged on
+    the same draws."""
     if np.array_equal(candidate, reference):
-        return 0.0, 0.0
+        return np.zeros(resamples)
     draws = _draws(len(labels), resamples, seed)
-    return _middle([metric(candidate[rows], labels[rows]) - metric(reference[rows], labels[rows]) for rows in draws])
+    return np.array([metric(candidate[rows], labels[rows]) - metric(reference[rows], labels[rows]) for rows in draws])

@@ -7,10 +7,11 @@ import csv
 import difflib
 import io
 import json
+import os
 import random
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,12 +20,24 @@ from typing import Any
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import PACKED, Subset, TaskConfig, ending
 from compressor.tasks.kinds import Kind, Labels, kind_of
+from compressor.tasks.listing import listed
+from compressor.text_files import FileKind, decode, read_bytes, too_large
 
 Rows = list[tuple[int, dict[str, object]]]
 WORD_FILES = (".conll", ".txt")
 """Endings of files with a word a line; a row's line is that of its first word, and the others follow it."""
-MOST_UNPACKED = 2**30
-"""Bytes that may come out of a packed file."""
+
+
+MOST_LEVELS = 50
+"""Of lists and objects in a JSON row; the kinds that are known need two."""
+DATA = FileKind(
+    noun="data file",
+    most=512 * 1024**2,
+    missing=("E201", "Paths are relative to the pipeline file"),
+    folder=("E202", "Name a .csv, .tsv, .jsonl or .conll file"),
+    size=("E215", "Take a part of its rows: all are held in memory"),
+    encoding="E203",
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,7 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any,
 
 def _nearest_column(name: str, columns: list[str]) -> str:
     near = difflib.get_close_matches(name, columns, n=1)
-    return f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(map(str, columns))}"
+    return f"Did you mean '{near[0]}'?" if near else f"The file has: {listed(columns)}"
 
 
 def _is_number(text: Any) -> bool:
@@ -117,41 +130,32 @@ def _is_number(text: Any) -> bool:
 
 
 def read_rows(path: Path) -> Rows:
-    """Every row with the number of its first line. Raises UserError E201, E202, E203, E210."""
-    if path.is_dir():
-        raise UserError("E202", "a folder, not a data file", "Name a .csv, .tsv, .jsonl or .conll file", str(path))
-    if not path.is_file():
-        raise UserError("E201", "no such file", "Paths are relative to the pipeline file", str(path))
+    """Every row with the number of its first line. Raises UserError E201, E202, E203, E210, E215, E216."""
     readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
-    if ending(path) not in readers:
+    if ending(path) not in readers and os.path.isfile(path):  # a folder or a pipe is called so, whatever its ending
         mend = f"Use {', '.join(readers)}, or one of these with {PACKED} behind it"
         raise UserError("E202", f"unknown ending '{ending(path) or path.suffix}'", mend, str(path))
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(path)) from None
-    if path.suffix == PACKED:
-        content = unpacked(content, path)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UserError("E203", "not UTF-8", "Convert it: iconv -f latin1 -t utf-8", f"{path}:{line}") from None
+    text = data_text(path)
     return list(readers[ending(path)](text, path))
 
 
-def unpacked(content: bytes, path: Path) -> bytes:
-    """What gzip packed, its checksums compared. Raises UserError E201 for what is damaged, or larger than any data set."""
+def data_text(path: Path) -> str:
+    """The text of a data file, unpacked where it is packed. Raises UserError E201, E202, E203, E215."""
+    content = read_bytes(path, DATA)
+    return decode(_unpacked(content, path) if path.suffix == PACKED else content, DATA.encoding, str(path))
+
+
+def _unpacked(content: bytes, path: Path) -> bytes:
+    """What gzip packed, its checksums compared. Raises UserError E201 for what is damaged, E215 for what is too large."""
     whole = b""
     while content:  # a file may be several, one behind the other
         reader = zlib.decompressobj(wbits=31)
         try:
-            whole += reader.decompress(content, MOST_UNPACKED + 1 - len(whole))
+            whole += reader.decompress(content, DATA.most + 1 - len(whole))
         except zlib.error as error:
             raise UserError("E201", f"cannot be unpacked ({error})", "Copy the file again", str(path)) from None
-        if len(whole) > MOST_UNPACKED:
-            what = f"more than {MOST_UNPACKED:,} bytes when it is unpacked"
-            raise UserError("E201", what, "Give fewer rows", str(path))
+        if len(whole) > DATA.most:
+            raise too_large(len(whole), DATA, str(path))
         if not reader.eof:
             raise UserError("E201", "cannot be unpacked (cut short)", "Copy the file again", str(path))
         content = reader.unused_data
@@ -161,7 +165,7 @@ def unpacked(content: bytes, path: Path) -> bytes:
 def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
     """GLUE's dialect: tabs, no quoting, one row a line."""
     lines = text.replace("\r\n", "\n").split("\n")
-    header = lines[0].split("\t")
+    header = _header(lines[0].split("\t"), path)
     for number, line in enumerate(lines[1:], start=2):
         if line:
             yield number, _as_row(header, line.split("\t"), f"{path}:{number}")
@@ -170,10 +174,11 @@ def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
 def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
     # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # one for the whole process, 131,072 at first
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:
-        header = next(reader, [])
+        header = _header(next(reader, []), path)
         line = reader.line_num + 1
         for fields in reader:
             if fields:
@@ -183,20 +188,73 @@ def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
         raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{line}") from None
 
 
+def _header(names: list[str], path: Path) -> list[str]:
+    """The names of the columns. Raises UserError E216 for one that stands twice: which of them is meant nobody knows."""
+    if repeated := _repeated(filter(None, names)):
+        what = f"column '{repeated:.60}' stands twice in the header"
+        raise UserError("E216", what, "Rename or drop one of them", f"{path}:1")
+    return names
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """The first name that was there before."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)
+
+
 def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = DECODER.decode(line)
+        except _Repeated as key:
+            what = f"key '{key!s:.60}' stands twice in one object"
+            raise UserError("E216", what, "Keep one of them", f"{path}:{number}") from None
         except json.JSONDecodeError as error:
             raise UserError("E210", f"not JSON ({error.msg})", "Write one JSON object a line", f"{path}:{number}") from None
+        except ValueError:
+            what = "an integer of more digits than Python reads"
+            raise UserError("E210", what, "Write it as text, or shorter", f"{path}:{number}") from None
+        except RecursionError:
+            raise _too_deep(path, number) from None
+        if line.count("[") + line.count("{") > MOST_LEVELS and _levels(row) > MOST_LEVELS:
+            raise _too_deep(path, number)
         if not isinstance(row, dict):
             raise UserError("E210", "not a JSON object", "Write one JSON object a line", f"{path}:{number}")
         if "\\u" in line and not _is_unicode(row):
             what, mend = "half of a character, a lone \\uD800 to \\uDFFF", "Write it whole, or leave it out"
             raise UserError("E210", what, mend, f"{path}:{number}")
         yield number, _Defaulted(row)
+
+
+class _Repeated(Exception):
+    """A key of a JSON object that stands there twice."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise _Repeated(_repeated(name for name, _ in pairs))
+    return row
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
+"""Of a row; building one for every line would take longer than reading it."""
+
+
+def _levels(value: Any) -> int:
+    """How deep lists and objects lie in each other. Level by level: a recursion would end where Python's stack does."""
+    count, here = 0, [value]
+    while here := [one for one in here if isinstance(one, list | dict)]:
+        count += 1
+        here = [inner for one in here for inner in (one.values() if isinstance(one, dict) else one)]
+    return count
+
+
+def _too_deep(path: Path, line: int) -> UserError:
+    mend = f"Write one JSON object a line, of at most {MOST_LEVELS} levels"
+    return UserError("E210", "lists or objects nested too deeply", mend, f"{path}:{line}")
 
 
 def _is_unicode(row: dict) -> bool:

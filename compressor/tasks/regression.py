@@ -24,7 +24,7 @@ from compressor.tasks.metrics import concordance, pearson, spearman
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 """What a label is written like. Not everything that `float()` takes: '1_000' and 'nan' are none."""
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -96,7 +96,14 @@ KIND = Kind(
     loss=loss,
     distillation=distillation_loss,
     metrics=(Metric("spearman", "Spearman", spearman, chance=0.0), Metric("pearson", "Pearson", pearson)),
-    agreement=Agreement(concordance, "concordance", "concordance", {"int8": 0.99, "int8 on random rows": 0.9}),
+    agreement=Agreement(
+        concordance,
+        "concordance",
+        "concordance",
+        {"int8": 0.99, "int8 on random rows": 0.9},
+        chance=lambda least, answers: 0.0,
+        beyond=lambda reference, candidate, noise: concordance(reference, candidate),
+    ),
     answers=lambda outputs: outputs[:, 0],
     prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),
 )

@@ -27,7 +27,8 @@ from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.classification import MAX_CLASSES
 from compressor.tasks.features import first_tokens
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric
-from compressor.tasks.metrics import entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
+from compressor.tasks.listing import listed
+from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.reading import WORD_FILES, Split
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def targets(path: Path, column: Column, names: list[str]) -> list[list[int]]:
     for line, tags in column:
         for number, tag in enumerate(tags):
             if tag not in known:
-                what = f"entities of type '{tag[2:]}' never occur in training"
-                mend = f"Training has: {', '.join(name[2:] for name in names[1::2])}"
+                what = f"entities of type '{tag[2:]:.60}' never occur in training"
+                mend = f"Training has: {listed([name[2:] for name in names[1::2]])}"
                 raise UserError("E209", what, mend, _place(path, line, number))
     if all(tag == OUTSIDE for _, tags in column for tag in tags):
         raise UserError("E208", "no word has a tag but O", "Without an entity there is no F1", str(path))
@@ -192,7 +193,7 @@ KIND = Kind(
     distillation=distillation_loss,
     metrics=(Metric("f1", "entity F1", entity_f1, " %", chance=0.0), Metric("accuracy", "token accuracy", word_accuracy, " %")),
     # most words are O to every model: agreement is easier to reach than between classes
-    agreement=Agreement(labels_agree, "tags agree", "tags agree on", {"int8": 0.98}, two_errors),
+    agreement=Agreement(labels_agree, "tags agree", "tags agree on", {"int8": 0.98}, two_errors, decided_labels_agree),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     written=written,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 GAIN = 0.03
 """A factor within 3 % of 1 is no gain: the width that a comparison of a runtime with itself may have."""
@@ -31,9 +32,28 @@ def gain(ratio: float, more: str, less: str, same: str, digits: int = 3) -> str:
     return f"{factor(ratio, digits)} {more}" if ratio > 1 else f"{factor(1 / ratio, digits)} {less}"
 
 
-def faster(before: float, after: float, digits: int = 3) -> str:
-    """Two latencies -> '2.60 × faster', '1.20 × slower' or 'no gain'."""
-    return gain(before / after, "faster", "slower", "no gain", digits)
+class Speed(NamedTuple):
+    """Old latency over new, with its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rounds leave open which of the two is faster: the interval holds 1, and more than 3 % on a side of it."""
+        return self.low <= 1 <= self.high and max(1 - self.low, self.high - 1) > GAIN
+
+    def words(self, more: str, less: str, same: str, digits: int = 3) -> str:
+        """As `gain`; where it is open that, and the interval: 'no difference in speed shown (0.862 to 2.47 ×)'."""
+        if self.is_open:
+            return f"no difference in speed shown ({significant(self.low, digits)} to {factor(self.high, digits)})"
+        return gain(self.ratio, more, less, same, digits)
+
+
+def faster(speed: Speed, digits: int = 3) -> str:
+    """'2.60 × faster', '1.20 × slower', 'no gain' or 'no difference in speed shown (0.862 to 2.47 ×)'."""
+    return speed.words("faster", "slower", "no gain", digits)
 
 
 def smaller(before: float, after: float, digits: int = 3) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compressor.methods import method
 from compressor.models import HEAD_ORIGINS
 from compressor.tasks.kinds import kind_of
-from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
+from pipelines.reporting.candidates import RUNTIMES, Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes
@@ -35,9 +35,12 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, cells, metric),
-        "notes": unlearnt_notes(inputs)
+        "failures": inputs.run.get("failures", []),
+        "notes": failure_notes(inputs)
+        + unlearnt_notes(inputs)
         + notes(roles, cells, candidates, metric)
         + [metric.note] * bool(metric.note)
+        + proof_notes(inputs)
         + left_out_note(measurements),
         "baseline": roles["dense"]["name"],
         "deployed": roles["compressed"]["name"],
@@ -69,6 +72,30 @@ def unlearnt_notes(inputs: Inputs) -> list[str]:
     kind = kind_of(inputs.task.kind)
     taught = [a for a in trained(inputs) if a.stage in ("tune", "recover")]
     return [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
+
+
+def failure_notes(inputs: Inputs) -> list[str]:
+    """What is not proven comes before everything else."""
+    return [f"FAILED: {one['code']} {one['what']}. {one['mend']}." for one in inputs.run.get("failures", [])]
+
+
+def proof_notes(inputs: Inputs) -> list[str]:
+    """What the comparisons leave open, what was repaired, and where a file is only compared with."""
+    exported = inputs.nearest("onnx")
+    if exported is None:
+        return []
+    notes, records = [], exported.metadata["parity"]
+    for runtime, files in exported.metadata["files"]["compressed"].items():
+        for precision, file in files.items():
+            name = f"{RUNTIMES[runtime]} {precision}"
+            if why := file.get("repaired"):
+                spared = ", ".join(file["excluded"])
+                notes.append(f"{name} was refused with every matrix in int8 ({why}) and passes with these in fp32: {spared}.")
+            if bits := file.get("weight_bits"):
+                notes.append(f"{name} has weights of {bits} bits: this processor has no VNNI, and products of 8 bits overflow.")
+    notes += [f"{row['told']}." for row in records if row.get("told") and row["gated"]]
+    beyond = [row["hop"] for row in records if not row["passed"]]
+    return notes + [f"{hop} lies beyond its bound: that file is compared with here, and not shipped." for hop in beyond]
 
 
 def task_facts(inputs: Inputs) -> Record:

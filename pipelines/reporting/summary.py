@@ -6,9 +6,9 @@ from compressor.cost import human_bytes
 from compressor.tasks.kinds import Metric
 from pipelines.reporting.candidates import RUNTIMES, Record, find, p50, timing
 from pipelines.reporting.format import (
+    Speed,
     factor,
     faster,
-    gain,
     giga,
     hundredths,
     interval,
@@ -36,8 +36,7 @@ def summary(
         papers_row(roles["compressed"]["paper_flops_ratio"]),
         *(latency_row(roles, cell) for cell in cells),
     ]
-    throughput = f"throughput, batch {cells[-1][0]} × {cells[-1][1]}"
-    return [*rows, compare(roles, throughput, lambda row: timing(row, cells[-1])["throughput"], rows_per_second, more)]
+    return [*rows, throughput_row(roles, cells[-1])]
 
 
 def inserted_row(roles: dict[str, Record]) -> list[Record]:
@@ -57,16 +56,17 @@ def relative(before: float, after: float) -> str:
     return factor(after / before)
 
 
-def more(before: float, after: float) -> str:
-    return gain(after / before, "more", "less", "no gain")
-
-
 def compare(roles: dict[str, Record], metric: str, value, show, change) -> Record:
     """One row: `value` of each role, shown by `show`; `change(before, after)` against dense PyTorch and the runtime alone."""
-    row = {"metric": metric, **{role: show(value(record)) for role, record in roles.items()}}
-    row["change"] = change(value(roles["dense"]), value(roles["compressed"]))
-    if "runtime" in roles:
-        row["change_runtime"] = change(value(roles["runtime"]), value(roles["compressed"]))
+    return row_of(roles, metric, lambda record: show(value(record)), lambda *pair: change(*map(value, pair)))
+
+
+def row_of(roles: dict[str, Record], metric: str, show, change) -> Record:
+    """One row: each role's record as `show` puts it; `change(before, after)` of two records."""
+    row = {"metric": metric, **{role: show(record) for role, record in roles.items()}}
+    for key, role in (("change", "dense"), ("change_runtime", "runtime")):
+        if role in roles:
+            row[key] = change(roles[role], roles["compressed"])
     return row
 
 
@@ -77,25 +77,39 @@ def papers_row(ratio: float) -> Record:
 
 def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
     """p50 of one (batch, length), each factor with the 95 % interval that the rounds allow."""
-    metric = f"p50 latency, batch {cell[0]} × {cell[1]}"
-    row = compare(roles, metric, lambda record: p50(record, cell), milliseconds, faster)
-    for key, role in (("change", "dense"), ("change_runtime", "runtime")):
-        if role in roles:
-            low, high = speedup_interval(timing(roles[role], cell), timing(roles["compressed"], cell))
-            low, high = (1 / high, 1 / low) if "slower" in row[key] else (low, high)
-            row[key] += f" ({significant(low)} to {significant(high)})"
-    return row
+
+    def change(before: Record, after: Record) -> str:
+        speed = speedup(before, after, cell)
+        if speed.is_open:
+            return faster(speed)  # which has the interval
+        low, high = (1 / speed.high, 1 / speed.low) if speed.ratio < 1 else (speed.low, speed.high)
+        return f"{faster(speed)} ({significant(low)} to {significant(high)})"
+
+    return row_of(roles, f"p50 latency, batch {cell[0]} × {cell[1]}", lambda record: milliseconds(p50(record, cell)), change)
 
 
-def speedup_interval(before: Record, after: Record) -> tuple[float, float]:
-    """95 % bootstrap interval of the ratio of medians; rounds are interleaved, so both are judged on the same draws."""
+def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
+    """Rows a second are batch over p50: as much is shown of them as of the latency."""
+
+    def change(before: Record, after: Record) -> str:
+        return speedup(before, after, cell).words("more", "less", "no gain")
+
+    title = f"throughput, batch {cell[0]} × {cell[1]}"
+    return row_of(roles, title, lambda record: rows_per_second(timing(record, cell)["throughput"]), change)
+
+
+def speedup(before: Record, after: Record, cell: tuple[int, int]) -> Speed:
+    """How much faster one candidate is than another at (batch, length): p50 over p50, with a 95 % bootstrap interval.
+
+    Rounds are interleaved, so both are judged on the same draws.
+    """
     import numpy as np
 
-    times = np.array([before["samples_ms"], after["samples_ms"]])
+    times = np.array([timing(record, cell)["samples_ms"] for record in (before, after)])
     draws = np.random.default_rng(0).integers(0, times.shape[1], size=(2000, times.shape[1]))
     slow, fast = np.median(times[:, draws], axis=2)
     low, high = np.percentile(slow / fast, [2.5, 97.5])
-    return float(low), float(high)
+    return Speed(p50(before, cell) / p50(after, cell), float(low), float(high))
 
 
 def quality_row(roles: dict[str, Record], metric: Metric) -> Record:

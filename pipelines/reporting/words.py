@@ -7,7 +7,6 @@ from compressor.tasks.kinds import Metric
 from pipelines.reporting.candidates import RUNTIMES, Record, find, p50
 from pipelines.reporting.format import (
     faster,
-    gain,
     giga,
     hundredths,
     percent,
@@ -16,20 +15,25 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
+from pipelines.reporting.summary import speedup
 
 
 def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Metric) -> str:
-    """The run in one sentence; what the runtime alone would give stands beside what compression gives."""
+    """The run in one sentence; what the runtime alone would give stands beside what compression gives.
+
+    A speed is claimed only where its interval excludes 1.
+    """
     dense, compressed, cell = roles["dense"], roles["compressed"], cells[-1]
-    speed = gain(p50(dense, cell) / p50(compressed, cell), "faster", "slower", "No faster", 2)
+    speed = speedup(dense, compressed, cell)
+    than = f"{speed.words('faster', 'slower', 'no faster', 2)} {'against' if speed.is_open else 'than'} dense PyTorch"
     alone = ""
     if "runtime" in roles:
         name = roles["runtime"]["name"].removesuffix(" fp32")
-        alone = f" ({faster(p50(roles['runtime'], cell), p50(compressed, cell), 2)} against {name})"
+        alone = f" ({faster(speedup(roles['runtime'], compressed, cell), 2)} against {name})"
     ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
     judged = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     return (
-        f"{speed} than dense PyTorch at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
+        f"{sentence(than)} at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
         f"{metric.name} {ours} against {theirs} dense: {judged} on {compressed['quality']['rows']:,} rows"
     )
 
@@ -46,8 +50,8 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     ]
     runtime = compressed["runtime"]
     if "runtime" in roles:
-        alone = faster(p50(dense, cells[-1]), p50(roles["runtime"], cells[-1]))
-        ours = faster(p50(roles["runtime"], cells[-1]), p50(compressed, cells[-1]))
+        alone = faster(speedup(dense, roles["runtime"], cells[-1]))
+        ours = faster(speedup(roles["runtime"], compressed, cells[-1]))
         words = f"{RUNTIMES[runtime]} alone, dense and in fp32: {alone} at batch {batch}. Compression on top of it: {ours}."
         lines.append(words)
     else:
@@ -58,8 +62,8 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
         lines.append(int8_note(fp32, int8, cells))
     quantized = find(candidates, "dense", "int8", runtime)
     if quantized and int8:
-        speed = faster(p50(quantized, cells[-1]), p50(int8, cells[-1]))
-        lines.append(f"Against int8 of the dense model, pruned and int8 is {speed} at batch {batch}.")
+        speed = faster(speedup(quantized, int8, cells[-1]))
+        lines.append(f"Pruned and int8 against int8 of the dense model: {speed} at batch {batch}.")
     lines += fastest_note(compressed, candidates, cells[-1])
     length = str(cells[-1][1])
     return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
@@ -89,7 +93,7 @@ def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, 
     if len({row["runtime"] for row in candidates if row["model"] == "dense"}) < 3:
         return []
     fastest = min((row for row in candidates if row["model"] == "dense"), key=lambda row: p50(row, cell))
-    speed = faster(p50(fastest, cell), p50(compressed, cell))
+    speed = faster(speedup(fastest, compressed, cell))
     return [f"Against the fastest dense variant of any runtime, {fastest['name']}: {speed} at batch {cell[0]}."]
 
 
@@ -120,7 +124,6 @@ def inserts_note(compressed: Record, length: str) -> list[str]:
 
 def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
     """Says plainly where int8 buys no time."""
-    ratios = [p50(fp32, cell) / p50(int8, cell) for cell in cells]
-    words = [gain(ratio, "the speed", "slower", "nothing here") for ratio in ratios]
+    words = [speedup(fp32, int8, cell).words("the speed", "slower", "nothing here") for cell in cells]
     speeds = ", ".join(f"{word} at batch {cell[0]}" for word, cell in zip(words, cells, strict=True))
     return f"int8 over fp32 (both compressed) gives {speeds}; its file is {smaller(fp32['bytes'], int8['bytes'])}."

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from compressor.modules import STRUCTURES
 from export.half import FOR_CUDA
+from pipelines import bounds
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.stages.export import WORDS
 
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 class BenchmarkConfig(StageConfig):
     """Interleaved rounds over every runtime; one process a runtime, so that idle thread pools disturb nobody."""
 
-    batch: list[PositiveInt] = Field(default=[1, 8], min_length=1, description="rows of a pass that is timed")
-    length: list[PositiveInt] = Field(default=[128], min_length=1, description="tokens a row")
-    rounds: int = Field(default=20, ge=3, description="times that every file is timed, in turn")
+    batch: list[Annotated[int, Field(gt=0, le=bounds.BATCH)]] = Field(
+        default=[1, 8], min_length=1, max_length=bounds.LIST, description="rows of a pass that is timed"
+    )
+    length: list[Annotated[int, Field(gt=0, le=bounds.TOKENS)]] = Field(
+        default=[128], min_length=1, max_length=bounds.LIST, description="tokens a row"
+    )
+    rounds: int = Field(default=20, ge=3, le=bounds.ROUNDS, description="times that every file is timed, in turn")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="what computes")
 
 

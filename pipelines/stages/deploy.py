@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compressor.errors import UserError
+from compressor.errors import CheckError, UserError
 from export.half import FOR_CUDA
+from pipelines import bounds
 from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
@@ -22,17 +23,32 @@ class DeployConfig(StageConfig):
     """`name` is the model's name on the server; `runtime` is its Triton backend, by default the first that export names;
     `precision` defaults to int8 where it was exported."""
 
-    name: str = Field(default="model", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="the model's name on the server")
+    name: str = Field(
+        default="model",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=bounds.NAME,
+        description="the model's name on the server",
+    )
     runtime: Literal["onnxruntime", "openvino"] | None = Field(
         default=None, description="what serves it, default the first that export names"
     )
     precision: Literal["fp32", "int8"] | None = Field(default=None, description="of the file, default int8 where exported")
-    max_batch_size: int = Field(default=32, ge=1, description="rows of a batch at most")
-    max_queue_delay_us: int = Field(default=500, ge=0, description="how long dynamic batching waits for company, µs")
+    max_batch_size: int = Field(default=32, ge=1, le=bounds.BATCH, description="rows of a batch at most")
+    max_queue_delay_us: int = Field(
+        default=500, ge=0, le=bounds.MICROSECONDS, description="how long dynamic batching waits for company, µs"
+    )
 
-    def chosen(self, runtimes: Sequence[str], precisions: Sequence[str]) -> tuple[str, str]:
-        """The runtime and the precision that are deployed, out of those exported."""
-        return self.runtime or runtimes[0], self.precision or ("int8" if "int8" in precisions else "fp32")
+    def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+        """The runtime and the precision that are deployed, out of the compressed `files` (runtime -> precision -> file) that
+        passed. Raises CheckError E616 where what is asked for was left out."""
+        left = [name for name in runtimes if name in files and self.runtime in (None, name)]
+        for runtime in left:
+            for precision in ("int8", "fp32"):
+                if precision in files[runtime] and self.precision in (None, precision):
+                    return runtime, precision
+        asked = " ".join(filter(None, (self.runtime, self.precision))) or "int8 or fp32"
+        what = f"nothing to deploy: {asked} did not pass its comparison and was left out by the export"
+        raise CheckError("E616", what, "See what failed in the report, or deploy another precision")
 
 
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -68,7 +84,7 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
     files = exported.metadata["files"]["compressed"]
     # as export names them: the keys of stored metadata are sorted
     runtimes = exported.metadata.get("runtimes") or list(files)
-    runtime, precision = config.chosen(runtimes, list(files[config.runtime or runtimes[0]]))
+    runtime, precision = config.chosen(runtimes, files)
     options = {
         "labels": data.label_names,
         "tokenizer_folder": base,
@@ -110,4 +126,5 @@ STAGE = Stage(
     run=run,
     check=check,
     plan=plan,
+    optional=True,
 )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from compressor.errors import UserError
+from compressor.errors import CheckError, CompressError, UserError
+from compressor.processor import weight_bits
+from export import onnx as onnx_files
+from export import openvino as openvino_files
 from export.half import FOR_CUDA
-from pipelines.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines import bounds
+from pipelines.proving import COMPRESSED, Judged, Prover, repaired
+from pipelines.stage import BaseModelReference, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,12 +25,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compressor.account import Plan
-    from pipelines.hops import Answers
+    from export.parity import ParityResult
     from pipelines.loading import Data
 
 
 WORDS = {"onnxruntime": "ONNX", "openvino": "OpenVINO"}
 """What a runtime is called in names of hops and variants."""
+RUNTIME_FILES = {"onnxruntime": onnx_files.file_name, "openvino": openvino_files.file_name}
+"""Names of files by precision."""
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 AUTO, BUDGET = "auto", 0.5
 OF_AUTO = ("accuracy_budget", "batch", "length")
@@ -44,16 +51,18 @@ class ExportConfig(StageConfig):
     `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
 
     precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(
-        default=["fp32", "int8"], min_length=1, description="what is written; auto chooses the fastest"
+        default=["fp32", "int8"], min_length=1, max_length=bounds.LIST, description="what is written; auto chooses the fastest"
     )
     runtime: list[Literal["onnxruntime", "openvino"]] = Field(
-        default=["onnxruntime"], min_length=1, description="for which runtimes"
+        default=["onnxruntime"], min_length=1, max_length=bounds.LIST, description="for which runtimes"
     )
-    calibration_rows: int | None = Field(default=None, ge=1, description="training rows that static int8 is calibrated on")
+    calibration_rows: int | None = Field(
+        default=None, ge=1, le=bounds.ROWS, description="training rows that static int8 is calibrated on"
+    )
     accuracy_budget: float | None = Field(default=None, ge=0, le=1, description="points that precision: auto may lose")
     merge: bool = Field(default=True, description="false: deltas stay apart, as products of their own")
-    batch: int | None = Field(default=None, ge=1, description="rows of a call that precision: auto times")
-    length: int | None = Field(default=None, ge=2, description="tokens a row there")
+    batch: int | None = Field(default=None, ge=1, le=bounds.BATCH, description="rows of a call that precision: auto times")
+    length: int | None = Field(default=None, ge=2, le=bounds.TOKENS, description="tokens a row there")
 
     @field_validator("precision", "runtime", mode="before")
     @classmethod
@@ -122,7 +131,11 @@ def check_generating(config: ExportConfig) -> None:
 
 
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Export the dense model (the last tuned one, merged) and the compressed one, and prove both."""
+    """Export the dense model (the last tuned one, merged) and the compressed one, and prove what is shipped.
+
+    A compressed file that fails is repaired, or left out and told among the `failures`; a dense one is a row that says so.
+    Raises CheckError E610, E611 where fp32 fails, or where no compressed file is left.
+    """
     from dataclasses import asdict
 
     from compressor.deltas import merge_all
@@ -139,42 +152,157 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         require_factorable(compressed)
         apart = {"apart": asdict(apart_of(compressed))}
     if not config.auto:
-        parity, files = [], {}
         one = export_generator if data.kind.generates else export_one
-        for name, model in (("dense", dense), ("compressed", compressed)):
-            records, files[name] = one(name, model, config, data, workspace, inputs)
-            parity += records
-        return {"files": files, "parity": parity, "labels": data.label_names, "runtimes": config.runtime, **apart}
-    records, ours, account = choose_precision(compressed, config, data, workspace, inputs)
+        made = {
+            name: one(name, model, config, data, workspace, inputs)
+            for name, model in (("dense", dense), (COMPRESSED, compressed))
+        }
+        facts = {"labels": data.label_names, "runtimes": config.runtime, **apart}
+        return {**_together(made), **facts}
+    ours, account = choose_precision(compressed, config, data, workspace, inputs)
     # what the compressed file is compared with in the report
-    plain = config.model_copy(update={"precision": ["fp32"], "runtime": list(ours)})
-    parity, theirs = export_one("dense", dense, plain, data, workspace, inputs)
-    files = {"dense": theirs, "compressed": ours}
-    facts = {"labels": data.label_names, "runtimes": list(ours), "auto": account, **apart}
-    return {"files": files, "parity": parity + records, **facts}
+    plain = config.model_copy(update={"precision": ["fp32"], "runtime": list(ours.files)})
+    theirs = export_one("dense", dense, plain, data, workspace, inputs)
+    facts = {"labels": data.label_names, "runtimes": list(ours.files), "auto": account, **apart}
+    return {**_together({"dense": theirs, COMPRESSED: ours}), **facts}
 
 
-def export_one(
-    name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Write NAME/model* for every runtime and precision and compare each with PyTorch on all validation rows.
+@dataclass
+class Exported:
+    """The files of one model: `files` is runtime -> precision -> {"path", "bytes", "quality", ..}, `parity` the comparison of
+    each, `failures` what was left out."""
 
-    Returns the parity records and the files: runtime -> precision -> {"path", "bytes", "quality"}. Raises CheckError E6xx.
-    """
-    from compressor.tasks.features import torch_forward
-    from pipelines.hops import ask, compare_graph
+    files: dict[str, Any] = field(default_factory=dict)
+    parity: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
 
-    # before its deltas are taken apart for the graph: that is to be proven as well
-    reference = ask(torch_forward(model), data.validation, data, workspace, f"{name} in PyTorch")
-    paths = write(name, model, config, data, workspace, inputs.seed)
-    parity, files = [], {}
-    for (runtime, precision), path in paths.items():
-        hop = hop_of(name, runtime, precision)
-        answers = answers_of(path, precision, hop, data, workspace, inputs.threads)
-        result = compare_graph(hop, kind_of(precision), model, reference, path, answers, data.validation, data)
-        parity.append(result.to_json())
-        files.setdefault(runtime, {})[precision] = record(name, path, answers, data)
-    return parity, files
+
+def _together(made: dict[str, Exported]) -> dict[str, Any]:
+    """The metadata of both models. `failures` only where there are some: an artifact that is whole says nothing of them."""
+    failures = [failure for one in made.values() for failure in one.failures]
+    return {
+        "files": {name: one.files for name, one in made.items()},
+        "parity": [record for one in made.values() for record in one.parity],
+        **({"failures": failures} if failures else {}),
+    }
+
+
+def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs) -> Exported:
+    """Write NAME/model* for every runtime and precision and compare each with PyTorch on all validation rows."""
+    prover = Prover(name, model, data, workspace, inputs.threads, inputs.seed)
+    _ = prover.reference
+    folder, exported, graph = workspace.folder / name, Exported(), None
+    with workspace.progress(f"exporting {name}", 1 + len(config.runtime)) as bar:
+        graph = traced(model, data, inputs.base)
+        bar.advance()
+        rows = calibration(config, data, inputs.seed)
+        for runtime in config.runtime:
+            write_runtime(runtime, graph, model, folder, config.precisions_of(runtime), rows)
+            bar.advance()
+    for runtime in config.runtime:
+        for precision in config.precisions_of(runtime):
+            work = OneFile(prover, graph, folder, runtime, precision, rows)
+            if (kept := work.proven(exported)) is not None:
+                exported.parity.append(kept.result.to_json())
+                exported.files.setdefault(runtime, {})[precision] = record(name, kept, data, **bits_told(runtime, precision))
+    if not exported.files and prover.gated:
+        raise CheckError(**exported.failures[0])
+    return exported
+
+
+@dataclass(frozen=True)
+class OneFile:
+    """One precision of one model for one runtime, as it is proven, repaired or left out."""
+
+    prover: Prover
+    graph: onnx.ModelProto
+    folder: Path
+    runtime: str
+    precision: str
+    rows: Sequence[dict[str, np.ndarray]]
+
+    @property
+    def hop(self) -> str:
+        return hop_of(self.prover.name, self.runtime, self.precision)
+
+    def proven(self, exported: Exported) -> Judged | None:
+        """The file that is kept; None where none is, which is then among the failures where it was to be shipped.
+
+        Raises CheckError E610, E611 for a compressed file in fp32.
+        """
+        judged, say = None, self.prover.workspace.say
+        try:
+            judged = self.judged(self.path)
+            if judged.result.passed or not self.prover.gated:
+                told(judged.result, say)
+                return judged
+            error = self.prover.failure(judged.result, judged.path, bits=bits_of(self.runtime))
+        except (CheckError, UserError) as fault:
+            error = fault
+        if self.precision == "fp32" and self.prover.gated:
+            raise error
+        better = self.repaired(judged, error) if judged and self.precision == "int8" else None
+        if better is not None:
+            return better
+        remove(self.path)
+        say(f"{self.hop}: left out ({error.what})")
+        if self.prover.gated:
+            exported.failures.append(left_out(error))
+        return None
+
+    @property
+    def path(self) -> Path:
+        return self.folder / RUNTIME_FILES[self.runtime](self.precision)
+
+    def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> Judged:
+        """A file with its comparison. Raises CheckError E611, UserError E602 where it does not run."""
+        answers = self.prover.answers(path, self.precision, self.hop)
+        result = self.prover.compare(self.hop, self.precision, answers, excluded, bits_of(self.runtime))
+        return Judged(path, answers, result, excluded)
+
+    def repaired(self, whole: Judged, error: CheckError) -> Judged | None:
+        """The first file that passes with its most sensitive matrices in fp32, in the place of the one that did not."""
+        from export.onnx import matrices
+        from export.parity import why_refused
+
+        def again(excluded: tuple[str, ...]) -> Judged:
+            write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
+            return self.judged(self.path, excluded)
+
+        say, static = self.prover.workspace.say, self.runtime == "openvino"
+        say(f"{self.hop}: refused ({why_refused(whole.result)}); sensitive matrices are left in fp32")
+        for better in repaired(self.prover, matrices(self.graph), static=static, make=again):
+            if better.result.passed:
+                say(f"{self.hop}: passes with {in_fp32(len(better.excluded))}")
+                return replace(better, repaired=why_refused(whole.result))
+        return None
+
+
+def in_fp32(count: int) -> str:
+    """'2 matrices in fp32'."""
+    return f"{count} {'matrix' if count == 1 else 'matrices'} in fp32"
+
+
+def told(result: ParityResult, say: Callable[[str], None]) -> None:
+    """One line for what is not shown either way, and for a file that is only compared with and lies beyond its bound."""
+    from export.parity import why_refused
+
+    if result.told and result.gated:
+        say(result.told)
+    if not result.passed:
+        say(f"{result.hop} is beyond its bound ({why_refused(result)}); it is only compared with, not shipped")
+
+
+def left_out(error: CompressError) -> dict[str, str]:
+    """A file that was to be shipped and is not, as it stands among the failures of an artifact."""
+    what = f"{f'{error.where}: ' if error.where else ''}{error.what}. The file is left out, the rest of the run went on"
+    return {"code": error.code, "what": what, "mend": "Leave that precision out of export.precision, or tune for longer"}
+
+
+def remove(path: Path) -> None:
+    """A graph with the weights beside it."""
+    for file in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
+        file.unlink(missing_ok=True)
 
 
 def hop_of(name: str, runtime: str, precision: str) -> str:
@@ -183,26 +311,25 @@ def hop_of(name: str, runtime: str, precision: str) -> str:
     return f"{name}: PyTorch -> {WORDS[runtime]} {precision}{emulated}"
 
 
-def kind_of(precision: str) -> str:
-    """The row of the table of bounds."""
-    return "onnx" if precision == "fp32" else precision
-
-
-def answers_of(path: Path, precision: str, hop: str, data: Data, workspace: Workspace, threads: int | None) -> Answers:
-    """What a file says of all validation rows. Raises CheckError E611 where it does not run, UserError E602."""
-    from export.half import proving_session
-    from export.sessions import run as run_session
-    from pipelines.hops import ask, runs
-
-    live = proving_session(path, precision, threads)
-    with runs(hop):
-        return ask(partial(run_session, live), data.validation, data, workspace, hop)
-
-
-def record(name: str, path: Path, answers: Answers, data: Data) -> dict[str, Any]:
+def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]:
     """What is known of a file in the folder NAME."""
-    quality = data.kind.quality(*data.kind.judged(answers.logits, data.validation.labels))
-    return {"path": f"{name}/{path.name}", "bytes": stored_bytes(path), "quality": quality}
+    quality = data.kind.quality(*data.kind.judged(judged.answers.logits, data.validation.labels))
+    spared = {"excluded": list(judged.excluded)} if judged.excluded else {}
+    why = {"repaired": judged.repaired} if judged.repaired else {}
+    return {
+        "path": f"{name}/{judged.path.name}",
+        "bytes": stored_bytes(judged.path),
+        "quality": quality,
+        **spared,
+        **why,
+        **more,
+    }
+
+
+def bits_told(runtime: str, precision: str) -> dict[str, int]:
+    """What a record says of the bits of a weight: only where they are fewer than int8 says."""
+    bits = bits_of(runtime)
+    return {"weight_bits": bits} if precision == "int8" and bits < 8 else {}
 
 
 def stored_bytes(path: Path) -> int:
@@ -211,30 +338,16 @@ def stored_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, weights) if file.is_file())
 
 
-def write(
-    name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, seed: int
-) -> dict[tuple[str, str], Path]:
-    """Trace once and write every file: (runtime, precision) -> path."""
-    folder, paths = workspace.folder / name, {}
-    with workspace.progress(f"exporting {name}", 1 + len(config.runtime)) as bar:
-        graph = traced(model, data)
-        bar.advance()
-        for runtime in config.runtime:
-            rows = calibration(config, data, seed)
-            made = write_runtime(runtime, graph, model, folder, config.precisions_of(runtime), rows)
-            paths |= {(runtime, precision): path for precision, path in made.items()}
-            bar.advance()
-    return paths
-
-
-def traced(model: nn.Module, data: Data) -> onnx.ModelProto:
-    """The unfused graph of a model. Where it still has deltas these become products of their own, in the model too."""
+def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
+    """The unfused graph of a model, with a note of its base. Where it still has deltas these become products of their own, in
+    the model too."""
     from compressor.deltas import chains
     from compressor.factored import factor_all
     from compressor.tasks.features import pad
-    from export.onnx import trace
+    from export.onnx import stamp, trace
 
-    return trace(factor_all(model) if any(chains(model)) else model, pad(data.validation.sample(2).tokens, data.pad_id))
+    whole = factor_all(model) if any(chains(model)) else model
+    return stamp(trace(whole, pad(data.validation.sample(2).tokens, data.pad_id)), whole, base)
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:
@@ -263,15 +376,22 @@ def write_runtime(
     options = {"precisions": precisions, "excluded": excluded}
     if runtime == "onnxruntime":
         # fusions would join the deltas of several matrices, and their names would go
-        return write_onnx(graph, folder, fuse=can_fuse(model) and not any(factored(model)), **options)
+        fuse = can_fuse(model) and not any(factored(model))
+        return write_onnx(graph, folder, fuse=fuse, weight_bits=bits_of(runtime), **options)
     return export_openvino(graph, folder, rows=rows, **options)
 
 
+def bits_of(runtime: str) -> int:
+    """Bits of a weight in int8 files of a runtime that are made on this machine."""
+    return weight_bits() if runtime == "onnxruntime" else 8
+
+
 def surroundings(config: ExportConfig) -> dict[str, Any]:
-    """What decides which file is the fastest."""
+    """What decides which file is the fastest, and how many bits a weight has."""
     from compressor.processor import processor
 
-    return processor() if config.auto else {}
+    dynamic = "onnxruntime" in config.runtime and "int8" in config.possible
+    return {**(processor() if config.auto else {}), **({"weight_bits": weight_bits()} if dynamic else {})}
 
 
 STAGE = Stage(
@@ -283,7 +403,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
     extras=lambda config: ("openvino", "nncf") if "openvino" in config.runtime else (),
-    version=4,
+    version=5,
     run=run,
     check=check,
     plan=plan,

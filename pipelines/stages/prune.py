@@ -16,7 +16,7 @@ from compressor.errors import UserError
 from compressor.methods import method
 from compressor.modules import MODULES, STRUCTURES
 from compressor.pruning.names import LOSS_POWER, Criterion, Structure
-from pipelines import prune_weights
+from pipelines import bounds, prune_weights
 from pipelines.prune_weights import WeightsItem
 from pipelines.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.targets import Judged, Search, Target, closed_form, prices, surroundings, widths
@@ -51,7 +51,7 @@ class PruneItem(BaseModel):
     )
     normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
     remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
-    rows: int = Field(default=512, ge=1, description="training rows that taylor and fisher look at")
+    rows: int = Field(default=512, ge=1, le=bounds.ROWS, description="training rows that taylor and fisher look at")
 
     @property
     def everywhere(self) -> bool:
@@ -77,7 +77,9 @@ Item = Annotated[Annotated[PruneItem, Tag("units")] | Annotated[WeightsItem, Tag
 class PruneConfig(StageConfig):
     """One item or a list of them, carried out in order; or a search for what meets a target."""
 
-    items: list[Item] = Field(default=[], description="what is removed, one after the other; may be written without this key")
+    items: list[Item] = Field(
+        default=[], max_length=bounds.LIST, description="what is removed, one after the other; may be written without this key"
+    )
     search: Search | None = Field(default=None, description="instead: a target to meet; may be written without this key")
 
     @model_validator(mode="before")

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
+from pipelines import bounds
 from pipelines.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
 from pipelines.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
 from pipelines.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
@@ -26,12 +27,12 @@ class RecoverConfig(TrainingConfig):
     method: Literal["same", *NAMES] = Field(
         default="same", description="same: go on with what tune trains; another method adds its own and freezes that"
     )
-    epochs: float = Field(default=1, gt=0, description="passes over the training rows")
+    epochs: float = Field(default=1, gt=0, le=bounds.EPOCHS, description="passes over the training rows")
     distill: Literal[False, "logits", "hidden", "both"] = Field(
         default="logits", description="learn from the dense model: its logits (true), its hidden states, both, or nothing"
     )
     hidden_weight: float | None = Field(
-        default=None, gt=0, description="of the distance between hidden states in the loss, default 1"
+        default=None, gt=0, le=bounds.SCALE, description="of the distance between hidden states in the loss, default 1"
     )
 
     @field_validator("distill", mode="before")

@@ -15,6 +15,7 @@ from compressor.methods import GROUND, On, ground_of
 from compressor.modules import Modules
 from compressor.selection.names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
+from pipelines import bounds
 from pipelines.stage import Entry, Inputs, Problem, Stage, Workspace
 from pipelines.training_config import DEFAULT_MODULES, GroundConfig, merged_problems
 from pipelines.trainings import found_model
@@ -42,16 +43,24 @@ class SelectConfig(GroundConfig):
         default="rpca", description="what ranks the places: the weights (first four), or the gradients of the task"
     )
     scope: Scope = Field(default="matrix", description="what count or ratio is of: each matrix, each layer, or all together")
-    count: int | None = Field(default=None, ge=1, description="places in each scope, default 16 a matrix")
+    count: int | None = Field(default=None, ge=1, le=bounds.COUNT, description="places in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
     modules: Modules = Field(default=DEFAULT_MODULES, description="linear layers in which places are chosen, or all")
     setting: SettingName | None = Field(default=None, description="of rpca; `released` is what DSEE's code does")
-    samples: int | None = Field(default=None, ge=1, description="training rows for fish, sam and d3, default 1024")
-    batch_size: int | None = Field(default=None, ge=1, description="rows a gradient; default 1 for fish, 16 for sam and d3")
+    samples: int | None = Field(
+        default=None, ge=1, le=bounds.ROWS, description="training rows for fish, sam and d3, default 1024"
+    )
+    batch_size: int | None = Field(
+        default=None, ge=1, le=bounds.BATCH, description="rows a gradient; default 1 for fish, 16 for sam and d3"
+    )
     mode: Literal["train", "eval"] | None = Field(default=None, description="dropout on or off (default) for fish, sam, d3")
-    clip: float | None = Field(default=None, gt=0, description="clip each batch's gradient to this norm: fish, sam, d3")
-    exp: float | None = Field(default=None, description="exponent of d3's |g|/(|θ|+eps)^exp, default 0")
-    eps: float | None = Field(default=None, gt=0, description="eps of d3, default 1")
+    clip: float | None = Field(
+        default=None, gt=0, le=bounds.SCALE, description="clip each batch's gradient to this norm: fish, sam, d3"
+    )
+    exp: float | None = Field(
+        default=None, ge=-bounds.EXPONENT, le=bounds.EXPONENT, description="exponent of d3's |g|/(|θ|+eps)^exp, default 0"
+    )
+    eps: float | None = Field(default=None, gt=0, le=bounds.SCALE, description="eps of d3, default 1")
 
     @property
     def places(self) -> Places:
@@ -122,7 +131,7 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the cut shapes."""
     from safetensors.torch import save_file
 
-    from compressor.anatomy import layers_of
+    from compressor.anatomy import layers_of, modules_of
     from compressor.selection.choice import choose_all
 
     judged = _by_gradients if config.score in DATA_SCORES else _by_weights
@@ -134,7 +143,7 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     return {
         "score": config.score,
         "scope": config.scope,
-        "modules": list(config.modules),
+        "modules": modules_of(model, config.modules),
         "ground": {key: getattr(config.ground(), key) for key in ("on", *ground_of(config.on), "modules")},
         "matrices": len(omega),
         "places": sum(len(places) for places in omega.values()),

@@ -15,6 +15,7 @@ from compressor.methods import (
     Options,
     method,
 )
+from pipelines import bounds
 from pipelines.stage import Entry, Inputs, Problem, Stage, Workspace
 from pipelines.training_config import TrainingConfig, method_problems, told
 from pipelines.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
@@ -29,7 +30,10 @@ class TuneConfig(TrainingConfig):
     method: Literal[NAMES] = Field(default="dsee", description="what is trained; compress list methods tells them apart")
     combine: Combine | None = Field(default=None, description="many tasks: how layer and task masks are joined, default or")
     temperature: float | None = Field(
-        default=None, gt=0, description="many tasks: drawn by size^(1/temperature), 1 by size, large evenly; default 10"
+        default=None,
+        gt=0,
+        le=bounds.SCALE,
+        description="many tasks: drawn by size^(1/temperature), 1 by size, large evenly; default 10",
     )
 
     def of_tasks(self, options: Options, count: int) -> Options:

@@ -26,7 +26,7 @@ from compressor.pruning.prices import prices_of
 from compressor.pruning.scores import loss_scores, random_scores
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
-from compressor.storage.peft import CONFIG, read_lora, write_peft
+from compressor.storage.peft import CONFIG, read_adapter, write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import judge, predict, torch_forward
@@ -351,7 +351,7 @@ def test_a_pruned_and_tuned_model_lives_on_disk(architecture, tmp_path):
     facts = {"base": str(base), "base_sha256": found.sha256, "label_names": []}
     write_peft(model, tmp_path / "peft", base=str(base))
     assert json.loads((tmp_path / "peft" / CONFIG).read_text())["task_type"] == "CAUSAL_LM"
-    assert read_lora(tmp_path / "peft").auto_class == GENERATES
+    assert read_adapter(tmp_path / "peft").auto_class == GENERATES
     asked = ["delta", "convert", str(tmp_path / "peft"), str(tmp_path / "x"), "--labels", "a,b"]
     assert "E315" in (refused := CliRunner().invoke(main, asked)).output and refused.exit_code == 2
     remove(model, {0: Removal([1], [0, 5, 7]), 1: Removal([0], list(range(20)))})

@@ -8,7 +8,8 @@ from compressor.anatomy import layers_of
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
 from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.deltas import LowRank, Mask, Sparse, attach, chain, chains, delta_of, detach, merge_all, merged_copy
-from compressor.methods import Options, trainable_counts
+from compressor.errors import UserError
+from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage.changes import has_inserts
 from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
@@ -175,3 +176,8 @@ def test_deltas_on_top_of_moved_weights_reload_bit_equal(architecture, tmp_path,
     save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"])
     monkeypatch.setattr("compressor.checkpoint.build", lambda *_: base)
     assert torch.equal(logits(load_state(tmp_path, tmp_path)), before)
+
+
+def test_a_method_that_there_is_not():
+    with pytest.raises(UserError, match=rf"E402 unknown method 'dora'\. Methods: .*{NAMES[0]}"):
+        apply(tiny("bert"), "dora", Options())

@@ -1,16 +1,22 @@
 """The door through which data comes in: right rows in, every mistake out with its line."""
 
+import dataclasses
 import gzip
 import json
+import os
+import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel
 
 from compressor.architectures import row_of
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import TaskConfig, reading
+from compressor.tasks import KINDS, TaskConfig, reading
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.reading import read_task
@@ -116,6 +122,75 @@ def test_an_open_quote_in_csv_is_named_where_it_opens(tmp_path):
         read_task(task(tmp_path, rows, rows, "csv"))
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[" * 3000 + "]" * 3000, "E210 .*:2: .*nested too deeply"),
+        ('{"sentence": ' + "[" * 900 + "]" * 900 + ', "label": "yes"}', "E210 .*:2: lists or objects nested too deeply"),
+        (f'{{"sentence": "x", "label": {"7" * 5000}}}', "E210 .*:2: an integer of more digits than Python reads"),
+        (f'{{"sentence": "x", "label": {"7" * 4000}}}', "E207 .*:2: column 'label' holds 777"),
+        ('{"sentence": "x", "label": "no", "label": "yes"}', "E216 .*:2: key 'label' stands twice in one object"),
+        ('{"sentence": "x", "label": {"a": 1, "a": 2}}', "E216 .*:2: key 'a' stands twice in one object"),
+        ('{"sentence": "x\0", "label": "yes"}', "E203 .*:2: a NUL byte"),
+    ],
+)
+def test_json_that_python_cannot_hold_is_a_mistake_in_its_line(tmp_path, line, says):
+    rows = '{"sentence": "bad film", "label": "no"}\n' + line + "\n"
+    with pytest.raises(UserError, match=says):
+        read_task(task(tmp_path, rows, rows, "jsonl"))
+
+
+@pytest.mark.parametrize(("ending", "comma"), [("csv", ","), ("tsv", "\t")])
+def test_both_tables_take_long_fields_and_refuse_a_column_twice(tmp_path, ending, comma):
+    """csv.field_size_limit is 131,072 characters at first."""
+    rows = f"sentence,label\n{'word ' * 60_000},no\nx,yes\n".replace(",", comma)
+    assert len(read_task(task(tmp_path, rows, rows, ending)).train.texts[0][0]) == 300_000
+    twice = "sentence,label,sentence\nx,no,z\ny,yes,z\n".replace(",", comma)
+    with pytest.raises(UserError, match=r"E216 .*:1: column 'sentence' stands twice in the header"):
+        read_task(task(tmp_path, twice, twice, ending))
+    unnamed = "sentence,label,,\nx,no,,\ny,yes,,\n".replace(",", comma)
+    assert len(read_task(task(tmp_path, unnamed, unnamed, ending)).train) == 2
+
+
+def test_what_is_no_regular_file_or_too_large_is_never_read(tmp_path):
+    base = task(tmp_path)
+    os.mkfifo(tmp_path / "pipe.tsv")
+    (tmp_path / "zero.tsv").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as server, (tmp_path / "huge.tsv").open("wb") as huge:
+        server.bind(str(tmp_path / "s.tsv"))
+        huge.truncate(2**40)
+        for name, says in (
+            ("pipe", "E201"),
+            ("zero", "E201"),
+            ("s", "E201"),
+            ("huge", "E215 .*: 1,024 GiB, where a data file"),
+        ):
+            with pytest.raises(UserError, match=says):
+                read_task(base.model_copy(update={"train": tmp_path / f"{name}.tsv"}))
+    with pytest.raises(UserError, match=r"E201 .*: no such file"):
+        read_task(base.model_copy(update={"train": Path("x" * 5000 + ".tsv")}))
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl", "conll"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.binary(max_size=80)
+    | st.text(alphabet='{}[]",:\t\n\\u0\ud7ffsentencelabel 1', max_size=80).map(lambda text: text.encode("utf-8", "ignore"))
+)
+def test_whatever_a_file_holds_it_reads_or_is_a_mistake(tmp_path, ending, content):
+    head = {
+        "tsv": b"sentence\tlabel\nx\tno\n",
+        "csv": b"sentence,label\nx,no\n",
+        "jsonl": b'{"sentence": "x", "label": "no"}\n',
+    }
+    try:
+        read_task(
+            task(tmp_path, head.get(ending, b"") + content, ending=ending, kind="tokens" if ending == "conll" else KINDS[0])
+        )
+    except UserError as error:
+        assert str(error).startswith("E2")
+
+
 def test_folder_missing_and_ending(tmp_path):
     base = task(tmp_path)
     (tmp_path / "x.parquet").write_bytes(b"x")
@@ -138,12 +213,12 @@ def test_packed_files_are_read_as_what_is_in_them(tmp_path):
         (gzip.compress(GOOD.encode())[:-9], "E201 .*cut short"),
         (gzip.compress(GOOD.encode())[:-8] + b"\0" * 8, "E201 .*incorrect data check"),
         (gzip.compress(b"sentence\tlabel\nx\t\xff\n"), "E203 .*train.tsv.gz:2"),
-        (gzip.compress(b"\0" * 2**20), "E201 .*more than 100,000 bytes"),
+        (gzip.compress(b"x" * 2**20), "E215 .*where a data file has at most 97.66 KiB"),
     ],
     ids=["not packed", "cut", "changed", "not UTF-8", "endless"],
 )
 def test_a_damaged_or_endless_packed_file_is_told(tmp_path, monkeypatch, content, what):
-    monkeypatch.setattr(reading, "MOST_UNPACKED", 100_000)
+    monkeypatch.setattr(reading, "DATA", dataclasses.replace(reading.DATA, most=100_000))
     with pytest.raises(UserError, match=what):
         read_task(task(tmp_path, content, gzip.compress(GOOD.encode()), "tsv.gz"))
     with pytest.raises(UserError, match=r"E202 .*unknown ending '\.gz'"):

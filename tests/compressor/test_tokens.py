@@ -371,9 +371,13 @@ def test_parity_tells_the_row_and_gates_by_f1():
     broken = outputs.copy()
     broken[4 * 17 + 1] = broken[4 * 17]
     result = compare("hop", "int8", outputs, broken, labels, task=KIND)
-    assert not result.passed and result.rows == 50 and result.worst_row == 17 and result.agreement == 0.995
+    # one entity of 50 is 1.3 points, and by chance alone there might have been none
+    assert result.verdict == "not shown" and result.rows == 50 and result.worst_row == 17 and result.agreement == 0.995
     assert result.metric_reference == 1.0 and result.metric_candidate < 0.99
-    assert result.bound == "tags agree on 98%, metric falls by at most 1.0 points"
+    assert result.bound.startswith("tags agree on 98% but for chance, no loss of more than 1.0 points of entity F1 is shown")
+    broken[1 : 4 * 5 : 4] = broken[: 4 * 5 : 4]
+    result = compare("hop", "int8", outputs, broken, labels, task=KIND)
+    assert not result.passed and result.failed == ("metric",) and result.loss.at_least > 0.01
     broken[4 * 17 + 1] = np.nan
     assert compare("hop", "onnx", outputs, broken, labels, task=KIND).worst_row == 17
 

@@ -1,6 +1,7 @@
 """Every method trained: it learns, repeats, goes on after a cut, and splits over batches and processes without a difference."""
 
 import gc
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,8 @@ from compressor.errors import UserError
 from compressor.inserts import Prefix
 from compressor.storage import delta_file
 from compressor.training import Schedule, train, trainer_of
-from compressor.unfinished import changing, newest
+from compressor.unfinished import changing, newest, seal
+from tests.bait import Bait
 from tests.compressor.conftest import CASES, GROWING, encoding, prepared, tiny
 from tests.compressor.training_parts import (
     MANY,
@@ -109,6 +111,25 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path):
     assert not stored.exists()
     (tmp_path / "checkpoint-47" / "manifest.json").unlink()
     assert newest(tmp_path) is None
+
+
+def test_a_checkpoint_is_no_door_for_code(tmp_path):
+    """Trainer keeps the optimizer's state as torch writes it; what is more than tensors and numbers in it is refused unread."""
+
+    def stop(_: str) -> None:
+        if newest(tmp_path / "work") is not None:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run("lora", tmp_path / "work", stop, save_every=0.0)
+    folder = newest(tmp_path / "work")
+    torch.save(Bait(tmp_path / "ran"), folder / "optimizer.pt")
+    seal(folder)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        run("lora", tmp_path / "work", save_every=0.0)
+    assert not (tmp_path / "ran").exists()
+    torch.load(folder / "optimizer.pt", weights_only=False).close()
+    assert (tmp_path / "ran").exists(), "the bait does not work"
 
 
 def test_a_checkpoint_holds_what_moves_and_no_more():

@@ -27,7 +27,7 @@ from pipelines.cli import main
 from pipelines.config import load_pipeline
 from pipelines.finished import open_run
 from pipelines.runner import LOCK_FILE, run_pipeline
-from pipelines.store import MANIFEST, fingerprint
+from pipelines.store import MANIFEST, SEAL, fingerprint, sealed
 from pipelines.verify import Check, verify
 from serving.repository import read_config, write_config
 from tests.tiny import STAGES, write_pipeline
@@ -66,15 +66,21 @@ class Run:
             folder = self.out / ".store" / stage["artifact"]
             path = folder / MANIFEST
             manifest = json.loads(path.read_text())
-            files = sorted(file for file in folder.rglob("*") if file.is_file() and file != path)
+            files = sorted(file for file in folder.rglob("*") if file.is_file() and file not in (path, folder / SEAL))
             manifest["files"] = {
                 str(file.relative_to(folder)): {"sha256": sha256_of(file), "size": file.stat().st_size} for file in files
             }
-            path.write_text(json.dumps(manifest))
+            write_sealed(path, manifest)
             stage["files"] = {name: file["sha256"] for name, file in manifest["files"].items()}
             seen = {"kind": manifest["kind"], "files": stage["files"], "metadata": manifest["metadata"]}
             stage["sha256"] = fingerprint(seen)
         (self.folder / LOCK_FILE).write_text(yaml.safe_dump(lock))
+
+
+def write_sealed(path: Path, manifest: dict) -> None:
+    """A manifest with a seal that fits."""
+    path.write_text(json.dumps(manifest))
+    path.with_name(SEAL).write_bytes(sealed(path.read_bytes()))
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +256,13 @@ def shuffled_labels(run):
     edit_json(run.config, id2label={"0": "class1", "1": "class0"}, label2id={"class1": 0, "class0": 1})
 
 
+def no_labels(run):
+    """transformers then numbers them; what looks for the names finds nothing to read."""
+    config = json.loads(run.config.read_text())
+    del config["id2label"]
+    run.config.write_text(json.dumps(config))
+
+
 def shuffled_deployed_labels(run):
     (run.served / "labels.txt").write_text("class1\nclass0\n")
 
@@ -393,6 +406,7 @@ FAULTS = [
     Fault(wrong_tokenizer, "merge", CONFIG, "E612"),
     Fault(wrong_deployed_tokenizer, "deploy", DEPLOYED, "E612"),
     Fault(shuffled_labels, "merge", CONFIG, "E612"),
+    Fault(no_labels, "merge", CONFIG, "E614"),
     Fault(shuffled_deployed_labels, "deploy", DEPLOYED, "E612"),
     Fault(shuffled_label_parameter, "deploy", DEPLOYED, "E612"),
     Fault(coarse_embedding, "export", "compressed -> int8", "E610"),
@@ -495,6 +509,6 @@ def test_an_older_artifact_in_its_place(run):
     path = run.artifact("merge") / MANIFEST
     manifest = json.loads(path.read_text())
     manifest["metadata"]["quality"]["accuracy"] = 1.0
-    path.write_text(json.dumps(manifest))
+    write_sealed(path, manifest)
     failed = [check for check in verify(run.folder, serve=False) if not check.passed]
     assert [(check.stage, check.code) for check in failed] == [("merge", "E803"), ("merge", "E613")]

@@ -8,9 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.tiny import STAGES, write_pipeline
+import pytest
 
-MOMENTS = 10
+from tests.tiny import STAGES, write_pipeline
 
 # torch is imported once and every attempt is a fork: what is killed is the run, not ten imports
 RUNNER = textwrap.dedent(
@@ -67,11 +67,12 @@ def contents(store: Path) -> dict[str, str]:
     return {str(file.relative_to(store)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def test_killed_ten_times_gives_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("moments", [10, pytest.param(25, marks=pytest.mark.slow)])
+def test_killed_many_times_gives_the_same_bytes(tmp_path, moments):
     """Through the export, which is the last stage whose content holds no time."""
     path = write_pipeline(tmp_path, stages=STAGES[:7], rows=80)
-    said = run(path, tmp_path / "killed", MOMENTS)
-    assert said.count(str(-signal.SIGKILL)) >= MOMENTS // 2, f"too few attempts were killed: {said}"
+    said = run(path, tmp_path / "killed", moments)
+    assert said.count(str(-signal.SIGKILL)) >= moments // 2, f"too few attempts were killed: {said}"
     run(path, tmp_path / "whole", 0)
     whole = contents(tmp_path / "whole" / ".store")
     assert contents(tmp_path / "killed" / ".store") == whole

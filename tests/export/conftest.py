@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -34,6 +35,24 @@ def model_of(name: str) -> torch.nn.Module:
     if removals:
         remove(model, removals)
     return model
+
+
+def check_wholly(path: Path) -> None:
+    """onnx's own full check, with shape inference.
+
+    SimplifiedLayerNormalization (RMSNorm) is ONNX Runtime's, but in ONNX's own domain, where onnx does not know it: for the
+    check it is put into ONNX Runtime's.
+    """
+    graph = onnx.load(path)
+    for node in graph.graph.node:
+        if node.op_type == "SimplifiedLayerNormalization":
+            node.domain = "com.microsoft"
+    onnx.checker.check_model(graph, full_check=True)
+
+
+def notes(path: Path) -> dict[str, str]:
+    """What a file says of itself."""
+    return {note.key: note.value for note in onnx.load(path, load_external_data=False).metadata_props}
 
 
 @dataclass(frozen=True)

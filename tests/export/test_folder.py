@@ -12,6 +12,7 @@ from transformers import AutoModelForTokenClassification
 from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
+from compressor.models import reference_to
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.folder import export_folder
@@ -19,6 +20,7 @@ from export.sessions import run, session
 from export.suspects import graph_values
 from pipelines.cli import main
 from tests.compressor.conftest import tiny
+from tests.export.conftest import notes
 from tests.tiny import write_model
 
 
@@ -55,6 +57,8 @@ def test_a_stock_folder_from_the_command_line(folders, tmp_path):
     assert summary["opset"] == 20 and summary["files"]["fp32"]["inputs"]["input_ids"] == ["batch", "sequence"]
     assert summary["files"]["int8"]["bytes"] == (out / "model_int8.onnx").stat().st_size
     assert [row["passed"] for row in summary["parity"]] == [True, True] and not summary["notes"]
+    told = {"task": "sequence classification", "source": "stock", "source_sha256": reference_to(str(folders / "stock")).sha256}
+    assert all(told.items() <= notes(out / name).items() for name in ("model.onnx", "model_int8.onnx"))
     again = CliRunner().invoke(main, ["export", str(folders / "stock"), "--out", str(out)])
     assert again.exit_code == 2 and "E620" in again.stderr and "--force" in again.stderr
 
@@ -109,6 +113,20 @@ def test_what_is_refused(folders, tmp_path):
     wrong = CliRunner().invoke(main, ["export", "x", "--out", str(tmp_path / "onnx"), "--precision", "int3"])
     assert wrong.exit_code == 2 and "E109" in wrong.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_cannot_be_traced(folders, tmp_path):
+    """I-BERT quantizes with NumPy inside its forward pass, which no exporter follows."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 99}
+    config = AutoConfig.for_model("ibert", quant_mode=True, **sizes)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "ibert")
+    for path in (folders / "base").glob("token*"):
+        (tmp_path / "ibert" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match=r"E622 .*ibert: this model cannot be traced \(RuntimeError: "):
+        export_folder(str(tmp_path / "ibert"), tmp_path / "onnx", precisions=["fp32"])
+    assert not (tmp_path / "onnx").exists()
 
 
 def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):

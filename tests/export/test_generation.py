@@ -24,6 +24,7 @@ from export.sessions import session
 from pipelines.cli import main
 from tests.compressor.conftest import plan_of, tiny
 from tests.compressor.test_heads import GENERATES, NO_ATTENTION
+from tests.export.conftest import check_wholly, notes
 from tests.tiny import write_model, write_tokenizer
 
 TOKENS = 64
@@ -123,6 +124,15 @@ def test_every_weight_is_there_once_and_axes_have_names(architecture, kind, expo
         grown = outputs[name.replace("past_key_values", "present")]
         assert grown == [*shape[:2], "past + sequence", shape[3]]
     assert len(outputs) == len(past) + 1
+
+
+@pytest.mark.parametrize("architecture, kind", TRIED)
+def test_every_file_is_valid_and_says_what_it_is(architecture, kind, exported):
+    made = exported(architecture, kind)
+    for one in made.summary["files"].values():
+        check_wholly(made.folder / one["path"])
+        told = notes(made.folder / one["path"])
+        assert (told["task"], told["source"], "labels" in told) == ("generation", "model", False)
 
 
 @pytest.mark.parametrize("architecture, kind", TRIED)

@@ -17,7 +17,7 @@ from export.onnx import fused, save, trace, write_onnx
 from export.parity import BOUNDS, compare
 from export.sessions import plain_session, run, session
 from tests.compressor.conftest import TRIED, tiny
-from tests.export.conftest import encoding
+from tests.export.conftest import check_wholly, encoding
 
 ROWS = encoding(4, 12)
 
@@ -50,11 +50,11 @@ def test_it_is_the_same_function_within_its_bound(name, precision, made):
 
 
 def test_weights_are_half_as_large_and_the_file_is_valid(made):
-    """ONNX's own checker does not know the operators of the fused one."""
     _, graph, paths = made("llama")
     for proto in (half(graph), onnx.load(paths["bf16"])):
         onnx.checker.check_model(proto, full_check=True)
     for path in paths.values():
+        check_wholly(path)
         assert weights(onnx.load(path)) < 0.6 * weights(graph)
 
 

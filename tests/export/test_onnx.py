@@ -1,20 +1,24 @@
 """Exported graphs against PyTorch: every architecture, dense and unequally pruned, fused and not, over many shapes."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 import torch
 
+import compressor
 from compressor.anatomy import layers_of
 from compressor.errors import UserError
+from compressor.models import Reference
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.onnx import OPSET, export_onnx, fused, save, trace
+from export.onnx import OPSET, export_onnx, fused, portable, save, stamp, trace, write_onnx
 from export.parity import compare
 from export.sessions import Bound, run, session
 from tests.compressor.conftest import CUTS, TRIED, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
-from tests.export.conftest import MODELS, encoding, model_of
+from tests.export.conftest import MODELS, check_wholly, encoding, model_of, notes
 
 SHAPES = [(1, 1), (1, 7), (3, 33), (8, 511), (2, 2)]
 
@@ -55,6 +59,47 @@ MATRIX = [f"{name}-{kind}" for name in TRIED for kind in ("dense", "cut")]
 MATRIX_SHAPES = [(1, 1), (1, 2), (3, 33), (5, 128), (2, 511), (8, 511)]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_every_file_passes_the_full_check(name, exported, tmp_path):
+    made = exported(name)
+    for path in write_onnx(made.graph, tmp_path, precisions=["fp32", "int8", "fp16", "bf16"]).values():
+        check_wholly(path)
+
+
+def test_every_file_says_what_it_is(exported, tmp_path):
+    made = exported("bert-dense")
+    graph = onnx.ModelProto()
+    graph.CopyFrom(made.graph)
+    stamp(graph, made.model, Reference("./somewhere/base", tmp_path / "base", "5ec"))
+    told = {"product": f"compress-pipeline {compressor.__version__}", "task": "sequence classification"}
+    told |= {"labels": '["LABEL_0", "LABEL_1", "LABEL_2"]', "source": "base", "source_sha256": "5ec"}
+    paths = write_onnx(graph, tmp_path / "out", precisions=["fp32", "int8", "fp16", "bf16"])
+    for path in paths.values():
+        assert told.items() <= notes(path).items()
+    assert session(paths["fp32"]).get_modelmeta().custom_metadata_map == told
+
+
+@pytest.mark.parametrize(
+    ("reference", "folder", "told"),
+    [
+        ("package:base_package/model", "/lib/base_package/model", "package:base_package/model"),
+        ("owner/base", "/cache/models--owner--base/snapshots/c0ffee", "owner/base"),
+        ("models/base", "/home/someone/models/base", "base"),
+        ("/home/someone/models/base", "/home/someone/models/base", "base"),
+    ],
+)
+def test_a_source_names_no_folder_of_a_machine(reference, folder, told):
+    assert portable(Reference(reference, Path(folder), "")) == told
+
+
+def test_inputs_have_one_order():
+    sample = encoding(2, 9)
+    reordered = {"token_type_ids": np.zeros_like(sample["input_ids"])}
+    reordered |= {name: sample[name] for name in ("attention_mask", "input_ids")}
+    graph = trace(model_of("bert-dense"), reordered).graph
+    assert [value.name for value in graph.input] == ["input_ids", "attention_mask", "token_type_ids"]
+
+
 def random_plan(model: torch.nn.Module, seed: int = 0) -> dict[int, Removal]:
     """Some heads and neurons of every block, never all of a sublayer."""
     draw, plan = np.random.default_rng(seed), {}
@@ -75,6 +120,8 @@ def test_the_matrix(name, tmp_path):
     paths = export_onnx(model, numpy_rows(2, 7), tmp_path)
     forward, sessions = torch_forward(model), {precision: session(path) for precision, path in paths.items()}
     assert [value.shape for value in sessions["fp32"].get_inputs()] == [["batch", "sequence"]] * 2
+    for path in paths.values():
+        check_wholly(path)
     assert {one.domain: one.version for path in paths.values() for one in onnx.load(path).opset_import}[""] == OPSET
     batches = [numpy_rows(*shape) for shape in MATRIX_SHAPES]
     references = [forward(batch) for batch in batches]

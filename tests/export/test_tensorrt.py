@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,23 +148,54 @@ class FakeBuilder(Recorder):
         return b"engine made with " + config["cache"]
 
 
-def test_what_was_timed_is_read_by_the_next_build(tmp_path, monkeypatch):
+class FakeParser:
+    """Parses what is called any.onnx."""
+
+    def __init__(self, _network, _logger):
+        pass
+
+    def parse_from_file(self, path):
+        return Path(path).name == "any.onnx"
+
+    def get_error(self, _number):
+        return SimpleNamespace(desc=lambda: "no operator Gelu")
+
+
+@pytest.fixture
+def fake_tensorrt(monkeypatch):
     """RTX has no timing cache and TensorRT proper no wheel without a GPU here, so this one is a fake of it."""
-    parser = SimpleNamespace(parse_from_file=lambda path: True)
     fake = SimpleNamespace(
         __name__="tensorrt",
         __version__="10.3",
         ILogger=type("ILogger", (), {"ERROR": 1, "INTERNAL_ERROR": 0}),
         NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1),
-        OnnxParser=lambda network, logger: parser,
+        OnnxParser=FakeParser,
         Builder=FakeBuilder,
     )
     monkeypatch.setattr("export.tensorrt.find_module", lambda: fake)
+
+
+@pytest.mark.usefixtures("fake_tensorrt")
+def test_what_was_timed_is_read_by_the_next_build(tmp_path):
     for number in range(3):
         plan = build_engine(tmp_path / "any.onnx", tmp_path, PROFILE)
         assert plan.read_bytes() == b"engine made with " + b"timed " * number
         assert (tmp_path / CACHE).read_bytes() == b"timed " * (number + 1)
         assert check_engine(plan, "tensorrt", "10.3")["onnx"] == "any.onnx"
+
+
+@pytest.mark.usefixtures("fake_tensorrt")
+def test_a_refused_graph_and_an_engine_of_another_version(tmp_path, monkeypatch):
+    """Without TensorRT its refusals are those of the fake, and the lines are ours."""
+    with pytest.raises(UserError, match=r"E631 .*other\.onnx: .*cannot parse the graph \(no operator Gelu\).*--no-fuse"):
+        build_engine(tmp_path / "other.onnx", tmp_path, PROFILE)
+    plan = build_engine(tmp_path / "any.onnx", tmp_path, PROFILE)
+    for reader in (("tensorrt", "10.4"), (RTX, "10.3")):
+        with pytest.raises(UserError, match=rf"E633 .*built by tensorrt 10\.3, to be read by {' '.join(reader)}"):
+            check_engine(plan, *reader)
+    monkeypatch.setattr(FakeBuilder, "build_serialized_network", lambda *_: None)
+    with pytest.raises(UserError, match=r"E631 .*any\.onnx: .*cannot compile the graph \(no reason given\)"):
+        build_engine(tmp_path / "any.onnx", tmp_path, PROFILE)
 
 
 @needs_tensorrt

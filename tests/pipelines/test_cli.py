@@ -120,3 +120,95 @@ def test_usage_errors_and_version(compress):
     assert compress("run")[0] == 2
     assert compress("run", "x", "--nonsense")[0] == 2
     assert compress("--version")[1].startswith("compress ")
+
+
+def test_a_bug_in_any_command_is_one_line(project, out, compress, monkeypatch, tmp_path):
+    from pipelines import preflight
+
+    def bug(*_):
+        raise ZeroDivisionError("a bug of ours\nin two lines")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(preflight, "check_inputs", bug)
+    code, _, error = compress("check", project)
+    assert code == 1 and len(error.splitlines()) == 1
+    assert error.startswith(
+        "E899 compress check failed unexpectedly (ZeroDivisionError: a bug of ours in two lines). This is a bug;"
+    )
+    (log,) = (tmp_path / "state" / "compress").iterdir()
+    assert str(log) in error and "a bug of ours" in log.read_text() and "Traceback" in log.read_text()
+
+
+def test_a_bug_outside_of_a_stage_is_in_the_runs_logs(project, out, compress, monkeypatch):
+    from pipelines.store import Store
+
+    def bug(*_):
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(Store, "publish", bug)
+    code, _, error = compress("run", project, "--out", out)
+    assert code == 1 and len(error.splitlines()) == 1 and f"its traceback is in {out / 'toy' / 'logs'}" in error
+    assert json.loads((out / "toy" / "run.json").read_text())["error"]["code"] == "E899"
+
+
+def test_a_bug_where_nothing_can_be_written(monkeypatch, tmp_path):
+    from pipelines import last_resort
+
+    taken = tmp_path / "taken"
+    taken.touch()
+    monkeypatch.setattr(last_resort, "_usual_folders", lambda: [taken])
+    found = str(last_resort.coded(ZeroDivisionError(), "compress check"))
+    assert found.startswith("E899 compress check failed unexpectedly (ZeroDivisionError). This is a bug; ")
+    assert found.endswith("its traceback could not be written anywhere")
+    assert len(str(last_resort.coded(ValueError("x" * 10_000), "it"))) < 600
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    """compress list methods | head -1"""
+    command = f"{sys.executable} -m pipelines.cli list methods --json | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[", "")
+
+
+INTERRUPTED = """
+import os, signal, sys
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pipelines.config":
+            {tried}os.kill(os.getpid(), signal.SIGINT); signal.pause(){raised}
+sys.meta_path.insert(0, Slow())
+from pipelines.cli import main
+main(["check", "quickstart"], prog_name="compress")
+"""
+
+
+@pytest.mark.parametrize("raised", ["", "raise ImportError('half of a module')"])
+def test_ctrl_c_in_the_first_second(raised):
+    """While what the command needs is still imported; a library's import may turn it into anything."""
+    caught = f"\n            except BaseException: {raised}" if raised else ""
+    code = INTERRUPTED.format(tried="try: " * bool(raised), raised=caught)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
+
+
+@pytest.mark.parametrize("command", [("run",), ("sweep", "--stability", "seeds", "--runs", "2")])
+def test_an_empty_out_is_refused(project, compress, monkeypatch, tmp_path, command):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    code, _, error = compress(command[0], project, *command[1:], "--out", "")
+    assert (code, error) == (2, "E801 --out: the name of a folder is empty. Give a folder, or . for this one\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "change", ["name=" + "a" * 300, "name=" + "b" * 100_000, "tune.id=" + "c" * 300], ids=["300", "100000", "id"]
+)
+def test_a_name_too_long_for_a_file_leaves_nothing_behind(project, out, compress, change):
+    code, _, error = compress("run", project, "--out", out, "--set", change)
+    assert code == 2 and error[:4] in ("E801", "E104") and not out.exists()
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "deep/" * 1000, "x\0y"])
+def test_an_out_that_no_file_system_takes(project, compress, folder, tmp_path):
+    code, _, error = compress("run", project, "--out", f"{tmp_path}/{folder}")
+    assert code == 2 and error.startswith("E801") and len(error) < 600

@@ -11,6 +11,7 @@ from compressor.deltas import merge_all
 from compressor.models import build, resolve
 from compressor.storage import delta_file
 from compressor.storage.peft import CONFIG, write_peft
+from pipelines.delta_commands import _loadable
 from tests.compressor.conftest import tuned
 from tests.tiny import write_model
 
@@ -99,6 +100,51 @@ def test_convert_between_all_forms(compress, base, tmp_path):
     assert compress("delta", "convert", delta, bare, "--no-head")[1] == f"delta: {bare} (without a task head)\n"
     assert delta_file.read(bare).head is None
     assert compress("delta", "convert", bare, tmp_path / "c.safetensors")[1].endswith("(without a task head)\n")
+
+
+def test_super_tuning_out_and_in(compress, file, tmp_path):
+    adapter, back = tmp_path / "adapter", tmp_path / "back.safetensors"
+    assert compress("delta", "convert", file, adapter, "--to", "peft")[:2] == (0, f"SUPERTUNING: {adapter}\n")
+    assert compress("delta", "convert", adapter, back, "--labels", "bad,good")[:2] == (0, f"delta: {back}\n")
+    assert torch.allclose(logits(compressor.load(delta=back)), logits(compressor.load(delta=file)), atol=1e-6)
+    rows = json.loads(compress("delta", "diff", file, back, "--json")[1])
+    assert all(row["jaccard"] == 1 and row["cosine"] == pytest.approx(1) for row in rows)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["lora", "dsee"])
+def test_stock_peft_finds_the_base_of_a_converted_adapter(compress, tmp_path, monkeypatch, method):
+    """Also where we know it as package:NAME/PATH, or by a folder from here, which transformers would take for hub ids."""
+    peft = pytest.importorskip("peft")
+    write_model(tmp_path / "some_package" / "model")
+    (tmp_path / "some_package" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for reference in ("package:some_package/model", "some_package/model"):
+        base, name = resolve(reference), reference.replace("/", "-").replace(":", "-")
+        model = task(base, method)
+        source, adapter = write(base, model, tmp_path / f"{name}.safetensors"), tmp_path / name
+        code, shown, told = compress("delta", "convert", source, adapter, "--to", "peft")
+        assert code == 0 and shown.endswith(f": {adapter}\n")
+        folder = tmp_path / "some_package" / "model"
+        assert f"is {folder}: elsewhere" in told and str(adapter / CONFIG) in told
+        monkeypatch.chdir(tmp_path.parent)
+        theirs = peft.AutoPeftModelForSequenceClassification.from_pretrained(adapter).eval()
+        monkeypatch.chdir(tmp_path)
+        assert torch.allclose(logits(theirs), logits(model), atol=1e-6)
+
+
+def test_a_hub_id_stays_what_it_is(tmp_path, monkeypatch, capsys):
+    """The hub's cache is written by hand: there is no network here."""
+    cached = tmp_path / "models--owner--base" / "snapshots" / ("0" * 40)
+    write_model(cached)
+    (tmp_path / "models--owner--base" / "refs").mkdir()
+    (tmp_path / "models--owner--base" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert resolve("owner/base").folder == cached
+    capsys.readouterr()
+    assert _loadable("owner/base", tmp_path) == "owner/base" and capsys.readouterr().err == ""
 
 
 def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):

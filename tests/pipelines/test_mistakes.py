@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ def to_folder(path: Path) -> None:
     path.mkdir()
 
 
+def to_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def nothing(_: Path) -> None:
     pass
 
@@ -92,6 +98,32 @@ MISTAKES = [
     Mistake("wrong type", ("rank: 4", "rank: four"), "E104 {file}:6: stages[1].tune.rank: must be an integer, not 'four'"),
     Mistake("number in quotes", ("rank: 4", 'rank: "4"'), "E104 {file}:6: stages[1].tune.rank: must be an integer, not '4'"),
     Mistake("rank 0", ("rank: 4", "rank: 0"), "E104 {file}:6: stages[1].tune.rank: must be at least 1, not 0"),
+    Mistake(
+        "a rank beyond any model",
+        ("rank: 4", "rank: 1000000000"),
+        "E104 {file}:6: stages[1].tune.rank: must be at most 8,192, not 1000000000. ",
+    ),
+    Mistake("a rank beyond an int64", ("rank: 4", f"rank: 1{'0' * 19}"), "E104 {file}:6: stages[1].tune.rank: must be at most"),
+    Mistake(
+        "a rank beyond this model's",
+        ("rank: 4", "rank: 64"),
+        "E104 {file}:6: stages[1].tune: rank 64, where the matrices have at most 32 rows and columns",
+    ),
+    Mistake(
+        "epochs without end",
+        ("rank: 4", "epochs: 1e9"),
+        "E104 {file}:6: stages[1].tune.epochs: must be at most 1,000, not 1000",
+    ),
+    Mistake(
+        "a count of 4,000 digits",
+        ("remove: 1", f"remove: {'1' * 4000}"),
+        f"E104 {{file}}:7: stages[2].prune.remove: must be at most 2,147,483,647, not {'1' * 57}...",
+    ),
+    Mistake(
+        "a name of 300 letters",
+        ("name: tiny", f"name: {'a' * 300}"),
+        "E104 {file}:1: name: has 300 characters, where at most 64 are allowed",
+    ),
     Mistake("negative rate", ("5e-4", "-5e-4"), "E104 {file}:6: stages[1].tune.learning_rate: must be greater than 0"),
     Mistake("infinite rate", ("5e-4", ".inf"), "E104 {file}:6: stages[1].tune.learning_rate: .inf is no finite number"),
     Mistake("unknown choice", ("delta", "dleta"), "E104 {file}:7: stages[2].prune.criterion: must be", "Did you mean 'delta'?"),
@@ -108,6 +140,12 @@ MISTAKES = [
         "two stages with one id",
         lambda path: path.write_text(PIPELINE.replace("rank: 4", "id: x, rank: 4").replace("method: same", "id: x")),
         "E108 {file}:8: stages[3].recover.id: id 'x' is taken by stages[1].tune",
+    ),
+    Mistake(
+        "two tunes",
+        ("  - merge:", "  - tune:\n  - merge:"),
+        "E405 {file}:9: stages[4].tune: ",
+        "Use recover to keep training",
     ),
     Mistake("pruning before any tune", (STAGES_LINE, ""), "E503 {file}:6: stages[1].prune: nothing is tuned yet"),
     Mistake(
@@ -434,7 +472,29 @@ MISTAKES = [
         ("text: sentence", "text: [sentence, sentence]"),
         "E104 {file}:3: task.text: a pair is two columns",
     ),
-    Mistake("missing data file", Path.unlink, "E201 {file}: no such file", file="dev.tsv"),
+    Mistake(
+        "missing data file", Path.unlink, "E201 {file}: no such file ({pipeline}:3: task.validation). Paths are", file="dev.tsv"
+    ),
+    Mistake("a pipe for a data file", to_pipe, "E201 {file}: not a regular file (a pipe, a socket or a dev", file="train.tsv"),
+    Mistake(
+        "a device for a data file",
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+        "E201 {file}: not a regular file",
+        file="train.tsv",
+    ),
+    Mistake(
+        "data in UTF-16",
+        lambda path: path.write_bytes(path.read_text().encode("utf-16")),
+        "E203 {file}:1: UTF-16, not UTF-8 ({pipeline}:3: task.train). Convert it: iconv -f utf-16 -t utf-8",
+        file="train.tsv",
+    ),
+    Mistake("a NUL byte", ("\tclass1", "\0\tclass1"), "E203 {file}:3: a NUL byte", file="train.tsv"),
+    Mistake(
+        "a column that stands twice",
+        lambda path: path.write_text("".join(f"{line}\t{line[-5:]}\n" for line in path.read_text().splitlines())),
+        "E216 {file}:1: column 'label' stands twice in the header ({pipeline}:3: task.train)",
+        file="train.tsv",
+    ),
     Mistake("folder for a data file", to_folder, "E202 {file}: a folder, not a data file", file="train.tsv"),
     Mistake(
         "missing column", ("sentence\t", "sentense\t"), "E205 {file}:1: no column 'sentence'", "'sentense'?", file="dev.tsv"
@@ -445,7 +505,12 @@ MISTAKES = [
         "E104 {file}:3: task.kind: must be 'classification' or 'regression'",
         "Did you mean 'regression'?",
     ),
-    Mistake("unknown validation label", ("class1\n", "class7\n"), "E209 {file}:3: label 'class7' never occurs", file="dev.tsv"),
+    Mistake(
+        "unknown validation label",
+        ("class1\n", "class7\n"),
+        "E209 {file}:3: label 'class7' never occurs in training ({pipeline}:3: task.validation)",
+        file="dev.tsv",
+    ),
     Mistake("empty data file", rewrite("sentence\tlabel\n"), "E204 {file}: the file has no rows", file="train.tsv"),
     Mistake("one class only", drop_lines, "E208 {file}: every row has the label 'class0'", file="train.tsv"),
     Mistake(

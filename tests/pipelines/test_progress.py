@@ -1,6 +1,9 @@
 """The display off a terminal, where it must be sparing, and on one."""
 
 import io
+import re
+import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -33,11 +36,54 @@ def test_a_log_gets_a_line_each_tenth_but_not_more_than_one_in_ten_seconds():
         "[2/9] tune    training: 40 %, loss 39, about 15 s left",
         "[2/9] tune    training: 80 %, loss 79, about 5.0 s left",
     ]
-    assert len(lines_of(1000, 1)) == 9
+    assert len(lines_of(100, 2.5)) == 9
 
 
-def test_a_long_bar_is_never_silent_for_more_than_two_minutes():
-    assert len(lines_of(10_000, 1)) == 10_000 // 120
+def test_a_long_bar_is_never_silent_for_more_than_half_a_minute():
+    assert len(lines_of(10_000, 1)) == 10_000 // 30
+
+
+def test_work_without_a_step_is_not_silent_either(monkeypatch):
+    """One step of a bar that takes long, and work that has no bar: a line each, from a clock that really runs."""
+    monkeypatch.setattr("pipelines.progress.LONGEST_SILENCE", 0.1)
+    stream = io.StringIO()
+    display = Display(Console(file=stream, width=120), 9, 6)
+
+    def wait_for(lines):
+        end = time.monotonic() + 10
+        while len(stream.getvalue().splitlines()) < lines and time.monotonic() < end:
+            time.sleep(0.01)
+
+    with display.stage(2, "export"):
+        wait_for(1)
+        with display.bar("exporting dense", 2) as bar:
+            wait_for(2)
+            bar.advance()
+            wait_for(3)
+        wait_for(4)
+    lines = stream.getvalue().splitlines()
+    assert [re.sub(r"\d+\.\d s", "N s", line) for line in lines[:4]] == [
+        "[2/9] export  working, N s so far",
+        "[2/9] export  exporting dense: 0 %, N s so far",
+        "[2/9] export  exporting dense: 50 %, about N s left",
+        "[2/9] export  working, N s so far",
+    ]
+    assert not any("watch" in thread.name for thread in threading.enumerate()), "it ends with its stage"
+
+
+def test_nothing_is_said_twice(monkeypatch):
+    """What a stage says itself counts: the watch is silent then."""
+    monkeypatch.setattr("pipelines.progress.LONGEST_SILENCE", 30)
+    stream, now = io.StringIO(), [0.0]
+    display = Display(Console(file=stream, width=120), 9, 6, clock=lambda: now[0])
+    with display.stage(2, "tune"):
+        now[0] = 29.0
+        display.result("a word")
+        now[0] = 58.0
+        display.break_silence(0.0)
+        now[0] = 59.0
+        display.break_silence(0.0)
+    assert stream.getvalue().splitlines() == ["[2/9] tune    a word", "[2/9] tune    working, 59 s so far"]
 
 
 def test_a_terminal_keeps_one_line_a_stage():

@@ -33,6 +33,9 @@ def test_every_teacher_gives_another_model(recovered):
     """The first batches show it: each adds its own part to the loss."""
     made = {name: recovered(name).artifacts["recover"] for name in ("false", "logits", "hidden", "both")}
     assert [artifact.metadata["distill"] for artifact in made.values()] == [False, "logits", "hidden", "both"]
+    # `all` in the file, and what a BERT has in the report
+    listed = {tuple(artifact.metadata["modules"]) for artifact in made.values()}
+    assert listed == {("query", "key", "value", "output", "ffn_in", "ffn_out")}
     assert len({artifact.files["head.safetensors"] for artifact in made.values()}) == 4
     first = {name: artifact.metadata["losses"][0]["loss"] for name, artifact in made.items()}
     assert first["hidden"] > first["false"] and first["both"] > first["logits"]

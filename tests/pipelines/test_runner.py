@@ -164,7 +164,10 @@ def test_a_stage_sees_only_what_it_declares(project, out):
         (lambda folder: (folder / "deep/er/1.bin").write_bytes(b"x"), "'deep/er/1.bin' has 1 bytes instead of 2"),
         (lambda folder: (folder / "deep/er/1.bin").unlink(), "'deep/er/1.bin' is missing"),
         (lambda folder: (folder / "new").touch(), "'new' does not belong there"),
-        (lambda folder: (folder / "artifact.json").write_text("{"), "'artifact.json' is missing or unreadable"),
+        (lambda folder: (folder / "artifact.json").write_text("{"), "'artifact.json' has changed"),
+        (lambda folder: (folder / "artifact.json").unlink(), "'artifact.json' is missing"),
+        (lambda folder: (folder / "artifact.sha256").unlink(), "'artifact.sha256' is missing"),
+        (lambda folder: (folder / "artifact.sha256").write_text("0"), "'artifact.json' has changed, or its seal"),
     ],
 )
 def test_a_damaged_artifact_is_named_and_force_mends_it(project, out, damage, says):
@@ -184,6 +187,8 @@ def test_a_damaged_artifact_is_named_and_force_mends_it(project, out, damage, sa
         ("user_error", UserError, "E501", 2),
         ("check_error", CheckError, "E601", 3),
         ("full_disk", UserError, "E804", 2),
+        ("wrapped_full_disk", UserError, "E804", 2),
+        ("denied", UserError, "E801", 2),
         ("bug", CompressError, "E899", 1),
     ],
 )
@@ -288,14 +293,15 @@ def go_counting(count, project, out):
     go(project, out)
 
 
-def test_a_killed_run_ends_in_the_same_bytes(project, tmp_path):
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_killed_run_ends_in_the_same_bytes(project, tmp_path, kills):
     go(project, tmp_path / "whole")
     expected, count, said = tree(tmp_path / "whole" / ".store"), tmp_path / "count", tmp_path / "said"
     assert wait(start(said, go_counting, count, project, tmp_path / "counted")) == 0
     operations = count.stat().st_size
-    assert operations > 100
+    assert operations > 200
     interrupted = set()
-    for moment in sorted(random.Random(0).sample(range(1, operations), 10)):
+    for moment in sorted(random.Random(0).sample(range(1, operations), kills)):
         folder = tmp_path / f"killed-{moment}"
         assert wait(start(said, go_until, moment, project, folder)) == -signal.SIGKILL
         finished = [path.name.split("-")[0] for path in sorted((folder / ".store").glob("[!.]*"))]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compressor.errors import UserError
+from compressor.errors import CheckError, UserError
 from pipelines.config import load_pipeline
 from pipelines.preflight import check_packages
 from pipelines.runner import run_pipeline
@@ -46,8 +46,20 @@ def test_deploy_takes_what_is_exported():
 
 def test_the_default_is_the_first_runtime_and_int8():
     chosen = deploy.DeployConfig().chosen
-    assert chosen(["openvino", "onnxruntime"], ["fp32", "int8"]) == ("openvino", "int8")
-    assert chosen(["onnxruntime"], ["fp32"]) == ("onnxruntime", "fp32")
+    both = {"fp32": {}, "int8": {}}
+    assert chosen(["openvino", "onnxruntime"], {"onnxruntime": both, "openvino": both}) == ("openvino", "int8")
+    assert chosen(["onnxruntime"], {"onnxruntime": {"fp32": {}}}) == ("onnxruntime", "fp32")
+
+
+def test_what_was_left_out_is_not_deployed_and_nothing_else_in_its_place():
+    """int8 of OpenVINO failed its comparison: the default takes what passed, who names it is told."""
+    files, order = {"onnxruntime": {"fp32": {}, "int8": {}}, "openvino": {"fp32": {}}}, ["openvino", "onnxruntime"]
+    assert deploy.DeployConfig().chosen(order, files) == ("openvino", "fp32")
+    assert deploy.DeployConfig(precision="int8").chosen(order, files) == ("onnxruntime", "int8")
+    with pytest.raises(CheckError, match="E616 nothing to deploy: openvino int8 did not pass"):
+        deploy.DeployConfig(runtime="openvino", precision="int8").chosen(order, files)
+    with pytest.raises(CheckError, match="E616"):
+        deploy.DeployConfig(runtime="openvino").chosen(order, {"onnxruntime": {"int8": {}}})
 
 
 def test_the_first_runtime_is_the_first_that_export_names(tmp_path):

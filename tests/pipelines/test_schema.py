@@ -42,7 +42,9 @@ def fits(value, schema: dict, root: dict = SCHEMA) -> bool:
         "exclusiveMaximum": lambda bound: value < bound,
         "minLength": lambda count: len(value) >= count,
         "pattern": lambda pattern: re.search(pattern, value) is not None,
+        "maxLength": lambda count: len(value) <= count,
         "minItems": lambda count: len(value) >= count,
+        "maxItems": lambda count: len(value) <= count,
         "items": lambda form: all(fits(one, form) for one in value),
         "required": lambda keys: set(keys) <= set(value),
         "minProperties": lambda count: len(value) >= count,
@@ -152,7 +154,7 @@ def test_the_tables_of_a_stage_have_every_key_of_it(stage):
 def test_list_stages_of_one_stage(compress):
     code, shown, _ = compress("list", "stages", "tune")
     assert code == 0
-    assert "  epochs                 number (> 0); default 2\n" in shown and "passes over the training rows" in shown
+    assert "  epochs                 number (> 0, ≤ 1000); default 2\n" in shown and "passes over the training rows" in shown
     shown = compress("list", "stages", "prune")[1]
     assert "prune.search.target" in shown and "prune.items with structure: weights" in shown
     assert "remove                 integer or number (≥ 1, or a share > 0 and < 1); required" in shown

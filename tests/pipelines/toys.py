@@ -88,6 +88,45 @@ def full_disk(_: Path) -> None:
     raise OSError(28, "No space left on device")
 
 
+def wrapped_full_disk(_: Path) -> None:
+    """As torch.save says it."""
+    raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 22")
+
+
+def denied(_: Path) -> None:
+    raise PermissionError(13, "Permission denied", "/a/file")
+
+
+def new_data(trouble: Path) -> None:
+    """What the run was given is written anew while it runs: another label, equal in size."""
+    path = trouble.parents[1] / "project" / "train.tsv"
+    path.write_bytes(path.read_bytes().replace(b"yes", b"no "))
+
+
+def new_weights(trouble: Path) -> None:
+    flip_weight(trouble.parents[1] / "project" / "model")
+
+
+def exchanged_data(trouble: Path) -> None:
+    """Other data for a moment: bytes, size and mtime are as they were."""
+    path = trouble.parents[1] / "project" / "train.tsv"
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(content[::-1])
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def deleted_data(trouble: Path) -> None:
+    (trouble.parents[1] / "project" / "train.tsv").unlink()
+
+
+def flip_weight(model: Path) -> None:
+    """One bit of the last weight of a model folder: it stays as sound as it was."""
+    content = bytearray((model / "model.safetensors").read_bytes())
+    content[-4] ^= 1
+    (model / "model.safetensors").write_bytes(content)
+
+
 def hang(trouble: Path) -> None:
     """Until the file of trouble is removed."""
     trouble.with_name("hanging").touch()
@@ -95,7 +134,23 @@ def hang(trouble: Path) -> None:
         time.sleep(0.01)
 
 
-TROUBLES = {one.__name__: one for one in (noise, user_error, check_error, bug, full_disk, hang)}
+TROUBLES = {
+    one.__name__: one
+    for one in (
+        noise,
+        user_error,
+        check_error,
+        bug,
+        full_disk,
+        wrapped_full_disk,
+        denied,
+        new_data,
+        new_weights,
+        exchanged_data,
+        deleted_data,
+        hang,
+    )
+}
 
 STAGES = [
     Stage("select", "", ToyConfig, "omega", run, reads_data=False, packages=("click",)),

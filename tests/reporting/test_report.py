@@ -1,14 +1,18 @@
 """Numbers reach all three files, doubt is spoken plainly, absent stages leave no hole, and the page loads nothing."""
 
+import contextlib
 import json
 import re
+from functools import reduce
 from html.parser import HTMLParser
+from operator import getitem
 
 import pytest
 
 from compressor.cost import Inserted
 from pipelines.reporting.figures import figures, share_by_bin
-from pipelines.reporting.format import faster, gain, points, significant, smaller, verdict
+from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
+from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark import cost_of
 from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES
@@ -102,6 +106,34 @@ def test_headline_names_runtime_and_doubt(write):
         "accuracy 85.8 % against 86.8 % dense: not distinguishable on 800 rows"
     )
     assert "ONNX Runtime alone, dense and in fp32: 1.44 × faster at batch 8" in report["notes"][1]
+
+
+@pytest.mark.parametrize("gain", [1.5, 1 / 1.6])
+def test_no_speed_is_claimed_that_the_rounds_do_not_show(write, gain):
+    """p50 says 1.5 × faster, or 1.6 × slower; the rounds of either lie on both sides of the other's."""
+
+    def edit(measured):
+        candidates = measured["candidates"]
+        for candidate in candidates:
+            for timing in candidate["latency"]:
+                timing["samples_ms"] = [5.0, 60.0] * (len(timing["samples_ms"]) // 2)
+                timing["p50"] = 30.0
+        for timing in candidates[-1]["latency"]:
+            timing["samples_ms"] = timing["samples_ms"][::-1]
+            timing["p50"] = 30.0 / gain
+
+    folder = write(edit=edit)
+    report = load(folder)
+    assert report["headline"].startswith(
+        "No difference in speed shown (0.083 to 12 ×) against dense PyTorch at batch 8 (no diff"
+    )
+    told = [line[key] for line in report["summary"] for key in ("change", "change_runtime") if "latency" in line["metric"]]
+    told += [row(report, "throughput")["change"], row(report, "throughput")["change_runtime"]]
+    assert told == ["no difference in speed shown (0.0833 to 12.0 ×)"] * 6
+    words = " ".join([report["headline"], *report["notes"], *told])
+    assert "faster" not in words and "slower" not in words
+    for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
+        assert "No difference in speed shown" in text
 
 
 @pytest.mark.parametrize(
@@ -298,6 +330,30 @@ def test_names_are_text_never_markup(write):
     assert "<script>" not in markdown and "<img" not in markdown and "a\\|b&lt;img" in markdown
 
 
+def strings(value, path=()):
+    """The path of every string in a report; of a list's parts, those of the first."""
+    if isinstance(value, str):
+        yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from strings(part, (*path, key))
+
+
+def test_no_string_of_a_report_becomes_markup(write, monkeypatch):
+    """Each is a script in its turn; the few words that choose a table or a colour are refused, all others are shown as text."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
+    report, script, shown = load(write()), "<script>alert(1)</script>", 0
+    for *above, last in strings(report):
+        part = reduce(getitem, above, report)
+        before, part[last] = part[last], script
+        with contextlib.suppress(LookupError, ValueError, StopIteration):
+            html, text = to_html(report), to_markdown(report)
+            assert script not in html and script not in text, [*above, last]
+            shown += "&lt;script&gt;alert(1)" in html or "\\u003cscript\\u003ealert(1)" in html
+        part[last] = before
+    assert shown > 20
+
+
 def test_same_inputs_give_the_same_bytes(write):
     first = {name: (write() / name).read_bytes() for name in FILES}
     assert first == {name: (write() / name).read_bytes() for name in FILES}
@@ -314,7 +370,11 @@ def test_numbers_for_readers():
         "0", "10.0", "0.381", "1,230", "22,700,000", "1.43e-6"
     ]  # fmt: skip
     assert (points(-0.0001), points(-0.0125), points(0.02)) == ("0.0 points", "−1.2 points", "+2.0 points")
-    assert (faster(26, 10), faster(10, 12), faster(10, 10.2)) == ("2.60 × faster", "1.20 × slower", "no gain")
+    words = [faster(Speed(*speed)) for speed in ((2.6, 2.5, 2.7), (1 / 1.2, 0.8, 0.9), (1.02, 1.01, 1.03))]
+    assert words == ["2.60 × faster", "1.20 × slower", "no gain"]
+    assert faster(Speed(1.5, 0.862, 2.474)) == "no difference in speed shown (0.862 to 2.47 ×)"
+    assert faster(Speed(1 / 1.6, 0.3584, 1.6447), 2) == "no difference in speed shown (0.36 to 1.6 ×)"
+    assert faster(Speed(1.0, 0.98, 1.02)) == "no gain"
     assert (smaller(3, 1), gain(1.0, "a", "b", "same")) == ("3.00 × smaller", "same")
     assert share_by_bin([0, 1, 2, 40], 64) == [1.0, 0.5] + [0.0] * 18 + [0.5] + [0.0] * 11
 

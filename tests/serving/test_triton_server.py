@@ -142,6 +142,26 @@ def test_a_repository_without_the_models_is_refused(repository, tmp_path):
             EmbeddedServer(folder, log_path=tmp_path / "log", models=models).start()
 
 
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('backend: "onnxruntime"', 'backend: "python"', "the backend is 'python', none of onnxruntime, openvino"),
+        ('backend: "onnxruntime"', "", "the backend is '', none of"),
+        ("", 'parameters {{key: "EXECUTION_ENV_PATH" value {{string_value: "{code}"}}}}', "EXECUTION_ENV_PATH brings a Python"),
+    ],
+)
+def test_a_repository_that_brings_code_is_not_served(tmp_path, classifier, launched, old, new, words):
+    """Triton's Python backend would run the model.py of a run folder that somebody else made."""
+    model = write_repository(tmp_path / "repository", "reviews", classifier)
+    (model / "1" / "model.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text().replace(old, new.format(code=model), 1))
+    with pytest.raises(UserError, match=rf"E724 .*reviews/config\.pbtxt: .*{words}"):
+        EmbeddedServer(tmp_path / "repository", log_path=tmp_path / "log").start()
+    assert not launched and not (tmp_path / "ran").exists()
+
+
 def test_a_missing_extra_names_the_extra(repository, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytriton", None)
     with pytest.raises(UserError, match=r"E701 .*needs pytriton. Run: pip install 'compress-pipeline\[triton\]'"):

@@ -1,0 +1,103 @@
+"""What a delta file may say of itself, checked once when it is read: behind this door types and sizes are trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr
+
+from compressor.storage.layout import SECTIONS, blocks_of, unfold
+
+MOST_CHANGES = 100_000
+"""Changes that a file may describe; a short header could say any number of them."""
+LONGEST = 10_000
+"""Characters of a name."""
+
+Name = Annotated[StrictStr, Field(max_length=LONGEST)]
+Size = Annotated[StrictInt, Field(ge=0, lt=2**40)]
+Shape = Annotated[list[Size], Field(max_length=4)]
+Shapes = dict[Name, Shape]
+Scalar = StrictBool | StrictInt | FiniteFloat | Name | None
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Kept(_Part):
+    """What pruning left: the blocks, and units of each structure."""
+
+    blocks: Annotated[list[Name], Field(max_length=10_000)]
+    sizes: dict[Name, Size]
+
+
+class _Change(_Part):
+    """One change with its tensors' shapes; whatever else its class was made with are plain values."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, Scalar]
+
+    kind: Literal["low_rank", "sparse", "offset", "mask", "adapter", "prefix"]
+    group: Name = ""
+    rows: Annotated[list[Size], Field(min_length=2, max_length=2)] | None = None
+    values: Shapes = {}
+    indices: dict[Name, Shape | Name] = {}
+    masks: Shapes = {}
+
+
+class _Prototype(_Part):
+    group: Name = ""
+    values: Shapes = {}
+
+
+class _TaskMasks(_Part):
+    combine: Name
+    masks: Shapes
+
+
+# JSON has lists where strict validation wants tuples
+_Row = Annotated[tuple[list[Name], StrictStr, Any], Field(strict=False)]
+
+
+class _Layout(_Part):
+    """The changes, sections of rows [paths, blocks, changes] as `layout.compact` makes them."""
+
+    prototypes: dict[Name, _Prototype]
+    tasks: dict[Name, _TaskMasks] = {}
+    links: list[_Row]
+    inserts: list[_Row]
+
+
+class _Shared(_Part):
+    file: Annotated[Name, Field(pattern=r"^[^/\\\x00]+$")]
+    sha256: Name
+
+
+class _Description(_Part):
+    """Everything beside the checksum. Keys of later versions are theirs."""
+
+    format: StrictInt
+    base: Name
+    base_sha256: Name
+    labels: Annotated[list[Name], Field(max_length=10_000)]
+    auto_class: Name = ""
+    kept: _Kept | Annotated[dict[Name, Any], Field(max_length=0)]
+    changes: _Layout
+    head: Shapes | None
+    shared: _Shared | None = None
+
+
+def check(description: Mapping[str, Any]) -> None:
+    """Raises ValueError (pydantic's among them) for a description that no writer here could have made."""
+    _Description.model_validate(description)
+    count = 0
+    for section in SECTIONS:
+        for paths, ranges, changes in description["changes"][section]:
+            blocks = blocks_of(ranges)
+            count += len(paths) * len(blocks)
+            if count > MOST_CHANGES:
+                raise ValueError(f"more than {MOST_CHANGES} changes")
+            for index in range(len(blocks)):
+                for change in unfold(changes, index):
+                    _Change.model_validate(change)

@@ -1,0 +1,108 @@
+"""A user's text file -> its text: a regular file of a bounded size, in UTF-8, or one clear error with the caller's codes."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from compressor.errors import UserError
+
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # begins with UTF-16's mark: it comes first
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Byte order marks of what is not UTF-8."""
+SAMPLE = 4096
+"""Bytes at the start of a file that tell UTF-16 without a mark from UTF-8."""
+NO_SUCH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What sort of text file it is: its words, its largest size in bytes, and the codes of what may be wrong with it."""
+
+    noun: str
+    most: int
+    missing: tuple[str, str]
+    """Code and advice where there is no such file, or none that can be read."""
+    folder: tuple[str, str]
+    """Code and advice where it is a folder."""
+    size: tuple[str, str]
+    encoding: str
+
+
+def read_text(path: Path, kind: FileKind) -> str:
+    """The text of a file without its byte order mark. Raises UserError with the codes of `kind`."""
+    return decode(read_bytes(path, kind), kind.encoding, str(path))
+
+
+def read_bytes(path: Path, kind: FileKind) -> bytes:
+    """The content of a file.
+
+    A pipe, a socket or a device is refused without opening it, because reading it may never end. Raises UserError with the
+    codes of `kind`.
+    """
+    place, (code, advice) = str(path), kind.missing
+    try:
+        facts = os.stat(path)
+        if stat.S_ISDIR(facts.st_mode):
+            raise UserError(kind.folder[0], f"a folder, not a {kind.noun}", kind.folder[1], place)
+        if not stat.S_ISREG(facts.st_mode):
+            raise UserError(code, "not a regular file (a pipe, a socket or a device)", f"Copy it to a {kind.noun}", place)
+        if facts.st_size > kind.most:
+            raise too_large(facts.st_size, kind, place)
+        with path.open("rb") as stream:
+            content = stream.read(kind.most + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        number = getattr(error, "errno", errno.ENOENT)
+        what = "no such file" if number in NO_SUCH else f"cannot be read ({getattr(error, 'strerror', error)})"
+        raise UserError(code, what, advice if number in NO_SUCH else "Check its permissions", place) from None
+    if len(content) > kind.most:  # it grew, or does not know its size
+        raise too_large(len(content), kind, place)
+    return content
+
+
+def too_large(size: int, kind: FileKind, place: str) -> UserError:
+    """What is said of a file of so many bytes."""
+    code, advice = kind.size
+    return UserError(code, f"{in_units(size)}, where a {kind.noun} has at most {in_units(kind.most)}", advice, place)
+
+
+def in_units(size: int) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:,.4g} {unit}"
+        size /= 1024
+
+
+def decode(content: bytes, code: str, place: str) -> str:
+    """UTF-8 with or without a byte order mark. Raises UserError `code`, with the line of the first byte that is none."""
+    if found := next((name for mark, name in MARKS.items() if content.startswith(mark)), None) or _unmarked(content):
+        what, advice = f"{found[:6].upper()}, not UTF-8", f"Convert it: iconv -f {found} -t utf-8"
+        raise UserError(code, what, advice, f"{place}:1")
+    nul = content.find(b"\0")
+    if nul >= 0:
+        line = content.count(b"\n", 0, nul) + 1
+        raise UserError(code, "a NUL byte, which no text holds", "Remove it, or name a text file", f"{place}:{line}")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(code, "not UTF-8", "Convert it: iconv -f latin1 -t utf-8", f"{place}:{line}") from None
+
+
+def _unmarked(content: bytes) -> str | None:
+    """UTF-16 without a mark, by its NULs: of Latin letters every other byte is one."""
+    sample = content[:SAMPLE]
+    for start, name in ((1, "utf-16le"), (0, "utf-16be")):
+        own, other = sample[start::2], sample[1 - start :: 2]
+        if own and 2 * own.count(0) > len(own) and not other.count(0):
+            return name
+    return None

@@ -1,0 +1,84 @@
+"""A disk that is full and a folder that may not be written, told as such from wherever they come."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from compressor.errors import CompressError, UserError
+
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would become larger than this process may write (ulimit -f)",
+}
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+WORDS = {
+    errno.ENOSPC: r"No space left on device|os error 28\b|disk is full|PytorchStreamWriter failed writing|unexpected pos \d+",
+    errno.EDQUOT: r"Disk quota exceeded|os error 122\b",
+    errno.EFBIG: r"File too large|os error 27\b",
+}
+"""How libraries say it that raise errors of their own: torch, safetensors, sqlite, ONNX Runtime."""
+NOTHING_LEFT = 2**16
+"""Bytes: where less than this is free, a library that failed for no reason we know has failed for this one."""
+
+
+def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | None:
+    """E804 for an error that comes of a full disk, E801 for one of a missing permission, None for any other.
+
+    `folder` is what was written to, named where the error names no file. What an error was raised from, or raised while
+    handling, is looked at too: a library may wrap it, and so may our own errors.
+    """
+    if isinstance(error, CompressError) and error.code in ("E801", "E804"):
+        return None  # told already
+    for one in _chain(error):
+        if (number := _full(one)) is not None:
+            return UserError("E804", FULL[number], "Make room; finished stages are kept", _place(one, folder))
+    if isinstance(error, CompressError):
+        return None
+    if isinstance(error, OSError) and error.errno in DENIED:
+        what = f"cannot be written ({os.strerror(error.errno)})"
+        return UserError("E801", what, "Change its permissions, or choose another folder with --out", _place(error, folder))
+    return None
+
+
+def nothing_left(folder: Path) -> UserError | None:
+    """E804 where the disk of `folder` has no room at all: native libraries write less than they should, and say nothing."""
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
+    if there is None or shutil.disk_usage(there).free >= NOTHING_LEFT:
+        return None
+    return UserError("E804", FULL[errno.ENOSPC], "Make room; finished stages are kept", str(folder))
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """The text on one line, its middle left out where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 2 :]}"
+
+
+def _full(error: BaseException) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno if error.errno in FULL else None
+    if isinstance(error, CompressError):  # its text may be the user's
+        return None
+    return next((number for number, words in WORDS.items() if re.search(words, str(error))), None)
+
+
+def _place(error: BaseException, folder: Path | None) -> str:
+    named = getattr(error, "filename", None)
+    return shortened(os.fsdecode(named) if isinstance(named, str | bytes) else str(folder or ""))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that it came of, each once."""
+    waiting, seen = [error], set()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]

@@ -1,0 +1,48 @@
+"""No test reaches beyond this machine, whatever library it calls."""
+
+import ipaddress
+import os
+import socket
+from functools import wraps
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
+REACHED: list[str] = []
+"""The hosts that a test wanted to reach, beside this machine; it fails for them."""
+
+
+def is_this_machine(host: object) -> bool:
+    """Whether a host, by name or number, is this machine's own loopback; None and '' are addresses to listen on."""
+    try:
+        return host in (None, "", b"", "localhost") or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def guarded(function, host_of):
+    @wraps(function)
+    def call(*arguments, **options):
+        host = host_of(*arguments)
+        if not is_this_machine(host):
+            REACHED.append(str(host))
+            raise ConnectionRefusedError(f"tests reach no other machine: {host}")
+        return function(*arguments, **options)
+
+    return call
+
+
+def pytest_configure() -> None:
+    socket.getaddrinfo = guarded(socket.getaddrinfo, lambda host, *_: host)
+    for name in ("connect", "connect_ex"):
+        # an address of a Unix socket is no pair
+        there = guarded(getattr(socket.socket, name), lambda _, address: address[0] if isinstance(address, tuple) else None)
+        setattr(socket.socket, name, there)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    outcome = yield
+    reached, REACHED[:] = list(REACHED), []
+    assert not reached, f"it wanted to reach {', '.join(reached)}"
+    return outcome

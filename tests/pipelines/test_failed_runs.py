@@ -1,0 +1,264 @@
+"""A run that fails leaves an account that can be shown, and what the last good run made; readers are told which is which."""
+
+import dataclasses
+import json
+import random
+import sys
+
+import pytest
+import yaml
+
+from compressor.errors import CheckError, UserError
+from pipelines.attempt import last_attempt
+from pipelines.config import load_pipeline
+from pipelines.runner import LOCK_FILE, run_pipeline
+from pipelines.store import Store
+from pipelines.sweep import sweep
+from pipelines.verify import verify
+from tests.pipelines import toys
+from tests.pipelines.toys import tree
+
+PROOF = {
+    "hop": "deltas -> merged",
+    "kind": "merged",
+    "rows": 7,
+    "max_difference": 0.25,
+    "mean_difference": 0.125,
+    "agreement": 0.5,
+    "metric_reference": 0.9,
+    "metric_candidate": 0.8,
+    "metric_interval": [-0.2, 0.0],
+    "worst_row": 3,
+    "passed": False,
+}
+FAILURE = {"code": "E610", "what": "int8 lost 3 points", "mend": "Keep fp32"}
+
+
+def replace(monkeypatch, name: str, **traits):
+    """Give a toy stage other traits."""
+    stage = next(one for one in toys.STAGES if one.name == name)
+    monkeypatch.setattr(sys.modules[f"pipelines.stages.{name}"], "STAGE", dataclasses.replace(stage, **traits))
+
+
+def proving(*, fails: bool = False, **metadata):
+    """A toy stage that compares, and may fail afterwards."""
+
+    def run(config, inputs, workspace):
+        workspace.proven(PROOF)
+        if fails:
+            raise CheckError("E610", "logits differ", "Look at row 3")
+        return {**toys.run(config, inputs, workspace), **metadata}
+
+    return run
+
+
+def go(path, out, *overrides, **options):
+    return run_pipeline(load_pipeline(path, overrides), out, **options)
+
+
+def test_a_failed_rerun_leaves_the_last_good_results(project, out, compress):
+    run = go(project, out).folder
+    good = {path.name: path.read_bytes() for path in run.iterdir() if path.name in (LOCK_FILE, "report.json")}
+    artifact = next((out / ".store").glob("prune-*"))
+    (artifact / "deep" / "er" / "0.bin").write_bytes(b"damaged")
+    assert compress("run", project, "--out", out)[2].startswith("E803")
+    assert {name: (run / name).read_bytes() for name in good} == good
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["status"], facts["stage"], facts["error"]["code"]) == ("failed", "prune", "E803")
+    code, shown, error = compress("verify", run)
+    assert code == 3 and "prune: the last attempt" in shown and "E808" in error and "E803" in error
+    code, shown, _ = compress("report", run)
+    assert code == 0 and shown.startswith("the last attempt failed in stage 'prune'")
+    assert "stages finished: select, tune\n" in shown
+    assert "the run before it, which finished:" in shown and shown.splitlines()[-1] == f"report: {run / 'report.json'}"
+    assert compress("run", project, "--out", out, "--force", "prune")[0] == 0
+    assert {name: (run / name).read_bytes() for name in good} == good
+    assert not [one for one in verify(run) if one.hop == "the last attempt"]
+    assert not compress("report", run)[1].startswith("the last attempt")
+
+
+def test_a_flipped_manifest_fails_the_run_and_is_written_down(project, out):
+    folder = go(project, out).artifacts["prune"].folder
+    path = folder / "artifact.json"
+    path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
+    with pytest.raises(UserError, match=r"E803 .*'artifact.json' has changed"):
+        go(project, out)
+    assert last_attempt(out / "toy").error.code == "E803"
+    with pytest.raises(UserError, match="E803"):
+        go(project, out, dry_run=True)
+
+
+def test_no_flipped_bit_of_a_manifest_goes_unnoticed(project, out):
+    artifact, draw = go(project, out).artifacts["tune"], random.Random(0)
+    store, mark = Store(out / ".store"), json.loads((artifact.folder / "artifact.json").read_text())["fingerprint"]
+    for name in ("artifact.json", "artifact.sha256"):
+        path = artifact.folder / name
+        content = path.read_bytes()
+        for bit in draw.sample(range(8 * len(content)), 200):
+            damaged = bytearray(content)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            with pytest.raises(UserError, match="E803"):
+                store.find("tune", mark, "tune")
+        path.write_bytes(content)
+    store.verify(store.find("tune", mark, "tune"))
+
+
+def test_what_is_proven_before_a_failure_is_kept_and_shown(project, out, compress, monkeypatch):
+    replace(monkeypatch, "tune", run=proving(parity=[{**PROOF, "hop": "masked -> removed", "passed": True}]))
+    replace(monkeypatch, "prune", run=proving(fails=True))
+    code, _, error = compress("run", project, "--out", out)
+    assert code == 3 and error == "E610 logits differ. Look at row 3\n"
+    run = out / "toy"
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["error"] == {
+        "code": "E610",
+        "what": "logits differ",
+        "mend": "Look at row 3",
+        "where": "",
+        "stage": "prune",
+        "log": str(run / "logs" / "prune.log"),
+    }
+    assert [(one["stage"], one["hop"]) for one in facts["parity"]] == [
+        ("tune", "masked -> removed"),
+        ("prune", "deltas -> merged"),
+    ]
+    code, shown, _ = compress("report", run)
+    assert code == 0 and "E610 logits differ. Look at row 3" in shown and f"log: {run / 'logs' / 'prune.log'}" in shown
+    assert "prune: deltas -> merged" in shown and "2.5e-01" in shown and "90.0 > 80.0" in shown and "-20.0 to +0.0" in shown
+    assert "stages finished: select, tune\n" in shown
+    # nothing has ever finished here
+    assert (compress("verify", run)[0], compress("serve", run)[0], compress("report", run, "--plan")[0]) == (3, 2, 2)
+    # reused stages say what they proved again
+    assert compress("run", project, "--out", out)[0] == 3
+    assert json.loads((run / "run.json").read_text())["parity"] == facts["parity"]
+
+
+def test_a_run_that_was_killed_is_told(project, out, compress):
+    run = go(project, out).folder
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "status": "running", "stage": "tune"}))
+    code, _, error = compress("verify", run)
+    assert code == 3 and "did not end in stage 'tune': it is still running, or it was killed" in error
+    assert "did not end" in compress("report", run)[1]
+    code, _, error = compress("serve", run)
+    assert code == 2 and "E805" in error
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_failed_check_that_does_not_stop_the_run(project, out, compress, monkeypatch, reused):
+    replace(monkeypatch, "tune", run=proving(failures=[FAILURE]))
+    for _ in range(1 + reused):
+        code, shown, error = compress("run", project, "--out", out)
+    run = out / "toy"
+    assert code == 3 and error.startswith("E615 1 check failed: E610 in tune.") and len(error.splitlines()) == 1
+    assert "FAILED E610 int8 lost 3 points. Keep fp32" in shown and f"report: {run / 'report.json'}" in shown
+    assert ("reused" in shown) == reused
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["status"], facts["failures"]) == ("failed checks", [{"stage": "tune", **FAILURE}])
+    assert yaml.safe_load((run / LOCK_FILE).read_text())["failures"] == facts["failures"]
+    code, shown, error = compress("verify", run)
+    assert code == 3 and "tune: as the run found" in shown and "E610 int8 lost 3 points" in error
+    code, shown, _ = compress("report", run)
+    assert code == 0 and shown.startswith("FAILED tune: E610") and "accuracy" in shown
+
+
+PIPELINE = toys.PIPELINE.replace("  - report", "  - deploy:\n  - report")
+
+
+def test_an_optional_stage_whose_check_fails_is_left_out(tmp_path, project, out, compress, monkeypatch):
+    project.write_text(PIPELINE)
+    whole = go(project, tmp_path / "whole").artifacts
+    replace(monkeypatch, "deploy", optional=True)
+    out.mkdir()
+    (out / "trouble-deploy").write_text("check_error")
+    code, shown, error = compress("run", project, "--out", out)
+    assert code == 3 and "E615 1 check failed: E601 in deploy" in error
+    assert "FAILED E601 logits differ. Look at row 3" in shown
+    lock = yaml.safe_load((out / "toy" / LOCK_FILE).read_text())
+    assert [stage["id"] for stage in lock["stages"]] == ["select", "tune", "prune", "report"]
+    assert lock["failures"][0]["stage"] == "deploy"
+    given = json.loads((out / "toy" / "report.json").read_text())
+    assert given["run"]["failures"] == lock["failures"]
+    assert [one[1] for one in given["artifacts"]] == [
+        "select",
+        "tune",
+        "prune",
+    ]
+    assert ("deploy", "E601") in [(one.stage, one.code) for one in verify(out / "toy") if not one.passed]
+    # the check is made again, and the same report is reused
+    code, shown, _ = compress("run", project, "--out", out)
+    assert code == 3 and shown.count("reused") == 4
+    (out / "trouble-deploy").unlink()
+    result = go(project, out)
+    assert not result.failures and result.artifacts["report"].id == whole["report"].id
+
+
+@pytest.mark.parametrize("trouble", ["user_error", "bug", "full_disk"])
+def test_an_optional_stage_may_only_fail_a_check(project, out, monkeypatch, trouble):
+    project.write_text(PIPELINE)
+    replace(monkeypatch, "deploy", optional=True)
+    out.mkdir()
+    (out / "trouble-deploy").write_text(trouble)
+    with pytest.raises(Exception, match=r"E501|E899|E804"):
+        go(project, out)
+    assert last_attempt(out / "toy").status == "failed"
+
+
+def test_a_run_until_a_stage_is_a_run_of_fewer_stages(project, out, compress):
+    run = go(project, out).folder
+    assert go(project, out, until="tune").report is None
+    assert len(yaml.safe_load((run / LOCK_FILE).read_text())["stages"]) == 2
+    assert last_attempt(run).status == "done" and not (run / "report.json").exists()
+    assert not [one for one in verify(run) if one.hop == "the last attempt"]
+
+
+def test_a_model_that_only_a_failed_attempt_had(project, out):
+    from pipelines.finished import open_run
+
+    run = go(project, out).folder
+    assert open_run(run).model == str(project.parent / "model")
+    other = project.parent / "other"
+    (project.parent / "model").rename(other)
+    toys.flip_weight(other)
+    (out / "trouble-tune").write_text("user_error")
+    with pytest.raises(UserError, match="E501"):
+        go(project, out, f"model={other}")
+    assert open_run(run).model == "./model"
+
+
+def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch):
+    quality = {"quality": {"accuracy": 0.5}, "failures": [FAILURE]}
+    replace(monkeypatch, "tune", run=proving(**quality))
+    found = sweep(project, "seeds", 2, out, until="tune", say=lambda text: None)
+    assert [one["stage"] for one in found.failures] == ["tune (seed-0)", "tune (seed-1)"]
+    assert found.rows and (found.folder / "sweep.md").is_file()
+
+
+def test_a_full_stop_of_run_json_hides_no_error(project, out, monkeypatch, compress):
+    """Where not even run.json can be written, the error is told all the same."""
+    from pipelines import runner
+
+    def full(folder, facts):
+        if facts["status"] == "failed":
+            raise OSError(28, "No space left on device")
+        written(folder, facts)
+
+    written = runner.write_attempt
+    monkeypatch.setattr(runner, "write_attempt", full)
+    out.mkdir()
+    (out / "trouble-tune").write_text("user_error")
+    code, _, error = compress("run", project, "--out", out)
+    assert code == 2 and error.startswith("E501") and len(error.splitlines()) == 1
+
+
+def test_equal_stores_whether_or_not_attempts_failed_before(project, tmp_path):
+    whole = tree(go(project, tmp_path / "whole").folder.parent / ".store")
+    for trouble in ("bug", "full_disk", "check_error"):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "trouble-prune").write_text(trouble)
+        with pytest.raises(Exception, match=r"E\d{3}"):
+            go(project, tmp_path / "out")
+    (tmp_path / "out" / "trouble-prune").unlink()
+    go(project, tmp_path / "out")
+    assert tree(tmp_path / "out" / ".store") == whole
