@@ -11,14 +11,19 @@ def load(folder=None, *, base=None, delta=None):
     """The model stored in `folder`, pruned shapes and all, ready for inference. See `compressor.checkpoint.load`; for
     transformers' Auto classes, `compressor.auto`.
 
+    `folder` may be that of a run, such as runs/quickstart: its last model, see `compressor.runs.load`.
+
     With `delta`, a delta file (also of one of many tasks): the model of that task on `base`, which is a folder, a hub id, or a
     live model. A live model is changed in place and returned; its base is not read again. See
     `compressor.storage.delta_file.load`.
     """
     if delta is None:
-        from compressor import checkpoint
+        from pathlib import Path
 
-        return checkpoint.load(folder, base=base)
+        from compressor import checkpoint, runs
+
+        reader = runs if runs.is_run(Path(folder)) else checkpoint
+        return reader.load(Path(folder), base=base)
     from compressor.storage import delta_file
 
     if folder is not None and base is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -52,5 +52,6 @@ def _expand(value: Any) -> tuple[str, ...]:
     return tuple(name for name in MODULES if name in names)
 
 
-Modules = Annotated[tuple[str, ...], BeforeValidator(_expand)]
+Name = Literal["all", *MODULES]
+Modules = Annotated[tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=Name | list[Name])]
 """`all`, one name or several -> a tuple in the anatomy's order."""

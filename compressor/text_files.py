@@ -38,7 +38,12 @@ class FileKind:
 
 
 def read_text(path: Path, kind: FileKind) -> str:
-    """The text of a file without its byte order mark.
+    """The text of a file without its byte order mark. Raises UserError with the codes of `kind`."""
+    return decode(read_bytes(path, kind), kind.encoding, str(path))
+
+
+def read_bytes(path: Path, kind: FileKind) -> bytes:
+    """The content of a file.
 
     A pipe, a socket or a device is refused without opening it, because reading it may never end. Raises UserError with the
     codes of `kind`.
@@ -51,7 +56,7 @@ def read_text(path: Path, kind: FileKind) -> str:
         if not stat.S_ISREG(facts.st_mode):
             raise UserError(code, "not a regular file (a pipe, a socket or a device)", f"Copy it to a {kind.noun}", place)
         if facts.st_size > kind.most:
-            raise _too_large(facts.st_size, kind, place)
+            raise too_large(facts.st_size, kind, place)
         with path.open("rb") as stream:
             content = stream.read(kind.most + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -59,11 +64,12 @@ def read_text(path: Path, kind: FileKind) -> str:
         what = "no such file" if number in NO_SUCH else f"cannot be read ({getattr(error, 'strerror', error)})"
         raise UserError(code, what, advice if number in NO_SUCH else "Check its permissions", place) from None
     if len(content) > kind.most:  # it grew, or does not know its size
-        raise _too_large(len(content), kind, place)
-    return decode(content, kind.encoding, place)
+        raise too_large(len(content), kind, place)
+    return content
 
 
-def _too_large(size: int, kind: FileKind, place: str) -> UserError:
+def too_large(size: int, kind: FileKind, place: str) -> UserError:
+    """What is said of a file of so many bytes."""
     code, advice = kind.size
     return UserError(code, f"{in_units(size)}, where a {kind.noun} has at most {in_units(kind.most)}", advice, place)
 

@@ -17,7 +17,10 @@ import click
 
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.capture import captured
+from pipelines.completion import complete_pipelines
 from pipelines.delta_commands import delta
+from pipelines.doctor import doctor
+from pipelines.init_command import init
 from pipelines.last_resort import coded
 from pipelines.list_commands import list_
 from pipelines.tables import table as _table
@@ -485,6 +488,9 @@ def _near(place: Path) -> Path:
 
 main.add_command(delta)
 main.add_command(list_)
+main.add_command(init)
+main.add_command(doctor)
+complete_pipelines(main)
 
 
 if __name__ == "__main__":

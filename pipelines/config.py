@@ -28,15 +28,17 @@ class PipelineFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=NAME_PATTERN, max_length=bounds.NAME)
-    model: str = Field(min_length=1, max_length=bounds.REFERENCE)
-    task: TaskConfig | None = None
+    name: str = Field(pattern=NAME_PATTERN, max_length=bounds.NAME, description="of the run's folder")
+    model: str = Field(
+        min_length=1, max_length=bounds.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
+    )
+    task: TaskConfig | None = Field(default=None, description="what is learnt: kind, files and columns")
     tasks: dict[str, TaskConfig] | None = Field(
         default=None, min_length=1, max_length=bounds.TASKS, description="many tasks by name, instead of task"
     )
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=2**32, description="of every random number")
     threads: int | None = Field(default=None, ge=1, le=1024, description="default: OMP_NUM_THREADS, or the physical cores")
-    stages: list[Any] = Field(min_length=1, max_length=bounds.STAGES)
+    stages: list[Any] = Field(min_length=1, max_length=bounds.STAGES, description="what is done, from top to bottom")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compressor.processor import processor
-from pipelines.stage import Stage
+
+if TYPE_CHECKING:
+    from pipelines.stage import Stage
 
 ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
 """Distributions that provide the same module under another name."""

@@ -31,8 +31,8 @@ class Shares(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    adapted: Share
-    others: Share
+    adapted: Share = Field(description="share that goes of the matrices with a ΔW")
+    others: Share = Field(description="share that goes of all other matrices")
 
 
 OneOrTwo = Annotated[
@@ -47,7 +47,7 @@ class WeightsItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    structure: Literal["weights"]
+    structure: Literal["weights"] = Field(description="single weights, which are held at zero")
     pattern: Pattern = Field(default=UNSTRUCTURED, description="unstructured, or n:m: at most n of m consecutive inputs stay")
     criterion: WeightCriterion = Field(
         default="delta_or_weight", description="delta_or_weight: |ΔW| where a matrix has one, |W| where not, two pools"
@@ -58,7 +58,7 @@ class WeightsItem(BaseModel):
     remove: OneOrTwo | None = Field(
         default=None, description="unstructured: the share that is zero afterwards, or {adapted: , others: } of delta_or_weight"
     )
-    modules: Modules = MODULES
+    modules: Modules = Field(default=MODULES, description="linear layers whose weights may go, default all")
     rows: int = Field(default=512, ge=1, le=bounds.ROWS, description="training rows that taylor and fisher look at")
 
     @model_validator(mode="after")

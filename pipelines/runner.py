@@ -22,6 +22,7 @@ import yaml
 
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.processor import default_threads
+from compressor.tasks import ending
 from pipelines.attempt import CHECKS_FAILED, DONE, FAILED, RUNNING, STOPPED, error_record, write_attempt
 from pipelines.capture import captured, real_stdout
 from pipelines.config import Pipeline, with_place, without_id
@@ -422,7 +423,7 @@ def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
     """sha256 over everything that decides the stage's result."""
     entry, inputs = run.entries[number], _inputs(run, number, earlier)
     stage = load_stage(entry.name)
-    content = {str(path): {"sha256": sha256, "ending": path.suffix} for path, sha256 in run.ready.data.items()}
+    content = {str(path): {"sha256": sha256, "ending": ending(path)} for path, sha256 in run.ready.data.items()}
     reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
     tasks = {
         path: {

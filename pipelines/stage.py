@@ -35,7 +35,12 @@ class StageConfig(BaseModel):
     # validate_default: `epochs: 2` written out and left out are the same 2.0, and so the same fingerprint
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    id: str | None = Field(default=None, pattern=NAME_PATTERN, max_length=bounds.NAME)
+    id: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        max_length=bounds.NAME,
+        description="its name in this pipeline, default tune, tune-2, ...",
+    )
 
 
 def _count_or_share(value: int | float) -> int | float:

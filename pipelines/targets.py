@@ -52,10 +52,10 @@ class Target(BaseModel):
     )
     flops: float | None = Field(default=None, gt=0, lt=1, description="share of the dense model's FLOPs that is left")
     parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
-    batch: int = Field(default=1, ge=1, le=bounds.BATCH)
+    batch: int = Field(default=1, ge=1, le=bounds.BATCH, description="rows of the pass that is measured")
     length: int = Field(default=128, ge=2, le=bounds.TOKENS, description="tokens a row")
-    runtime: Literal["onnx", "openvino"] = "onnx"
-    precision: Literal["fp32", "int8"] = "fp32"
+    runtime: Literal["onnx", "openvino"] = Field(default="onnx", description="what it is measured in")
+    precision: Literal["fp32", "int8"] = Field(default="fp32", description="of the files that are measured")
     rounds: int = Field(default=20, ge=3, le=bounds.ROUNDS, description="of the measuring")
 
     @field_validator(*GOALS, mode="before")
@@ -109,10 +109,10 @@ class Least(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    heads: int = Field(default=0, ge=0, le=bounds.UNITS)
-    cross_heads: int = Field(default=0, ge=0, le=bounds.UNITS)
-    neurons: int = Field(default=0, ge=0, le=bounds.UNITS)
-    layers: int = Field(default=1, ge=1, le=bounds.UNITS)
+    heads: int = Field(default=0, ge=0, le=bounds.UNITS, description="heads that stay in a block")
+    cross_heads: int = Field(default=0, ge=0, le=bounds.UNITS, description="heads that look at the encoder and stay in a block")
+    neurons: int = Field(default=0, ge=0, le=bounds.UNITS, description="neurons that stay in a block")
+    layers: int = Field(default=1, ge=1, le=bounds.UNITS, description="blocks that stay in a stack")
 
 
 class Search(BaseModel):
@@ -120,7 +120,7 @@ class Search(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    target: Target
+    target: Target = Field(description="what is to be reached")
     structures: list[Unit] = Field(
         default=["heads", "neurons"], min_length=1, max_length=bounds.LIST, description="what may go"
     )
@@ -131,7 +131,7 @@ class Search(BaseModel):
     price_rows: int = Field(
         default=256, ge=1, le=bounds.ROWS, description="training rows that what losing units costs is measured on"
     )
-    keep: Least = Least()
+    keep: Least = Field(default=Least(), description="what must stay")
 
     @model_validator(mode="after")
     def _each_has_a_criterion(self) -> Search:

@@ -41,7 +41,10 @@ class GroundConfig(StageConfig):
     on: On | None = Field(
         default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
     )
-    modules: Modules | None = None
+    modules: Modules | None = Field(
+        default=None,
+        description="linear layers that are trained, or all; default those of the select before it, or query, value",
+    )
     rank: int | None = Field(default=None, ge=1, le=bounds.RANK, description="rank of the low-rank part, default 16")
     alpha: float | None = Field(
         default=None, gt=0, le=bounds.SCALE, description="scale alpha/rank of the low-rank part, default 2 x rank"
@@ -95,9 +98,9 @@ class TrainingConfig(GroundConfig):
     )
     child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
     reserve: float | None = Field(default=None, gt=0, le=1, description="child f: share of the gradients heard, default 0.3")
-    epochs: float = Field(default=2, gt=0, le=bounds.EPOCHS)
-    learning_rate: float | None = Field(default=None, gt=0, le=bounds.RATE)
-    batch_size: int = Field(default=32, ge=1, le=bounds.BATCH)
+    epochs: float = Field(default=2, gt=0, le=bounds.EPOCHS, description="passes over the training rows")
+    learning_rate: float | None = Field(default=None, gt=0, le=bounds.RATE, description="of AdamW; default the method's own")
+    batch_size: int = Field(default=32, ge=1, le=bounds.BATCH, description="rows of a step")
 
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in; `selected` says where the select before it chose.

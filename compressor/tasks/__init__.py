@@ -14,6 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 KINDS = ("classification", "regression", "tokens", "generation")
 """Every kind of task; each is a file beside this one."""
 
+PACKED = ".gz"
+"""Ending of a data file packed by gzip, behind that of what is in it."""
+
+
+def ending(path: Path) -> str:
+    """What a data file is read as: '.tsv' of train.tsv, and of train.tsv.gz."""
+    return Path(path.stem).suffix if path.suffix == PACKED else path.suffix
+
 
 class Subset(BaseModel):
     """A random part of the training rows: floor(`share` x rows) of them, without replacement, in the file's order.
@@ -23,8 +31,8 @@ class Subset(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    share: float = Field(gt=0, lt=1)
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    share: float = Field(gt=0, lt=1, description="of the training rows")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="another one draws other rows")
 
 
 class TaskConfig(BaseModel):
@@ -33,11 +41,13 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal[KINDS] = "classification"
-    train: Path
-    validation: Path
-    text: str | list[str] = "text"
-    label: str = Field(default="label", validate_default=True)
+    kind: Literal[KINDS] = Field(
+        default="classification", description="what is learnt of a row: a class, a number, tags, a text"
+    )
+    train: Path = Field(description="rows to train on: .csv, .tsv, .jsonl, .conll or .txt, packed (.gz) or not")
+    validation: Path = Field(description="rows that quality is measured on")
+    text: str | list[str] = Field(default="text", description="the column of the text, or a list of two for pairs")
+    label: str = Field(default="label", validate_default=True, description="the column of the labels, tags or targets")
     max_length: int = Field(default=128, ge=4, le=8192, description="tokens of a row: more are cut off, or E213")
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
 

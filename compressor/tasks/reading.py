@@ -1,5 +1,5 @@
-"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, checked once, here, with the line of each
-fault."""
+"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, each also packed by gzip; checked once, here,
+with the line of each fault."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import Subset, TaskConfig
+from compressor.tasks import PACKED, Subset, TaskConfig, ending
 from compressor.tasks.kinds import Kind, Labels, kind_of
 from compressor.tasks.listing import listed
-from compressor.text_files import FileKind, read_text
+from compressor.text_files import FileKind, decode, read_bytes, too_large
 
 Rows = list[tuple[int, dict[str, object]]]
 WORD_FILES = (".conll", ".txt")
@@ -99,7 +100,7 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Kin
 
 def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any, ...], Any]]:
     """(line, texts, label) of every row of one file."""
-    rows, kind = _read(path), kind_of(task.kind)
+    rows, kind = read_rows(path), kind_of(task.kind)
     if not rows:
         raise UserError("E204", "the file has no rows", "Give at least one row", str(path))
     columns = list(rows[0][1])
@@ -128,13 +129,37 @@ def _is_number(text: Any) -> bool:
     return True
 
 
-def _read(path: Path) -> Rows:
+def read_rows(path: Path) -> Rows:
     """Every row with the number of its first line. Raises UserError E201, E202, E203, E210, E215, E216."""
     readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
-    if path.suffix not in readers and os.path.isfile(path):  # a folder or a pipe is called so, whatever its ending
-        raise UserError("E202", f"unknown ending '{path.suffix}'", f"Use {', '.join(readers)}", str(path))
-    text = read_text(path, DATA)
-    return list(readers[path.suffix](text, path))
+    if ending(path) not in readers and os.path.isfile(path):  # a folder or a pipe is called so, whatever its ending
+        mend = f"Use {', '.join(readers)}, or one of these with {PACKED} behind it"
+        raise UserError("E202", f"unknown ending '{ending(path) or path.suffix}'", mend, str(path))
+    text = data_text(path)
+    return list(readers[ending(path)](text, path))
+
+
+def data_text(path: Path) -> str:
+    """The text of a data file, unpacked where it is packed. Raises UserError E201, E202, E203, E215."""
+    content = read_bytes(path, DATA)
+    return decode(_unpacked(content, path) if path.suffix == PACKED else content, DATA.encoding, str(path))
+
+
+def _unpacked(content: bytes, path: Path) -> bytes:
+    """What gzip packed, its checksums compared. Raises UserError E201 for what is damaged, E215 for what is too large."""
+    whole = b""
+    while content:  # a file may be several, one behind the other
+        reader = zlib.decompressobj(wbits=31)
+        try:
+            whole += reader.decompress(content, DATA.most + 1 - len(whole))
+        except zlib.error as error:
+            raise UserError("E201", f"cannot be unpacked ({error})", "Copy the file again", str(path)) from None
+        if len(whole) > DATA.most:
+            raise too_large(len(whole), DATA, str(path))
+        if not reader.eof:
+            raise UserError("E201", "cannot be unpacked (cut short)", "Copy the file again", str(path))
+        content = reader.unused_data
+    return whole
 
 
 def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.models import TOKENS
-from compressor.tasks import TaskConfig
+from compressor.tasks import TaskConfig, ending
 from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.classification import MAX_CLASSES
@@ -62,7 +62,7 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
 
 def _place(path: Path, line: int, number: int) -> str:
     """Where a word stands: in a file of columns, in a line of its own."""
-    return f"{path}:{line + number if path.suffix in WORD_FILES else line}"
+    return f"{path}:{line + number if ending(path) in WORD_FILES else line}"
 
 
 def is_tag(tag: object) -> bool:

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 class BenchmarkConfig(StageConfig):
     """Interleaved rounds over every runtime; one process a runtime, so that idle thread pools disturb nobody."""
 
-    batch: list[Annotated[int, Field(gt=0, le=bounds.BATCH)]] = Field(default=[1, 8], min_length=1, max_length=bounds.LIST)
+    batch: list[Annotated[int, Field(gt=0, le=bounds.BATCH)]] = Field(
+        default=[1, 8], min_length=1, max_length=bounds.LIST, description="rows of a pass that is timed"
+    )
     length: list[Annotated[int, Field(gt=0, le=bounds.TOKENS)]] = Field(
         default=[128], min_length=1, max_length=bounds.LIST, description="tokens a row"
     )
-    rounds: int = Field(default=20, ge=3, le=bounds.ROUNDS)
-    device: Literal["cpu", "cuda"] = "cpu"
+    rounds: int = Field(default=20, ge=3, le=bounds.ROUNDS, description="times that every file is timed, in turn")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="what computes")
 
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:

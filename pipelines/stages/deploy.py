@@ -23,10 +23,17 @@ class DeployConfig(StageConfig):
     """`name` is the model's name on the server; `runtime` is its Triton backend, by default the first that export names;
     `precision` defaults to int8 where it was exported."""
 
-    name: str = Field(default="model", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=bounds.NAME)
-    runtime: Literal["onnxruntime", "openvino"] | None = None
-    precision: Literal["fp32", "int8"] | None = None
-    max_batch_size: int = Field(default=32, ge=1, le=bounds.BATCH)
+    name: str = Field(
+        default="model",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=bounds.NAME,
+        description="the model's name on the server",
+    )
+    runtime: Literal["onnxruntime", "openvino"] | None = Field(
+        default=None, description="what serves it, default the first that export names"
+    )
+    precision: Literal["fp32", "int8"] | None = Field(default=None, description="of the file, default int8 where exported")
+    max_batch_size: int = Field(default=32, ge=1, le=bounds.BATCH, description="rows of a batch at most")
     max_queue_delay_us: int = Field(
         default=500, ge=0, le=bounds.MICROSECONDS, description="how long dynamic batching waits for company, µs"
     )

@@ -51,9 +51,11 @@ class ExportConfig(StageConfig):
     `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
 
     precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(
-        default=["fp32", "int8"], min_length=1, max_length=bounds.LIST
+        default=["fp32", "int8"], min_length=1, max_length=bounds.LIST, description="what is written; auto chooses the fastest"
     )
-    runtime: list[Literal["onnxruntime", "openvino"]] = Field(default=["onnxruntime"], min_length=1, max_length=bounds.LIST)
+    runtime: list[Literal["onnxruntime", "openvino"]] = Field(
+        default=["onnxruntime"], min_length=1, max_length=bounds.LIST, description="for which runtimes"
+    )
     calibration_rows: int | None = Field(
         default=None, ge=1, le=bounds.ROWS, description="training rows that static int8 is calibrated on"
     )

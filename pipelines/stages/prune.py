@@ -42,7 +42,10 @@ class PruneItem(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     structure: Structure = Field(description="weights: another kind of item, with a pattern")
-    criterion: Criterion = "delta"
+    criterion: Criterion = Field(
+        default="delta",
+        description="which go first: least tuned (delta), smallest, or least missed by the loss (taylor, fisher)",
+    )
     scope: Literal["layer", "global"] = Field(
         default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
     )
@@ -74,8 +77,10 @@ Item = Annotated[Annotated[PruneItem, Tag("units")] | Annotated[WeightsItem, Tag
 class PruneConfig(StageConfig):
     """One item or a list of them, carried out in order; or a search for what meets a target."""
 
-    items: list[Item] = Field(default=[], max_length=bounds.LIST)
-    search: Search | None = None
+    items: list[Item] = Field(
+        default=[], max_length=bounds.LIST, description="what is removed, one after the other; may be written without this key"
+    )
+    search: Search | None = Field(default=None, description="instead: a target to meet; may be written without this key")
 
     @model_validator(mode="before")
     @classmethod

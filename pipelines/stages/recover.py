@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class RecoverConfig(TrainingConfig):
     """`same` goes on with the deltas that are there; another method adds its own and freezes those."""
 
-    method: Literal["same", *NAMES] = "same"
-    epochs: float = Field(default=1, gt=0, le=bounds.EPOCHS)
+    method: Literal["same", *NAMES] = Field(
+        default="same", description="same: go on with what tune trains; another method adds its own and freezes that"
+    )
+    epochs: float = Field(default=1, gt=0, le=bounds.EPOCHS, description="passes over the training rows")
     distill: Literal[False, "logits", "hidden", "both"] = Field(
         default="logits", description="learn from the dense model: its logits (true), its hidden states, both, or nothing"
     )

@@ -38,12 +38,14 @@ class SelectConfig(GroundConfig):
     With `on: lora` or `on: adapter` the matrices are the tensors that the training after this stage will start with.
     """
 
-    on: On = "weights"
-    score: WeightScore | DataScore = "rpca"
-    scope: Scope = "matrix"
+    on: On = Field(default="weights", description="where Ω lies: in the weights, or in the tensors of a lora or of adapters")
+    score: WeightScore | DataScore = Field(
+        default="rpca", description="what ranks the places: the weights (first four), or the gradients of the task"
+    )
+    scope: Scope = Field(default="matrix", description="what count or ratio is of: each matrix, each layer, or all together")
     count: int | None = Field(default=None, ge=1, le=bounds.COUNT, description="places in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
-    modules: Modules = DEFAULT_MODULES
+    modules: Modules = Field(default=DEFAULT_MODULES, description="linear layers in which places are chosen, or all")
     setting: SettingName | None = Field(default=None, description="of rpca; `released` is what DSEE's code does")
     samples: int | None = Field(
         default=None, ge=1, le=bounds.ROWS, description="training rows for fish, sam and d3, default 1024"

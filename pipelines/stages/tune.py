@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class TuneConfig(TrainingConfig):
     """Train a method's parameters and the task head. Where Ω lies is said in the select before it, if there is one."""
 
-    method: Literal[NAMES] = "dsee"
+    method: Literal[NAMES] = Field(default="dsee", description="what is trained; compress list methods tells them apart")
     combine: Combine | None = Field(default=None, description="many tasks: how layer and task masks are joined, default or")
     temperature: float | None = Field(
         default=None,

@@ -1,5 +1,7 @@
 """The door through which data comes in: right rows in, every mistake out with its line."""
 
+import dataclasses
+import gzip
 import json
 import os
 import socket
@@ -14,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 
 from compressor.architectures import row_of
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import KINDS, TaskConfig
+from compressor.tasks import KINDS, TaskConfig, reading
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.reading import read_task
@@ -195,6 +197,32 @@ def test_folder_missing_and_ending(tmp_path):
     for path, code in ((tmp_path, "E202"), (tmp_path / "no.tsv", "E201"), (tmp_path / "x.parquet", "E202")):
         with pytest.raises(UserError, match=code):
             read_task(base.model_copy(update={"train": path}))
+
+
+def test_packed_files_are_read_as_what_is_in_them(tmp_path):
+    two = gzip.compress(GOOD.encode()[:20]) + gzip.compress(GOOD.encode()[20:])
+    packed = read_task(task(tmp_path, two, gzip.compress(GOOD.encode()), "tsv.gz"))
+    plain = read_task(task(tmp_path))
+    assert (packed.train, packed.validation, packed.label_names) == (plain.train, plain.validation, plain.label_names)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (GOOD.encode(), "E201 .*cannot be unpacked .Error -3"),
+        (gzip.compress(GOOD.encode())[:-9], "E201 .*cut short"),
+        (gzip.compress(GOOD.encode())[:-8] + b"\0" * 8, "E201 .*incorrect data check"),
+        (gzip.compress(b"sentence\tlabel\nx\t\xff\n"), "E203 .*train.tsv.gz:2"),
+        (gzip.compress(b"x" * 2**20), "E215 .*where a data file has at most 97.66 KiB"),
+    ],
+    ids=["not packed", "cut", "changed", "not UTF-8", "endless"],
+)
+def test_a_damaged_or_endless_packed_file_is_told(tmp_path, monkeypatch, content, what):
+    monkeypatch.setattr(reading, "DATA", dataclasses.replace(reading.DATA, most=100_000))
+    with pytest.raises(UserError, match=what):
+        read_task(task(tmp_path, content, gzip.compress(GOOD.encode()), "tsv.gz"))
+    with pytest.raises(UserError, match=r"E202 .*unknown ending '\.gz'"):
+        read_task(task(tmp_path, content, content, "gz"))
 
 
 def test_predictions_come_back_in_order():

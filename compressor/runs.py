@@ -1,0 +1,145 @@
+"""The model of a run folder, such as runs/quickstart: found by its lock file in the store beside it, and compared.
+
+A pipeline writes these files; what is read of them here is checked as strictly as any file of a stranger.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compressor.digests import sha256_of
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LOCK_FILE, MANIFEST, RUN_FILE, STORE = "pipeline.lock.yaml", "artifact.json", "run.json", ".store"
+MOST_BYTES, MOST_DEPTH = 2**26, 40
+"""Of a lock file or a manifest."""
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""Of a run, an artifact and a file in one: it leads nowhere else."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a pipeline ran in this folder."""
+    return (folder / LOCK_FILE).is_file()
+
+
+def load(folder: Path, base: Path | str | None = None) -> nn.Module:
+    """The last model of the run in `folder`, in eval mode: what merge wrote, else what the last stage left on its base.
+
+    `base` is the pretrained model where that is needed, by default where the run found it. Raises UserError E805 (the run
+    has no model, or its artifact is gone), E305 (a damaged lock or artifact), and what `compressor.checkpoint.load` raises.
+    """
+    from compressor import checkpoint
+
+    lock = _lock(folder / LOCK_FILE)
+    row, store = _last_model(lock, folder)
+    place = store / row["artifact"]
+    if not place.is_dir():
+        what = f"its artifact {row['artifact']} is gone"
+        raise UserError("E805", what, f"Run the pipeline again, or keep {STORE} beside the run's folder", str(store))
+    _verify(place, row["files"])
+    if not any(name in row["files"] for name in (checkpoint.STATE_FILE, "config.json")):
+        mend = f"Load a task of it: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
+        raise UserError("E805", "the run trained many tasks, and has no model of one", mend, str(folder))
+    return checkpoint.load(place, base=base or _base(folder, lock.get("model")))
+
+
+def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
+    """The lock's row of the last artifact that is a model, and the store. Raises UserError E305, E805."""
+    name, rows = lock.get("name"), lock.get("stages")
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or not all(NAME.fullmatch(part) for part in parts) or len(parts) > 2 or not isinstance(rows, list):
+        raise _damaged(LOCK_FILE, folder)
+    models = [row for row in rows if isinstance(row, Mapping) and row.get("kind") == "model"]
+    if not models:
+        raise UserError("E805", "this run has made no model", "Run its stages up to tune, or to merge", str(folder))
+    row = models[-1]
+    artifact, files = row.get("artifact"), row.get("files")
+    sound = isinstance(artifact, str) and NAME.fullmatch(artifact) and isinstance(files, Mapping) and files
+    if not sound or not all(_is_file(name, sha256) for name, sha256 in files.items()):
+        raise _damaged(LOCK_FILE, folder)
+    # the name is the folder's place below that of all runs: a sweep's run lies two deep
+    return dict(row), folder.absolute().parents[len(parts) - 1] / STORE
+
+
+def _lock(path: Path) -> dict[str, Any]:
+    """The lock file as plain data. Raises UserError E305."""
+    import yaml
+
+    try:
+        content = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
+        lock = _plain(content.decode())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        lock = None
+    if not isinstance(lock, dict):
+        raise _damaged(path.name, path.parent)
+    return lock
+
+
+def _plain(text: str) -> Any:
+    """YAML such as a run writes. Raises ValueError for aliases, which multiply, and for depth: libyaml's parser, which is fast,
+    ends the process over a million brackets. Raises YAMLError."""
+    import yaml
+
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
+            raise ValueError
+    return yaml.load(text, Loader=loader)
+
+
+def _is_file(name: object, sha256: object) -> bool:
+    """Whether these are a path below an artifact's folder, and a checksum."""
+    parts = name.split("/") if isinstance(name, str) else [""]
+    return all(NAME.fullmatch(part) for part in parts) and isinstance(sha256, str) and SHA256.fullmatch(sha256) is not None
+
+
+def _verify(place: Path, files: Mapping[str, str]) -> None:
+    """The artifact is the one that the run made: the manifest says what the lock says, and every file is what both say.
+
+    Raises UserError E305.
+    """
+    manifest = place / MANIFEST
+    try:
+        told = json.loads(manifest.read_bytes())["files"] if manifest.stat().st_size <= MOST_BYTES else {}
+        recorded = {name: file["sha256"] for name, file in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _damaged(MANIFEST, place) from None
+    if recorded != files:
+        raise UserError("E305", f"{MANIFEST} does not list what the run made", "Run the pipeline again", str(place))
+    for name in sorted(_changed(place, files)):
+        raise UserError("E305", f"{name} is not what the run made", "Run the pipeline again", str(place))
+
+
+def _changed(place: Path, files: Mapping[str, str]) -> Iterator[str]:
+    for name, sha256 in files.items():
+        try:
+            same = not (place / name).is_symlink() and sha256_of(place / name) == sha256
+        except OSError:
+            same = False
+        if not same:
+            yield name
+
+
+def _base(folder: Path, model: object) -> str | None:
+    """Where the run found its pretrained model, where that is still there; the state's own reference is taken else. run.json
+    may tell of a later attempt, with another model."""
+    try:
+        facts = json.loads((folder / RUN_FILE).read_bytes())
+        same = facts.get("model_sha256", "") in ("", model["sha256"])
+        place = facts["model_folder"] if same else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return place if isinstance(place, str) and "\0" not in place and Path(place).is_dir() else None
+
+
+def _damaged(name: str, folder: Path) -> UserError:
+    return UserError("E305", f"{name} cannot be read", "Run the pipeline again: what is finished is kept", str(folder))

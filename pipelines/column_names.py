@@ -1,0 +1,21 @@
+"""What columns of data sets are usually called, the likeliest first."""
+
+from __future__ import annotations
+
+LABELS = (
+    *("label", "labels", "gold_label", "class", "category", "sentiment", "intent", "topic"),
+    *("score", "similarity", "rating", "stars", "grade", "target", "y"),
+)
+PAIRS = (
+    *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")),
+    *(("text1", "text2"), ("text_a", "text_b"), ("query", "passage"), ("first", "second")),
+)
+TEXTS = ("sentence", "text", "review", "content", "body", "comment", "tweet", "message", "utterance", "document", "question")
+PROMPTS = (
+    *(("prompt", "target"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "output")),
+    *(("instruction", "response"), ("question", "answer"), ("source", "target"), ("input", "output")),
+    *(("document", "summary"), ("article", "summary"), ("mr", "ref")),
+)
+WORDS, TAGS = ("tokens", "words"), ("tags", "ner_tags", "labels", "ner")
+
+KNOWN = frozenset([*LABELS, *TEXTS, *WORDS, *TAGS, *(name for pair in (*PAIRS, *PROMPTS) for name in pair)])

