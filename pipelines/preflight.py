@@ -114,8 +114,8 @@ def make_plan(ready: Ready) -> Plan | None:
 
 def make_plans(ready: Ready) -> list[Plan]:
     """The closed-form account after every stage. Raises UserErrors with the place of the stage that cannot be (E5xx), and of
-    rows that the tokenizer makes unfit (`check_tokens`); UserError E304 where transformers cannot make a model or a tokenizer of
-    the base.
+    rows that the tokenizer makes unfit (`check_tokens`); UserError E304 where transformers cannot make a model or a tokenizer
+    of the base.
 
     Empty when no stage changes it: building the account is the one check that has to import torch.
     """
