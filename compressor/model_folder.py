@@ -360,7 +360,7 @@ def _check_inside(folder: Path, name: str) -> None:
         raise Damage(f"names a file outside of it in its {INDEX}: {_shown(name)}", mend)
     try:
         target, root = (folder / name).resolve(), folder.resolve()
-    except (OSError, RuntimeError):  # a circle of links
+    except (OSError, RuntimeError, ValueError):  # a circle of links, or half of a character
         raise Damage(f"names a file in its {INDEX} that cannot be found: {_shown(name)}", mend) from None
     # in the hub's cache every file of a snapshot is a link to a blob beside the snapshots
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root

@@ -20,7 +20,7 @@ from compressor.model_folder import (
     reading_by_library,
     stored_tensors,
 )
-from compressor.models import find_folder, tokenizer_of
+from compressor.models import check_shapes, find_folder, task_head, tokenizer_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,7 +123,10 @@ def _stock(reference: str, folder: Path) -> nn.Module:
     none = "is neither a classifier nor a model that generates"
     with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):
         config = AutoConfig.from_pretrained(folder, **options)
-        _check_size(config, folder)
+        empty = _check_size(config, folder)
+    with door("E304", f"model '{reference}'"):
+        check_shapes(empty, stored_tensors(folder))
+    with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):
         model, loading = _auto_class(config).from_pretrained(
             folder, config=config, dtype=torch.float32, output_loading_info=True, **options
         )
@@ -133,8 +136,9 @@ def _stock(reference: str, folder: Path) -> nn.Module:
     return model.eval()
 
 
-def _check_size(config: PretrainedConfig, folder: Path) -> None:
-    """A model that is far larger than its files is not built: what they lack would be filled at random. Raises Damage."""
+def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
+    """The model of a config on meta. One that is far larger than its files is refused: what they lack would be filled at
+    random. Raises Damage."""
     import torch
 
     stored = sum(tensor.numbers for tensor in stored_tensors(folder).values())
@@ -144,6 +148,8 @@ def _check_size(config: PretrainedConfig, folder: Path) -> None:
     if numbers > 2 * stored + LEEWAY:
         what = f"has weights of {stored:,} numbers, and a config.json of a model of {numbers:,}"
         raise Damage(what, "Give the config.json that belongs to the weights")
+    model.head_parameter_names = task_head(model)
+    return model
 
 
 def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:

@@ -107,9 +107,9 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         raise
 
 
-def sealed(manifest: bytes) -> bytes:
-    """Content of the seal of a manifest: `sha256sum -c artifact.sha256` checks it, too."""
-    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
+def sealed(content: bytes, name: str = MANIFEST) -> bytes:
+    """The seal of a file called `name`: `sha256sum -c artifact.sha256` checks that of a manifest, too."""
+    return f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode()
 
 
 def _sync(path: Path) -> None:

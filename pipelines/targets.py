@@ -291,17 +291,25 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
 
 
 def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
-    """What `measure` says, from the file `name` of the cache where it was measured before and not asked for anew."""
-    from pipelines.store import lock, write_atomic
+    """What `measure` says, from the file `name` of the cache where it was measured before and not asked for anew.
+
+    A file without its seal is measured again. Raises UserError E803 where it has changed since.
+    """
+    from pipelines.store import lock, replace_files, sealed
 
     path = workspace.cache / f"{name}.json"
+    seal = path.with_suffix(".sha256")
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock(path.with_suffix(".lock"), lambda pid: workspace.say(f"waiting for process {pid}, which measures the same")):
-        if path.is_file() and not workspace.again:
+        if path.is_file() and seal.is_file() and not workspace.again:
+            content = path.read_bytes()
+            if seal.read_bytes() != sealed(content, path.name):
+                raise UserError("E803", "has changed since it was measured", "Delete it: it is measured again", str(path))
             workspace.say(f"{name} is there")
-            return path.read_text(encoding="utf-8")
+            return content.decode()
         found = measure()
-        write_atomic(path, found.encode())
+        content = found.encode()
+        replace_files({path: content, seal: sealed(content, path.name)})
     return found
 
 

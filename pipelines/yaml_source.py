@@ -203,6 +203,8 @@ class _Builder:
 
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         if node.style is not None:  # quoted or a block: text
+            if any("\ud800" <= letter <= "\udfff" for letter in node.value):
+                self.fault("E101", "half of a character, a lone \\uD800 to \\uDFFF", "Write it whole, or leave it out", path)
             return node.value
         try:
             return scalar(node.value)

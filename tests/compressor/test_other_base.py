@@ -9,6 +9,7 @@ from compressor.errors import UserError
 from compressor.models import build, resolve
 from compressor.storage import delta_file
 from tests.compressor.conftest import logits, tiny, tuned
+from tests.tiny import write_tokenizer
 
 LABELS = ["a", "b", "c"]
 
@@ -28,7 +29,7 @@ def bases(tmp_path_factory):
 
 def _base(folder, architecture: str, seed: int):
     tiny(architecture, torch.float32, seed).base_model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")  # no text is read here
+    write_tokenizer(folder, architecture)
     return resolve(str(folder))
 
 

@@ -143,7 +143,7 @@ def test_no_weights_to_hide():
 def test_every_method_can_be_tried_on_a_hollow_model(case, tmp_path):
     """As the plan does it: no weights, only shapes."""
     method, kind = {**CASES, **GROWING}[case]
-    tiny("bert").config.save_pretrained(tmp_path)
+    tiny("bert").save_pretrained(tmp_path)
     model = hollow(tmp_path, ["a", "b", "c"])
     plan = Plan(shape_of(model), shape_of(model), model)
     assert tune_plan(TuneConfig(method=method, **kind), plan).trainable[0][1] >= 0

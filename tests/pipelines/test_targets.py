@@ -23,6 +23,7 @@ from pipelines.stage import Inputs
 from pipelines.stages.prune import PruneConfig, lengths, planned
 from pipelines.stages.tune import TuneConfig
 from pipelines.stages.tune import plan as tune_plan
+from pipelines.store import sealed
 from pipelines.sweep import sweep
 from pipelines.targets import GOALS, Search, Target, closed_form, widths
 from tests.compressor.conftest import tiny
@@ -115,9 +116,15 @@ def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, 
     assert (other != name, count) == (True, 2)
     assert go(force=["prune-2"]) == (name, 3)
     path = tmp_path / ".store" / ".cache" / f"{name}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "facts": {}}))
+    before = path.read_bytes()
+    path.write_text(json.dumps({**json.loads(before), "facts": {}}))
+    with pytest.raises(UserError, match=r"E803 .*latency-.*has changed since it was measured"):
+        go("prune-2.target.speedup=1.4")
+    path.with_suffix(".sha256").write_bytes(sealed(path.read_bytes(), path.name))
     with pytest.raises(UserError, match=r"E803 .*prune: the latency table is another model's"):
         go("prune-2.target.speedup=1.4")
+    path.with_suffix(".sha256").unlink()
+    assert go("prune-2.target.speedup=1.4") == (name, 4), "without its seal it is measured again"
 
 
 def test_a_table_is_of_one_graph():
