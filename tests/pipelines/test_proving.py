@@ -34,11 +34,19 @@ def loud():
     return model
 
 
-@pytest.fixture
-def made(tmp_path):
-    """Exports the loud model under a name: (what was exported, the workspace)."""
+@pytest.fixture(scope="module")
+def traced_once():
+    """(the loud model, its data, its graph): tracing takes most of the time."""
     model = loud()
     data = Data(rows_of(model, 40), rows_of(model, 60), ["a", "b", "c"], 1)
+    return model, data, export.traced(model, data)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch, traced_once):
+    """Exports the loud model under a name: (what was exported, the workspace)."""
+    model, data, graph = traced_once
+    monkeypatch.setattr(export, "traced", lambda *_: graph)
     inputs, space = Inputs(None, SimpleNamespace(max_length=64), 0, threads=1), workspace(tmp_path)
 
     def make(name, **config):
