@@ -205,8 +205,8 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
 def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> nn.Module:
     """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights.
 
-    Raises UserError E309 where the architecture has no such head, E304 where transformers makes no model of this config, or
-    the folder's weights do not fit it.
+    Weights that lie beside it are held against the model by their headers. Raises UserError E309 where the architecture has no
+    such head, E304 where transformers makes no model of this config, or the weights do not fit it.
     """
     import torch
     import transformers
@@ -228,7 +228,8 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
         with reading_by_library("has a config.json of which no model can be made"), torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
         model.head_parameter_names = task_head(model)
-        check_shapes(model, stored_tensors(folder))
+        if any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+            check_shapes(model, stored_tensors(folder))
     return model
 
 
