@@ -211,7 +211,7 @@ INSERTED = {
 }
 
 
-@pytest.mark.parametrize("name", INSERTED)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == "prefix" else pytest.mark.slow) for one in INSERTED])
 def test_what_cannot_be_merged_is_pruned_around_and_exported(name, tmp_path):
     """Adapters and prefixes are code: they travel through prune, recover, merge and the exporter, with parity at each hop."""
     fast = {"epochs": 1, "learning_rate": 0.01, "batch_size": 8}
