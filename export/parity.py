@@ -192,9 +192,9 @@ class ParityResult:
         if self.verdict != "not shown":
             return ""
         return (
-            f"{self.hop} passes; that it loses no more than {self.loss.in_words(self.loss.allowed)} is not shown by "
-            f"{self.rows:,} rows ({self.loss.shown}). A loss of {self.loss.in_words(self.loss.resolved)} would be refused 9 "
-            "times out of 10"
+            f"{self.hop} passes, but {self.rows:,} rows cannot show that it loses no more than "
+            f"{self.loss.in_words(self.loss.allowed)} ({self.loss.shown}); they would refuse a loss of "
+            f"{self.loss.in_words(self.loss.resolved)} 9 times out of 10"
         )
 
     def to_json(self) -> dict[str, Any]:
