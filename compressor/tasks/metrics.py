@@ -177,16 +177,10 @@ def interval(metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int
 
 
 def difference_interval(
-    metric: Measure,
-    candidate: np.ndarray,
-    reference: np.ndarray,
-    labels: np.ndarray,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    metric: Measure, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int
 ) -> tuple[float, float]:
-    """95 % paired bootstrap interval of metric(candidate) - metric(reference)."""
-    return _middle(paired_changes(metric, candidate, reference, labels, resamples=resamples, seed=seed))
+    """95 % paired bootstrap interval of metric(candidate) - metric(reference); options of `paired_changes`."""
+    return _middle(paired_changes(metric, candidate, reference, labels, **options))
 
 
 def paired_changes(

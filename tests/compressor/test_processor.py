@@ -13,6 +13,22 @@ def test_omp_num_threads_is_respected(monkeypatch, said, threads):
 
 
 @pytest.mark.parametrize(
+    ("machine", "instructions", "bits"),
+    [
+        ("x86_64", ["avx", "avx2"], 7),
+        ("x86_64", ["avx2", "avx512f"], 7),
+        ("AMD64", ["avx2", "avx512_vnni"], 8),
+        ("x86_64", ["avx2", "avx_vnni"], 8),
+        ("aarch64", ["asimd"], 8),
+    ],
+)
+def test_without_vnni_weights_have_a_bit_less(monkeypatch, machine, instructions, bits):
+    """Products of 8 bits would overflow there, silently."""
+    monkeypatch.setattr(processor.platform, "machine", lambda: machine)
+    assert processor.weight_bits(instructions) == bits
+
+
+@pytest.mark.parametrize(
     ("membership", "files", "cores"),
     [
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),

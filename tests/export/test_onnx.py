@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 import compressor
 from compressor.anatomy import layers_of
@@ -51,6 +52,18 @@ def test_int8_is_close_and_small(name, exported):
     assert result.passed and result.max_difference < 0.1 * np.abs(reference).max(), result
     # a tiny graph is mostly nodes, so only the weights are compared: a quarter of the bytes, and their scales
     assert weight_bytes(made.int8) < 0.5 * weight_bytes(made.fp32)
+
+
+def test_weights_of_seven_bits_are_half_as_large(exported, tmp_path):
+    """What is written for a processor without VNNI: pairs of their products fit into 16 bits. And it says the same."""
+    made, batch = exported("bert-unequal"), encoding(64, 20)
+    path = write_onnx(made.graph, tmp_path, precisions=["int8"], weight_bits=7)["int8"]
+    weights = [numpy_helper.to_array(one) for one in onnx.load(path).graph.initializer if len(one.dims) == 2]
+    products = [one for one in weights if one.dtype == np.int8]
+    assert len(products) > 10 and all(np.abs(one.astype(int)).max() <= 64 for one in products)
+    reference = torch_forward(made.model)(batch)
+    result = compare("export", "int8 on random rows", reference, run(session(path), batch), reference.argmax(axis=1))
+    assert result.passed and result.max_difference < 0.15 * np.abs(reference).max()
 
 
 FAST = ("gpt2-cut", "llama-cut")
