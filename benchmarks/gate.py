@@ -205,8 +205,10 @@ def cells(result) -> tuple[str, ...]:
     """Figures of one comparison."""
     loss, moved = result.loss, result.distance / result.rounding
     shares = (f"{100 * one:.1f} %" for one in (result.agreement, result.agreement_beyond_noise))
-    interval = f"{-100 * loss.at_most:+.2f} to {-100 * loss.at_least:+.2f}"
-    return (f"{result.rows:,}", f"{-100 * loss.found:+.2f}", interval, *shares, f"{moved:.2f} x", ", ".join(result.failed))
+    # 0.0 -: nothing lost is no -0.00
+    change, low, high = (0.0 - 100 * one for one in (loss.found, loss.at_most, loss.at_least))
+    interval = f"{low:+.2f} to {high:+.2f}"
+    return (f"{result.rows:,}", f"{change:+.2f}", interval, *shares, f"{moved:.2f} x", ", ".join(result.failed))
 
 
 class Quiet:
