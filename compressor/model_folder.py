@@ -63,11 +63,13 @@ def reading_by_library(what: str, mend: str = "Save or download the folder again
         yield
     except (CompressError, Damage):
         raise
-    except Exception as error:  # transformers and its parts raise every type there is
+    except BaseException as error:  # transformers and its parts raise every type there is; a panic of Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise Damage(f"{what} ({reason_of(error)})", mend) from error
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """A library's error in a short line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
@@ -399,6 +401,10 @@ def check_weights(folder: Path) -> dict[str, Stored]:
 # the tokenizer
 
 
+TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
+"""Two texts, with words that no vocabulary holds."""
+
+
 def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     """tokenizer.json loads and has no word beyond the embedding; the files beside it are JSON objects. Raises Damage."""
     from tokenizers import Tokenizer
@@ -406,14 +412,14 @@ def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if name.endswith(".json") and name != "tokenizer.json" and (folder / name).is_file():
             read_json(folder / name)
-    try:
-        words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
-    except BaseException as error:  # of Rust, whose panics are no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise Damage(f"has a tokenizer.json that cannot be read ({reason_of(error)})") from None
+    with reading_by_library("has a tokenizer.json that cannot be read"):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        words = tokenizer.get_vocab(with_added_tokens=True)
     if not words:
         raise Damage("has a tokenizer.json without a vocabulary")
+    with reading_by_library("has a tokenizer.json that cannot read a text"):
+        tokenizer.encode(TRIAL[0])
+        tokenizer.encode(*TRIAL)
     most, (last, number) = config.get("vocab_size"), max(words.items(), key=lambda item: item[1])
     if isinstance(most, int) and number >= most:
         what = f"has a token {number} ({_shown(last)}) in its tokenizer.json, where its config.json says vocab_size: {most}"

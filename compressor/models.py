@@ -20,6 +20,7 @@ from compressor.model_folder import (
     FLOATS,
     INDEX,
     TOKENIZER_FILES,
+    TRIAL,
     WEIGHTS,
     Damage,
     Stored,
@@ -369,5 +370,7 @@ def tokenizer_of(folder: Path):
     """The fast tokenizer stored in `folder`, from local files only; no code of the folder runs. Raises UserError E304."""
     from transformers import AutoTokenizer
 
-    with door("E304", "the folder", str(folder)), reading_by_library("has a tokenizer that transformers cannot load"):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with door("E304", "the folder", str(folder)), reading_by_library("has a tokenizer that transformers cannot use"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer(*TRIAL, verbose=False)  # a key of another type than it must have is read here first
+    return tokenizer

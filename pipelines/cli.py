@@ -46,7 +46,9 @@ class Commands(click.Group):
                 self._stopped(ctx, stop)
             except BrokenPipeError:  # click ends quietly where nobody reads any more
                 raise
-            except Exception as error:
+            except BaseException as error:  # a panic of Rust, such as tokenizers', is no Exception
+                if isinstance(error, SystemExit | GeneratorExit):
+                    raise
                 if interrupts and not isinstance(error, CompressError):  # an import that is cut off may raise anything
                     self._stopped(ctx, KeyboardInterrupt())
                 fault = coded(error, f"compress {ctx.invoked_subcommand or ''}".rstrip())

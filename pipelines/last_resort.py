@@ -13,7 +13,7 @@ from compressor.errors import CompressError
 from pipelines.disk import disk_fault, shortened
 
 
-def coded(error: Exception, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:
+def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:
     """The error as one with a code: itself, E804 or E801 of the disk, or E899 with its traceback in a file.
 
     `doing` says what failed; the file lies in the first of `folders` that takes it, else where the user keeps such files.
@@ -36,7 +36,7 @@ def _usual_folders() -> list[Path]:
         return []
 
 
-def write_traceback(error: Exception, folders: Sequence[Path]) -> Path | None:
+def write_traceback(error: BaseException, folders: Sequence[Path]) -> Path | None:
     """Write the error's traceback into the first folder that takes it; None where none does."""
     text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
     for folder in folders:

@@ -229,6 +229,9 @@ ROWS = (
     tokenizer("settings that are a number", SETTINGS, text("1.5")),
     tokenizer("a class that is a list", SETTINGS, edit(tokenizer_class=["a"])),
     tokenizer("a special token that is a number", SETTINGS, edit(sep_token=7)),
+    tokenizer("a length that is a mapping", SETTINGS, edit(model_max_length={"a": 1})),
+    tokenizer("input names that are a text", SETTINGS, edit(model_max_length="512")),
+    tokenizer("no word for unknown ones", TOKENIZER, lambda content: content.replace(b'"[UNK]": 1', b'"[UNX]": 1')),
     # the weights, and the index of their shards
     weights("a vocabulary against the config", edit(vocab_size=99), file=CONFIG),
     weights("one infinite number", number(b"\0\0\x80\x7f")),
