@@ -13,6 +13,7 @@ from tests.compressor.conftest import tiny
 from tests.tiny import write_tokenizer
 
 
+@pytest.mark.slow
 def test_every_precision_has_its_row(tmp_path, capsys):
     write_tokenizer(tmp_path / "words", "gpt2")
     save_checkpoint(tiny("gpt2", torch.float32, auto=AutoModelForCausalLM), tmp_path / "model", tmp_path / "words")

@@ -177,6 +177,7 @@ def test_a_run_says_what_is_pruned(tmp_path):
     assert [layer.heads for layer in layers_of(models["dense"])] == [12] * 6
 
 
+@pytest.mark.slow
 def test_a_folder_holds_what_the_kinds_load(tmp_path, monkeypatch):
     """Of a tiny model, for both devices; calibrated on rows that it has positions for."""
     monkeypatch.setattr(runtimes, "CALIBRATION", (2, (4, 8)))

@@ -22,6 +22,7 @@ def ask(monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_every_file_is_judged_and_timed(tmp_path, ask, monkeypatch):
     def measured(variants, shapes, rounds):
         return [summarize(one.name, *shapes[0], [10.0 * place] * rounds) for place, one in enumerate(variants, start=1)]

@@ -19,11 +19,12 @@ from tests.tiny import STAGES, write_pipeline, write_tokenizer
 
 # a group of Llama's heads is most of a tiny matrix: robust PCA, of rank 16, finds nothing sparse in what is left
 WHOLE = [*STAGES[:3], {"select": {"count": 4, "modules": "all", "score": "magnitude"}}, *STAGES[4:]]
-# bert's is test_whole_path.py
-RUNS = [pytest.param(name, marks=() if name == "gpt2" else pytest.mark.slow) for name in (*ARCHITECTURES, "t5-gated")]
+# BERT's always runs, in test_whole_path.py
+RUNS = (*ARCHITECTURES, "t5-gated")
 TEXTS = ("the film was great", "a very very dull plot and a poor story", "good")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", RUNS)
 def test_a_whole_run(architecture, tmp_path):
     """Every stage passes its own checks; texts of unequal length get one answer in PyTorch and through the live server."""

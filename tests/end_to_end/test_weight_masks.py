@@ -34,6 +34,7 @@ def left_in(folder) -> int:
     return sum(int((file[name] != 0).sum()) for name, one in model.named_parameters() if id(one) in inside)
 
 
+@pytest.mark.slow
 def test_the_papers_pools_through_to_the_report(tmp_path):
     """|ΔW| among query and value, |W| among the others, each with its amount; recovery, merge and export leave the zeros."""
     after = [{"recover": FAST}, {"merge": None}, {"export": {"precision": ["fp32"]}}]

@@ -140,6 +140,7 @@ def test_the_report_loads_nothing_from_outside(finished):
     assert not [link for link in links if not link.startswith("#")]
 
 
+@pytest.mark.slow
 def test_pairs_three_classes_mpnet(tmp_path, monkeypatch):
     """Sentence pairs, three classes, the other architecture, full tuning, lora recovery, fp32 only: through the server.
 

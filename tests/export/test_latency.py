@@ -16,6 +16,7 @@ from export import latency_worker
 from export.latency import Variant, measure, summarize, workers
 
 
+@pytest.mark.slow
 def test_two_runtimes_are_measured_at_every_shape(tmp_path, exported):
     """MPNet takes no token_type_ids: each runtime is fed what it takes."""
     made = exported("mpnet-unequal")

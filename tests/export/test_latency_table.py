@@ -106,6 +106,7 @@ def test_real_models_are_exported_and_timed(runtime, precision, monkeypatch):
     assert table.ms(before) > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_its_answer_at_the_end_gets_rows_with_one(tmp_path):
     model = tiny("t5", torch.float32)
     sample = {"input_ids": np.array([[7, 8, 3], [9, 3, 1]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}

@@ -164,6 +164,7 @@ def numpy_rows(rows: int, length: int) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in rows_with_ends(rows, length).items()}
 
 
+@pytest.mark.slow
 def test_t5_must_not_be_fused(tmp_path):
     """When this fails, transformers fuses T5 rightly: take it out of WRONG_WHEN_FUSED."""
     model, batch = tiny("t5", torch.float32), numpy_rows(2, 7)
