@@ -54,8 +54,16 @@ class Row:
 
     @property
     def name(self) -> str:
-        cap = f"-{self.cap.replace(' ', '_').replace(',', '')}" if self.cap else ""
-        return f"{self.recipe}-s{self.seed}-t{self.threads}{cap}"
+        return "-".join((self.recipe, f"s{self.seed}", f"t{self.threads}", *([self.slug] if self.cap else [])))
+
+    @property
+    def slug(self) -> str:
+        """The cap as part of a file's name."""
+        return self.cap.replace(" ", "_").replace(",", "")
+
+    def folder(self, out: Path) -> Path:
+        """`--out` of the run: another instruction set is no reason for the store to make anything anew, so it gets its own."""
+        return out / self.slug if self.cap else out
 
 
 def matrix() -> Iterator[Row]:
@@ -69,7 +77,8 @@ def matrix() -> Iterator[Row]:
 
 def carried_out(row: Row, out: Path) -> dict[str, Any]:
     """Run one row, its output in OUT/NAME.log, and tell what it came to."""
-    command = [sys.executable, "-m", "pipelines.cli", "run", row.recipe, "--out", str(out), "--set", f"name={row.name}"]
+    place = ("--out", str(row.folder(out)), "--set", f"name={row.name}")
+    command = [sys.executable, "-m", "pipelines.cli", "run", row.recipe, *place]
     settings = {"seed": row.seed, "threads": row.threads}
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **dict(CAPS).get(row.cap, {})}
@@ -77,7 +86,7 @@ def carried_out(row: Row, out: Path) -> dict[str, Any]:
     with (out / f"{row.name}.log").open("wb") as log:
         ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
     last = (out / f"{row.name}.log").read_text(errors="replace").strip().splitlines()[-1:]
-    return {"ended": ended, "seconds": time.monotonic() - clock, "last": last, **account_of(out / row.name)}
+    return {"ended": ended, "seconds": time.monotonic() - clock, "last": last, **account_of(row.folder(out) / row.name)}
 
 
 def account_of(folder: Path) -> dict[str, Any]:
@@ -96,7 +105,7 @@ def account_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def confirmed(name: str, out: Path, more: Path) -> dict[str, float]:
+def confirmed(folder: Path, more: Path) -> dict[str, float]:
     """What the shipped int8 file of a run changes of accuracy, in points, against its model in PyTorch on other rows."""
     from compressor.models import resolve
     from compressor.tasks import TaskConfig
@@ -108,7 +117,7 @@ def confirmed(name: str, out: Path, more: Path) -> dict[str, float]:
     from pipelines.loading import load_data, load_model
     from pipelines.stage import BaseModelReference, Inputs
 
-    run = open_run(out / name)
+    run = open_run(folder)
     base = resolve(run.model)
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
     artifacts = tuple(run.artifact(stage) for stage in run.lock["stages"])
@@ -167,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     there = [row for row in rows if row.name in record["rows"]]
     for row in there if options.confirm else ():
         found = record["rows"][row.name]
-        if "confirmed" not in found and "compressed" in found and row.recipe != "paper":
-            found["confirmed"] = confirmed(row.name, options.out, options.confirm)
+        if "confirmed" not in found and "compressed" in found:
+            found["confirmed"] = confirmed(row.folder(options.out) / row.name, options.confirm)
             write_record(path, record)
     text = told(record, there)
     print(text)
