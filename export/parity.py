@@ -35,8 +35,8 @@ depend on where in memory the weights begin."""
 
 
 ROUNDING_FACTOR = 1.35
-"""How much further than by rounding outputs may move. Sound files move by .7 (OpenVINO) to 1.05 times as much; a matrix whose
-scale is wrong by a quarter 1.4 times, 4 bits 5 times (benchmarks/gate.py)."""
+"""How much further than by rounding outputs may move. Sound files move .5 (OpenVINO) to 1.15 times as far; where a matrix's
+scale is wrong by a quarter 1.2 to 7 times, 4 bits 3 to 11 times (docs/results/gate.md)."""
 LEAST_ANSWERS = 800
 """Of the checks that need no labels: where there are fewer validation rows, training rows join them."""
 ONE_SIDED, NINE_OF_TEN = 1.645, 1.282
