@@ -36,7 +36,7 @@ depend on where in memory the weights begin."""
 
 ROUNDING_FACTOR = 1.35
 """How much further than by rounding outputs may move. Sound files move .5 (OpenVINO) to 1.15 times as far; where a matrix's
-scale is wrong by a quarter 1.2 to 7 times, 4 bits 3 to 11 times (docs/results/gate.md)."""
+scale is wrong by a quarter .9 to 7 times, 4 bits 3 to 11 times (docs/results/gate.md)."""
 LEAST_ANSWERS = 800
 """Of the checks that need no labels: where there are fewer validation rows, training rows join them."""
 ONE_SIDED, NINE_OF_TEN = 1.645, 1.282
