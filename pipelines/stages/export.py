@@ -191,7 +191,7 @@ def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, wo
     """Write NAME/model* for every runtime and precision and compare each with PyTorch on all validation rows."""
     prover = Prover(name, model, data, workspace, inputs.threads, inputs.seed)
     _ = prover.reference
-    folder, exported, graph = workspace.folder / name, Exported(), None
+    folder, exported = workspace.folder / name, Exported()
     with workspace.progress(f"exporting {name}", 1 + len(config.runtime)) as bar:
         graph = traced(model, data, inputs.base)
         bar.advance()
@@ -241,7 +241,7 @@ class OneFile:
             error = fault
         if self.precision == "fp32" and self.prover.gated:
             raise error
-        better = self.repaired(judged, error) if judged and self.precision == "int8" else None
+        better = self.repaired(judged) if judged and self.precision == "int8" else None
         if better is not None:
             return better
         remove(self.path)
@@ -260,7 +260,7 @@ class OneFile:
         result = self.prover.compare(self.hop, self.precision, answers, excluded, bits_of(self.runtime))
         return Judged(path, answers, result, excluded)
 
-    def repaired(self, whole: Judged, error: CheckError) -> Judged | None:
+    def repaired(self, whole: Judged) -> Judged | None:
         """The first file that passes with its most sensitive matrices in fp32, in the place of the one that did not."""
         from export.onnx import matrices
         from export.parity import why_refused
