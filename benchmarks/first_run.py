@@ -182,7 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = told(record, there)
     print(text)
     if options.record:
-        write_record(options.record / "first_run.json", record)
+        # the last line of a run's output names folders of this machine
+        plain = {name: {key: one for key, one in found.items() if key != "last"} for name, found in record["rows"].items()}
+        write_record(options.record / "first_run.json", {**record, "rows": plain})
         write_atomic(options.record / "first_run.md", text.encode())
     return 3 if any(one["ended"] for one in record["rows"].values()) else 0
 
@@ -192,9 +194,9 @@ def told(record: dict[str, Any], rows: Sequence[Row]) -> str:
     columns = (*COLUMNS, "int8 on other rows, points")
     green = sum(record["rows"][row.name]["ended"] == 0 for row in rows)
     lines = [columns, ["---"] * len(columns), *(cells(row, record["rows"][row.name]) for row in rows)]
-    head = (
-        f"# First runs\n\n{record['facts']['processor']}, {default_threads()} cores: {green} of {len(rows)} rows are green.\n\n"
-    )
+    where = f"{record['facts']['processor']}, {default_threads()} cores"
+    head = "# First runs\n\n`python benchmarks/first_run.py --out DIR --record docs/results`\n\n"
+    head += f"{where}: {green} of {len(rows)} rows are green.\n\n"
     return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
