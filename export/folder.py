@@ -239,10 +239,9 @@ def _rounded(found: Found) -> Unlabelled:
     """What the model says of its rows with all its matrices in int8, in PyTorch."""
     from compressor.tasks.features import predict, torch_forward
     from export.parity import Unlabelled
-    from export.sensitivity import has_matrix, rounded
+    from export.sensitivity import rounded
 
-    names = [name for name, module in found.model.named_modules() if has_matrix(module)]
-    with rounded(found.model, names, weight_bits()):
+    with rounded(found.model, bits=weight_bits()):
         return Unlabelled(rounded=predict(torch_forward(found.model), found.rows, found.pad_id))
 
 

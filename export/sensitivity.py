@@ -58,15 +58,14 @@ def rank(
 
 
 @contextlib.contextmanager
-def rounded(model: nn.Module, names: Sequence[str], bits: int = 8) -> Iterator[None]:
-    """The model with all the matrices called `names` (and their inputs, scaled anew in each call) rounded at once: the weights
-    to `bits`. Names that are no module with a matrix are left out. The model comes out as it went in.
+def rounded(model: nn.Module, excluded: Sequence[str] = (), bits: int = 8) -> Iterator[None]:
+    """The model with all its matrices but those `excluded` (and their inputs, scaled anew in each call) rounded at once: the
+    weights to `bits`. The model comes out as it went in.
     """
-    modules = dict(model.named_modules())
     with contextlib.ExitStack() as stack:
-        for name in names:
-            if name in modules and has_matrix(modules[name]):
-                stack.enter_context(quantized(modules[name], None, bits))
+        for name, module in list(model.named_modules()):
+            if has_matrix(module) and name not in excluded:
+                stack.enter_context(quantized(module, None, bits))
         yield
 
 

@@ -91,16 +91,11 @@ class Prover:
         if (excluded, bits) not in self._rounded:
             every = [self.rows] if self.more is None else [self.rows, self.more]
             what = f"{self.name} in PyTorch, rounded"
-            with rounded(self.model, self._matrices(excluded), bits):
+            with rounded(self.model, excluded, bits):
                 forward = torch_forward(self.model)
                 said = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
             self._rounded = {(excluded, bits): np.concatenate(said)}  # the last is enough: files are judged one after the other
         return self._rounded[excluded, bits]
-
-    def _matrices(self, excluded: tuple[str, ...]) -> list[str]:
-        from export.sensitivity import has_matrix
-
-        return [name for name, module in self.model.named_modules() if has_matrix(module) and name not in excluded]
 
     def answers(self, path: Path, precision: str, hop: str, *, plain: bool = False) -> Answers:
         """What a file says of all rows; `plain`: without ONNX Runtime's own optimization. Raises CheckError E611 where it does
@@ -139,7 +134,7 @@ class Prover:
         if result.failed == ("metric",):
             return ""
         # against the model as it is, every layer of an int8 file is a little off, and the first would be named
-        alike = rounded(self.model, self._matrices(excluded), bits) if result.rounding is not None else nullcontext()
+        alike = rounded(self.model, excluded, bits) if result.rounding is not None else nullcontext()
         with alike:
             return suspect_in_graph(self.model, path, telling_rows(result, self.rows, self.data))
 
