@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.record import read_record, write_record
 from compressor.processor import default_threads, processor
-from pipelines.store import write_atomic
+from pipelines.engine.store import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS, OTHERS, THREADS = 10, 3, (2, 1, 4)
@@ -107,15 +107,15 @@ def account_of(folder: Path) -> dict[str, Any]:
 
 def confirmed(folder: Path, more: Path) -> dict[str, float]:
     """What the shipped int8 file of a run changes of accuracy, in points, against its model in PyTorch on other rows."""
-    from compressor.models import resolve
+    from compressor.models.hub import resolve
     from compressor.tasks import TaskConfig
     from compressor.tasks.features import predict, torch_forward
     from compressor.tasks.metrics import accuracy, difference_interval
-    from export.sessions import run as run_session
-    from export.sessions import session
-    from pipelines.finished import open_run
-    from pipelines.loading import load_data, load_model
-    from pipelines.stage import BaseModelReference, Inputs
+    from export.runtimes.sessions import run as run_session
+    from export.runtimes.sessions import session
+    from pipelines.engine.stage import BaseModelReference, Inputs
+    from pipelines.runs.finished import open_run
+    from pipelines.stages.loading import load_data, load_model
 
     run = open_run(folder)
     base = resolve(run.model)

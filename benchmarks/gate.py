@@ -26,23 +26,23 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from compressor.deltas import merge_all
-from compressor.models import resolve
+from compressor.deltas.links import merge_all
+from compressor.models.hub import resolve
 from compressor.processor import default_threads, weight_bits
 from compressor.tasks import TaskConfig
 from compressor.tasks.classification import KIND
 from compressor.tasks.metrics import paired_changes, two_errors
-from export.onnx import matrices, write_onnx
-from export.openvino import export_openvino
-from export.parity import BOUNDS, RESAMPLES, loss_of
-from pipelines.environment import machine
-from pipelines.finished import open_run
-from pipelines.loading import load_data, load_model
-from pipelines.proving import COMPRESSED, Prover
-from pipelines.runner import dense_of
-from pipelines.stage import BaseModelReference, Inputs
-from pipelines.stages.export import STAGE, ExportConfig, calibration, traced
-from pipelines.store import write_atomic
+from export.graph.trace import matrices, write_onnx
+from export.parity.compare import BOUNDS, RESAMPLES, loss_of
+from export.runtimes.openvino import export_openvino
+from pipelines.engine.environment import machine
+from pipelines.engine.runner import dense_of
+from pipelines.engine.stage import BaseModelReference, Inputs
+from pipelines.engine.store import write_atomic
+from pipelines.runs.finished import open_run
+from pipelines.stages.export.config import STAGE, ExportConfig, calibration, traced
+from pipelines.stages.export.proving import COMPRESSED, Prover
+from pipelines.stages.loading import load_data, load_model
 
 RATES = ((0.0, 0.02), (0.0025, 0.022), (0.005, 0.025), (0.01, 0.03), (0.02, 0.036), (0.03, 0.045), (0.05, 0.07))
 """(true loss of accuracy, share of labels that turn). The first two are what int8 of sound files does on thousands of rows."""

@@ -25,8 +25,8 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.processor import processor
-from export.generation import Decoder, facts_of, open_live
-from pipelines.environment import distribution
+from export.generation.greedy import Decoder, facts_of, open_live
+from pipelines.engine.environment import distribution
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -12,9 +12,9 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
-from pipelines.stage import Artifact
+from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Artifact
+from pipelines.file.config import load_pipeline
 
 
 def rows_of(path: Path, task: str) -> Iterator[dict[str, str]]:

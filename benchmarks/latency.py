@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from torch import nn
 
-from compressor.anatomy import layers_of
 from compressor.cost import shape_of
-from compressor.models import build, resolve
+from compressor.models.anatomy import layers_of
+from compressor.models.hub import build, resolve
 from compressor.pruning.surgery import Removal, remove
-from export.latency import Measurement, Variant, measure
-from export.onnx import export_onnx
+from export.graph.trace import export_onnx
+from export.latency.measure import Measurement, Variant, measure
 
 CONTROL = "dense fp32 fused, again"
 PLANS = {"dense": (0.0, 0.0), "3 heads": (0.25, 0.0), "6 heads": (0.5, 0.0), "6 heads + half FFN": (0.5, 0.5)}

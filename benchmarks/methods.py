@@ -32,8 +32,8 @@ import numpy as np
 from benchmarks.grid import run_file, write_task
 from compressor.processor import physical_cores
 from compressor.tasks.metrics import accuracy, matthews
-from pipelines.config import load_pipeline
-from pipelines.stage import Artifact
+from pipelines.engine.stage import Artifact
+from pipelines.file.config import load_pipeline
 
 SELECT_ALL = {"scope": "global", "ratio": 0.005, "modules": "all"}
 
@@ -205,9 +205,9 @@ def logits_of(grid: Grid, run: Run) -> tuple[np.ndarray, np.ndarray]:
 def predict(grid: Grid, run: Run) -> tuple[np.ndarray, np.ndarray]:
     from compressor import load
     from compressor.tasks.features import predict, torch_forward
-    from pipelines.loading import load_data
-    from pipelines.preflight import check_inputs
-    from pipelines.stage import Inputs
+    from pipelines.engine.preflight import check_inputs
+    from pipelines.engine.stage import Inputs
+    from pipelines.stages.loading import load_data
 
     pipeline = load_pipeline(grid.file(run))
     base = check_inputs(pipeline).base

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.store import write_atomic
+from pipelines.engine.store import write_atomic
 
 
 def plain(reference: str) -> str:

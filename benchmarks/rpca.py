@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.train_step import interleaved
-from compressor.anatomy import layers_of
-from compressor.models import build, resolve
+from compressor.models.anatomy import layers_of
+from compressor.models.hub import build, resolve
 from compressor.selection.choice import choose
 from compressor.selection.rpca import decompose, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting

@@ -40,22 +40,22 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from benchmarks.record import plain, read_record, write_record  # noqa: E402
-from compressor.anatomy import layers_of  # noqa: E402
 from compressor.checkpoint import load, save_checkpoint  # noqa: E402
 from compressor.cost import shape_of  # noqa: E402
 from compressor.errors import UserError  # noqa: E402
-from compressor.models import build, resolve  # noqa: E402
+from compressor.models.anatomy import layers_of  # noqa: E402
+from compressor.models.hub import build, resolve  # noqa: E402
 from compressor.pruning.surgery import Removal, remove  # noqa: E402
 from compressor.tasks.features import Encoding  # noqa: E402
-from export.latency import LEAST_ROUNDS, Measurement, Unmeasurable, Variant, time_shape, workers  # noqa: E402
-from export.latency_worker import encoding  # noqa: E402
-from export.onnx import can_fuse, file_name, trace, write_onnx  # noqa: E402
-from export.onnx import save as save_graph  # noqa: E402
-from export.openvino import export_openvino  # noqa: E402
-from export.openvino import file_name as openvino_name  # noqa: E402
-from pipelines.environment import accelerator, machine  # noqa: E402
-from pipelines.stages.benchmark import STAGE  # noqa: E402
-from pipelines.store import write_atomic  # noqa: E402
+from export.graph.trace import can_fuse, file_name, trace, write_onnx  # noqa: E402
+from export.graph.trace import save as save_graph  # noqa: E402
+from export.latency.measure import LEAST_ROUNDS, Measurement, Unmeasurable, Variant, time_shape, workers  # noqa: E402
+from export.latency.worker import encoding  # noqa: E402
+from export.runtimes.openvino import export_openvino  # noqa: E402
+from export.runtimes.openvino import file_name as openvino_name  # noqa: E402
+from pipelines.engine.environment import accelerator, machine  # noqa: E402
+from pipelines.engine.store import write_atomic  # noqa: E402
+from pipelines.stages.benchmark.config import STAGE  # noqa: E402
 
 SHAPES = {
     "random:bert-large": {"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}

@@ -27,19 +27,19 @@ from onnxruntime.quantization.registry import QDQRegistry
 from benchmarks.record import plain
 from benchmarks.runtimes import quantized_static
 from compressor.checkpoint import load
-from compressor.models import resolve
+from compressor.models.hub import resolve
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import Forward, predict, torch_forward
-from export.latency import Measurement, Variant, measure
-from export.onnx import can_fuse, save, write_onnx
-from export.openvino import export_openvino
-from export.sessions import run, session
-from pipelines.environment import machine
-from pipelines.loading import Data, load_data
-from pipelines.stage import Inputs
-from pipelines.stages.benchmark import STAGE
-from pipelines.stages.export import ExportConfig, calibration, traced
-from pipelines.store import write_atomic
+from export.graph.trace import can_fuse, save, write_onnx
+from export.latency.measure import Measurement, Variant, measure
+from export.runtimes.openvino import export_openvino
+from export.runtimes.sessions import run, session
+from pipelines.engine.environment import machine
+from pipelines.engine.stage import Inputs
+from pipelines.engine.store import write_atomic
+from pipelines.stages.benchmark.config import STAGE
+from pipelines.stages.export.config import ExportConfig, calibration, traced
+from pipelines.stages.loading import Data, load_data
 
 SUMS = {"Add", "LayerNormalization"}
 STATIC = {

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.train_step import MATRICES, interleaved, ours
 from compressor import load
-from compressor.models import Reference, resolve
+from compressor.models.hub import Reference, resolve
 from compressor.storage import delta_file
 
 KINDS = {

@@ -24,16 +24,16 @@ import numpy as np
 
 from benchmarks.record import plain
 from compressor.cost import shape_of
-from compressor.models import build, resolve
+from compressor.models.hub import build, resolve
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
-from export.latency import measure
-from export.latency_table import LatencyTable, exported, measure_table, undisturbed
-from pipelines.environment import machine
+from export.latency.measure import measure
+from export.latency.table import LatencyTable, exported, measure_table, undisturbed
+from pipelines.engine.environment import machine
+from pipelines.engine.store import write_atomic
 from pipelines.reporting.format import significant
-from pipelines.stages.prune import STAGE
-from pipelines.store import write_atomic
-from pipelines.targets import Search, Target, lowest_of, widths
+from pipelines.stages.prune.config import STAGE
+from pipelines.stages.prune.targets import Search, Target, lowest_of, widths
 
 BOUND = 0.10
 HEAD = (

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import run_file, write_task
 from benchmarks.record import read_record, write_record
-from compressor.models import resolve
+from compressor.models.hub import resolve
 from compressor.tasks.kinds import Metric, kind_of
-from pipelines.environment import machine
-from pipelines.stage import Artifact
-from pipelines.stages.prune import STAGE
+from pipelines.engine.environment import machine
+from pipelines.engine.stage import Artifact
+from pipelines.stages.prune.config import STAGE
 
 CRITERIA = ("delta", "weight_plus_delta", "taylor", "random")
 SEEDS = {1.25: (0,), 1.5: (0, 1, 2), 2.0: (0, 1, 2), 3.0: (0,)}

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-from compressor.anatomy import matrices_of
-from compressor.backward import by_factors
-from compressor.dense import dense_links
+from compressor.deltas.backward import by_factors
+from compressor.deltas.dense import dense_links
 from compressor.methods import Options, apply
-from compressor.models import build, resolve
+from compressor.models.anatomy import matrices_of
+from compressor.models.hub import build, resolve
 from compressor.selection.choice import select
 from compressor.selection.growth import ScalarAdamW
 

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 def load(folder=None, *, base=None, delta=None):
     """The model stored in `folder`, pruned shapes and all, ready for inference. See `compressor.checkpoint.load`; for
-    transformers' Auto classes, `compressor.auto`.
+    transformers' Auto classes, `compressor.models.auto`.
 
     `folder` may be that of a run, such as runs/quickstart: its last model, see `compressor.runs.load`.
 

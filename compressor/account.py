@@ -116,7 +116,7 @@ class Plan:
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
         """The account of the dense model, before any stage."""
-        from compressor.models import hollow
+        from compressor.models.hub import hollow
         from compressor.tasks.kinds import kind_of
         from compressor.tasks.reading import read_task
 

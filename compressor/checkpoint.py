@@ -15,17 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.model_folder import (
-    CONFIG,
-    Damage,
-    check_config,
-    check_finite,
-    door,
-    read_header,
-    read_json,
-    reading_by_library,
-)
-from compressor.models import (
+from compressor.models.hub import (
     AUTO_CLASSES,
     SEQUENCES,
     TOKENIZER_FILES,
@@ -34,6 +24,16 @@ from compressor.models import (
     head_names,
     resolve,
     task_head,
+)
+from compressor.models.model_folder import (
+    CONFIG,
+    Damage,
+    check_config,
+    check_finite,
+    door,
+    read_header,
+    read_json,
+    reading_by_library,
 )
 from compressor.storage.live import remember
 
@@ -80,7 +80,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
 
 def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state dict as it would be without changes: original weights under their plain names, tied ones once."""
-    from compressor.deltas import plain_name
+    from compressor.deltas.links import plain_name
 
     result, seen = {}, set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -194,16 +194,16 @@ def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[s
 def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> None:
     """Write the merged `model` (no chains) as config.json, model.safetensors and the tokenizer's files.
 
-    A pruned model's config.json has a model type of its own (compressor.auto) and carries `per_layer_config` with the head
-    count and FFN width of every block, so a stock `from_pretrained` fails loudly instead of loading something else. Adapters
-    and prefixes, which cannot be merged, are described in inserts.json; all tensors are then in a file that no
+    A pruned model's config.json has a model type of its own (compressor.models.auto) and carries `per_layer_config` with the
+    head count and FFN width of every block, so a stock `from_pretrained` fails loudly instead of loading something else.
+    Adapters and prefixes, which cannot be merged, are described in inserts.json; all tensors are then in a file that no
     `from_pretrained` finds.
     """
     from safetensors.torch import save_file
 
-    from compressor.anatomy import row_of_model
-    from compressor.architectures import COMPRESSED
-    from compressor.deltas import chains
+    from compressor.deltas.links import chains
+    from compressor.models.anatomy import row_of_model
+    from compressor.models.architectures import COMPRESSED
     from compressor.pruning.sizes import per_layer_configs
     from compressor.storage.changes import describe
 
@@ -286,8 +286,8 @@ def _on_meta(folder: Path) -> nn.Module:
     import torch
     from transformers import AutoConfig
 
-    from compressor import auto
-    from compressor.architectures import row_of
+    from compressor.models import auto
+    from compressor.models.architectures import row_of
 
     raw = read_json(folder / CONFIG)
     check_config(raw, known=False)

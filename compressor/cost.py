@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.modules import STRUCTURES
+from compressor.models.modules import STRUCTURES
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compressor.anatomy import Layer
+    from compressor.models.anatomy import Layer
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,9 @@ def shape_of(model: nn.Module) -> ModelShape:
     """The shape of a live model as it will be when merged: deltas do not count, adapters and prefixes do."""
     from torch import nn
 
-    from compressor.anatomy import biases_of, layers_of, row_of_model
-    from compressor.deltas import Change, original
-    from compressor.models import TOKENS, auto_class_of, head_names
+    from compressor.deltas.links import Change, original
+    from compressor.models.anatomy import biases_of, layers_of, row_of_model
+    from compressor.models.hub import TOKENS, auto_class_of, head_names
 
     layers = layers_of(model)
     inside = {id(layer.linear(name)) for layer in layers for name in layer.names}
@@ -261,8 +261,8 @@ def shape_of(model: nn.Module) -> ModelShape:
 
 
 def _layer_shape(layer: Layer) -> LayerShape:
-    from compressor.anatomy import biases_of
-    from compressor.deltas import Change, original
+    from compressor.deltas.links import Change, original
+    from compressor.models.anatomy import biases_of
 
     linears = {layer.linear(name) for name in layer.names}
     elsewhere = {
@@ -289,14 +289,14 @@ def _layer_shape(layer: Layer) -> LayerShape:
 
 def added_by(group: str, model: nn.Module) -> list[tuple[Inserted, ...]]:
     """The adapters and prefixes that the stage called `group` put into a live model, layer by layer."""
-    from compressor.anatomy import layers_of
+    from compressor.models.anatomy import layers_of
 
     return [_inserts_of(layer, group) for layer in layers_of(model)]
 
 
 def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
-    from compressor.inserts import Insert
-    from compressor.sources import Masked
+    from compressor.deltas.inserts import Insert
+    from compressor.deltas.sources import Masked
 
     found = [module for module in layer.module.modules() if isinstance(module, Insert) and group in (None, module.group)]
     return tuple(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.models import TOKENIZER_FILES
+from compressor.models.hub import TOKENIZER_FILES
 from serving.bundle import BACKENDS, install
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compressor.models import find_folder
-from pipelines.cli import main
+from compressor.models.hub import find_folder
+from pipelines.cli.commands import main
 from tests.bait import Bait
 from tests.conftest import REACHED
 from tests.tiny import write_pipeline
@@ -140,7 +140,7 @@ def test_an_onnx_file_reads_no_weights_outside_its_folder(tmp_path, place):
     from onnx import TensorProto, helper, numpy_helper
 
     from compressor.errors import UserError
-    from export.sessions import session
+    from export.runtimes.sessions import session
 
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 32]) for name in ("x", "y")]
     weight = numpy_helper.from_array(np.ones((32, 32), np.float32), "w")
@@ -165,8 +165,8 @@ def test_a_manifest_names_no_file_outside_its_folder(tmp_path, monkeypatch, name
     """A file of the right content at a place that is not the artifact's own."""
     from compressor.digests import sha256_of
     from compressor.errors import UserError
-    from pipelines.config import load_pipeline
-    from pipelines.runner import run_pipeline
+    from pipelines.engine.runner import run_pipeline
+    from pipelines.file.config import load_pipeline
     from tests.pipelines import toys
 
     toys.install(monkeypatch)
@@ -200,7 +200,7 @@ def speaks(source: str) -> bool:
 
 def test_the_hub_and_triton_are_all_that_is_spoken_to():
     found = {str(path.relative_to(ROOT)) for path in SOURCES if speaks(path.read_text(encoding="utf-8"))}
-    assert {name for name in found if not name.startswith("serving/")} == {"compressor/models.py"}
+    assert {name for name in found if not name.startswith("serving/")} == {"compressor/models/hub.py"}
 
 
 def test_a_test_that_reaches_another_machine_fails():

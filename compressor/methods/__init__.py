@@ -209,8 +209,8 @@ def apply(model: nn.Module, name: str, options: Options) -> None:
 
 def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> None:
     """requires_grad for the task head, the changes of `groups` and, with `base`, the whole base; for nothing else."""
-    from compressor.deltas import Change
-    from compressor.models import head_names
+    from compressor.deltas.links import Change
+    from compressor.models.hub import head_names
 
     head = head_names(model)
     model.weights_moved = base or weights_moved(model)
@@ -228,7 +228,7 @@ def weights_moved(model: nn.Module) -> bool:
 
 def trainable_counts(model: nn.Module) -> dict[str, int]:
     """Trainable scalars of a live model: {"head": task head, "body": everything else}. What is shared counts once."""
-    from compressor.models import head_names
+    from compressor.models.hub import head_names
 
     head = head_names(model)
     counts = {"head": 0, "body": 0}

@@ -17,9 +17,9 @@ BEHIND = {"pfeiffer": ("ffn_out",), "houlsby": ("output", "ffn_out")}
 
 def attach_adapters(model: nn.Module, options: Options) -> None:
     """Put an adapter behind every matrix of the placement. Its up-projection starts at 0, so the model starts unchanged."""
-    from compressor.anatomy import matrices_of
-    from compressor.inserts import Adapter, insert
-    from compressor.sources import Own
+    from compressor.deltas.inserts import Adapter, insert
+    from compressor.deltas.sources import Own
+    from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, BEHIND[options.placement]):
         source = Own(Adapter.tensors(matrix.original[:, 0], options.bottleneck, std=0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.methods import Method, Options, mixout, selective
-from compressor.selection.names import SCOPES, SCORES
+from compressor.selection.score_names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,8 +18,8 @@ def attach_child(model: nn.Module, options: Options) -> None:
     if options.child == "d":
         selective.attach_sparse(model, options)
         return
-    from compressor.anatomy import matrices_of
-    from compressor.dense import Thinned
+    from compressor.deltas.dense import Thinned
+    from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):
         matrix.attach(Thinned(matrix.original, options.reserve, options.group))

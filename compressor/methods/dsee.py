@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.methods import Method, Options, lora, selective
-from compressor.selection.names import SCOPES, SCORES
+from compressor.selection.score_names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def attach_low_rank(model: nn.Module, options: Options) -> None:
     """Add a LowRank link to every chosen matrix."""
-    from compressor.anatomy import matrices_of
-    from compressor.deltas import LowRank
+    from compressor.deltas.links import LowRank
+    from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):
         matrix.attach(LowRank.start(matrix.original, options.rank, options.alpha, options.group))

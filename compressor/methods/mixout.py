@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def attach_mixed(model: nn.Module, options: Options) -> None:
     """Add a Mixed link to every chosen matrix."""
-    from compressor.anatomy import matrices_of
-    from compressor.dense import Mixed
+    from compressor.deltas.dense import Mixed
+    from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):
         matrix.attach(Mixed(matrix.original, options.mixout, options.group))

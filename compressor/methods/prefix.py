@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
     """(attention, its key matrix) of every block. Raises UserError E407 where a prefix cannot join."""
-    from compressor.anatomy import layers_of, row_of_model
-    from compressor.inserts import use_prefixes
+    from compressor.deltas.inserts import use_prefixes
+    from compressor.models.anatomy import layers_of, row_of_model
 
     if not row_of_model(model).prefixes:
         what = f"prefixes cannot join the attention of architecture '{model.config.model_type}'"
@@ -34,8 +34,8 @@ INNER = 512
 
 def attach_prefixes(model: nn.Module, options: Options) -> None:
     """Put a prefix into every attention; one network behind all of them where they are reparametrized."""
-    from compressor.inserts import Prefix, insert
-    from compressor.sources import Network, Own, Reparametrized
+    from compressor.deltas.inserts import Prefix, insert
+    from compressor.deltas.sources import Network, Own, Reparametrized
 
     network = None
     for attention, key in attentions(model):

@@ -1,6 +1,7 @@
 """ProPETL (Zeng et al. 2023): one prototype adapter, LoRA or prefix for all blocks; each block learns a mask over it.
 
-Where the model is of many tasks (`compressor.multitask.join_heads`), every task learns a mask too, shared by all blocks.
+Where the model is of many tasks (`compressor.training.multitask.join_heads`), every task learns a mask too, shared by all
+blocks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compressor.cost import ModelShape
-    from compressor.multitask import Tasks, TaskScores
-    from compressor.sources import Masked, Prototype
+    from compressor.deltas.sources import Masked, Prototype
+    from compressor.training.multitask import Tasks, TaskScores
 
 
 class Prototypes:
@@ -29,7 +30,7 @@ class Prototypes:
 
         Raises UserError E407 where a block would need another size of it.
         """
-        from compressor.sources import Masked, Prototype, Scores
+        from compressor.deltas.sources import Masked, Prototype, Scores
 
         prototype = self.made.setdefault(name, Prototype(f"{self.options.group}.{name}", tensors, self.options.group))
         if any(prototype.size(part) != tensor.shape for part, tensor in tensors.items()):
@@ -39,7 +40,7 @@ class Prototypes:
 
     def _of_tasks(self, name: str, prototype: Prototype) -> TaskScores | None:
         """One object for all blocks, so that a task's scores are tied over them; none with one task."""
-        from compressor.multitask import TaskScores
+        from compressor.training.multitask import TaskScores
 
         if self.tasks is not None and name not in self.task_scores:
             self.task_scores[name] = TaskScores(self.tasks, prototype, self.options.keep)
@@ -52,8 +53,8 @@ def attach_prototypes(model: nn.Module, options: Options) -> None:
 
 
 def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.anatomy import matrices_of
-    from compressor.inserts import Adapter, insert
+    from compressor.deltas.inserts import Adapter, insert
+    from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, adapter.BEHIND["pfeiffer"]):
         # both projections are drawn: a mask over zeros gets no gradient
@@ -62,8 +63,8 @@ def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -
 
 
 def _share_lora(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.anatomy import matrices_of
-    from compressor.deltas import LowRank
+    from compressor.deltas.links import LowRank
+    from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):
         source = prototypes.masked(matrix.name, LowRank.tensors(matrix.original, options.rank))
@@ -71,7 +72,7 @@ def _share_lora(model: nn.Module, options: Options, prototypes: Prototypes) -> N
 
 
 def _share_prefix(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.inserts import Prefix, insert
+    from compressor.deltas.inserts import Prefix, insert
 
     for attention, key in prefix.attentions(model):
         insert(attention, Prefix(prototypes.masked("prefix", Prefix.tensors(key, options.length)), options.group))

@@ -6,18 +6,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.methods import GROUND, Method, Options, adapter, lora, method
-from compressor.selection.names import SCOPES, SCORES
+from compressor.selection.score_names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compressor.anatomy import Matrix
     from compressor.cost import ModelShape
+    from compressor.models.anatomy import Matrix
 
 
 def ground(model: nn.Module, options: Options) -> list[Matrix]:
     """The tensors in which Ω lies. Those of a LoRA or of adapters are drawn now, as that method draws them, and frozen."""
-    from compressor.anatomy import matrices_of
+    from compressor.models.anatomy import matrices_of
     from compressor.selection.within import freeze
 
     if options.on == "weights":
@@ -36,7 +36,7 @@ def sizes(shape: ModelShape, options: Options) -> list[int]:
 
 def attach_sparse(model: nn.Module, options: Options) -> None:
     """Add a Sparse link to every tensor in which Ω has places."""
-    from compressor.deltas import Sparse
+    from compressor.deltas.links import Sparse
 
     for matrix in ground(model, options):
         omega = (options.omega or {}).get(matrix.path)

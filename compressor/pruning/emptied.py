@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers import Cache
 
-from compressor.anatomy import Layer
-from compressor.deltas import attach, detach
-from compressor.inserts import insert, inserts_of
-from compressor.modules import STRUCTURES
+from compressor.deltas.inserts import insert, inserts_of
+from compressor.deltas.links import attach, detach
+from compressor.models.anatomy import Layer
+from compressor.models.modules import STRUCTURES
 
 
 class Constant(nn.Module):

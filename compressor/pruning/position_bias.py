@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from compressor.architectures import Architecture
+from compressor.models.architectures import Architecture
 
 KEPT_HEADS_ATTENTION = "sdpa_of_kept_heads"
 """The name under which attention that picks its heads of the bias is known to transformers."""

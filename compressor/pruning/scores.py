@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from compressor.anatomy import Layer, Matrix, layers_of
 from compressor.errors import UserError
-from compressor.modules import STRUCTURES
-from compressor.pruning.names import LOSS_POWER, Criterion, Structure
+from compressor.models.anatomy import Layer, Matrix, layers_of
+from compressor.models.modules import STRUCTURES
+from compressor.pruning.criteria import LOSS_POWER, Criterion, Structure
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from torch import nn
 
-from compressor.anatomy import Layer, layers_of
+from compressor.models.anatomy import Layer, layers_of
 from compressor.pruning.surgery import Removal, kept_of, remove
 
 BY_STACK = ("per_layer_config", "per_layer_config_of_decoder")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from compressor.anatomy import Layer, Matrix, layers_of
-from compressor.deltas import Delta, attach, detach, original
+from compressor.deltas.inserts import inserts_of
+from compressor.deltas.links import Delta, attach, detach, original
 from compressor.errors import UserError
-from compressor.inserts import inserts_of
-from compressor.modules import STRUCTURES
+from compressor.models.anatomy import Layer, Matrix, layers_of
+from compressor.models.modules import STRUCTURES
 from compressor.pruning import position_bias
 from compressor.pruning.emptied import empty
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compressor.anatomy import Matrix, layers_of
-from compressor.deltas import Mask, attach, chains, detach, merged_copy
+from compressor.deltas.links import Mask, attach, chains, detach, merged_copy
+from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
-from compressor.pruning.names import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
+from compressor.models.anatomy import Matrix, layers_of
+from compressor.pruning.criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.pruning.scores import Changes
 from compressor.selection.finite import require_ranks
-from compressor.sources import top_mask
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from compressor.account import Places
+from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.selection.finite import LARGEST_WEIGHT, require_finite, require_ranks
 from compressor.selection.settings import SettingName
-from compressor.sources import top_mask
 
 
 def _rpca(weight: Tensor, seed: int, setting: SettingName = "default") -> Tensor:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compressor.anatomy import Matrix
-from compressor.deltas import original
+from compressor.deltas.links import original
+from compressor.models.anatomy import Matrix
 from compressor.selection.finite import require_finite
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compressor.anatomy import Matrix
 from compressor.cost import spendable
-from compressor.deltas import Change, Delta, Sparse, add_at
+from compressor.deltas.links import Change, Delta, Sparse, add_at
+from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
+from compressor.models.anatomy import Matrix
 from compressor.selection.finite import require_finite
 from compressor.selection.gradients import Heuristic
-from compressor.sources import top_mask
 
 COHORTS = 32
 """Most times that Ω grows with `schedule: cohorts`."""

@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from torch import nn
 
-from compressor.anatomy import Matrix
-from compressor.deltas import WHOLE, Change, merge
+from compressor.deltas.links import WHOLE, Change, merge
+from compressor.models.anatomy import Matrix
 
 
 def freeze(model: nn.Module, there: Collection[nn.Module]) -> list[Matrix]:

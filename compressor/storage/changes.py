@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas import Change, Delta, LowRank, Mask, Offset, Place, Sparse, attach, chain, chains, original
-from compressor.inserts import Adapter, Insert, Prefix, insert, inserts_of, use_prefixes
-from compressor.sources import FixedMasks, Masked, Own, Prototype
+from compressor.deltas.inserts import Adapter, Insert, Prefix, insert, inserts_of, use_prefixes
+from compressor.deltas.links import Change, Delta, LowRank, Mask, Offset, Place, Sparse, attach, chain, chains, original
+from compressor.deltas.sources import FixedMasks, Masked, Own, Prototype
 
 if TYPE_CHECKING:
     from compressor.pruning.surgery import Kept

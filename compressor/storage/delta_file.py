@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
-from compressor.models import AUTO_CLASSES, GENERATES, SEQUENCES, auto_class_facts, auto_class_of
+from compressor.models.hub import AUTO_CLASSES, GENERATES, SEQUENCES, auto_class_facts, auto_class_of
 from compressor.storage.bits import Stored
 from compressor.storage.layout import accounts, compact, expand, slots
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressor.models import Reference
+    from compressor.models.hub import Reference
     from compressor.pruning.surgery import Kept
 
 FORMAT, READABLE = 3, (1, 2, 3)
@@ -76,7 +76,7 @@ def write(
 
     Raises UserError E312 where a delta cannot hold what was done to the model.
     """
-    from compressor.models import head_names
+    from compressor.models.hub import head_names
     from compressor.pruning.surgery import kept_of
 
     changes, tensors = changes_of(model)
@@ -393,7 +393,7 @@ def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
 
 def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
     """The model of a delta that was read, built from a folder or a hub id. Raises as `load`."""
-    from compressor.models import build
+    from compressor.models.hub import build
     from compressor.pruning.surgery import restore_kept
     from compressor.storage.live import check_head, remember
 
@@ -410,7 +410,7 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.M
 
 def base_of(delta: DeltaFile, base: Path | str | None) -> Reference:
     """The base that `base`, or else the file, refers to. Raises UserError E303, E306."""
-    from compressor.models import resolve
+    from compressor.models.hub import resolve
 
     found = resolve(str(base or delta.base))
     if found.sha256 != delta.base_sha256:

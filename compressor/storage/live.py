@@ -32,8 +32,8 @@ def remember(model: nn.Module, reference: str, sha256: str) -> nn.Module:
 
 def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every parameter of the pretrained base under its plain name, whatever is attached to it."""
-    from compressor.deltas import plain_name
-    from compressor.models import head_names
+    from compressor.deltas.links import plain_name
+    from compressor.models.hub import head_names
 
     plain = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     return {name: parameter for name, parameter in plain.items() if name and name not in head_names(model)}
@@ -55,8 +55,8 @@ def origin_of(model: nn.Module) -> Origin:
 
 def strip(model: nn.Module) -> None:
     """Take every delta and every inserted module off, in place. The base is left bit for bit; the task head stays."""
-    from compressor.deltas import chains, detach
-    from compressor.inserts import inserts_of, take_out
+    from compressor.deltas.inserts import inserts_of, take_out
+    from compressor.deltas.links import chains, detach
 
     for _, owner, name in list(chains(model)):
         detach(owner, name)
@@ -68,7 +68,7 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
     """Raises UserError E311 where `head` cannot become the model's: other names, or sizes beside the number of classes; and
     where there is none, and the model's is of other labels.
     """
-    from compressor.models import head_names
+    from compressor.models.hub import head_names
 
     mend = "Load it on its own base's folder"
     if head is None:
@@ -96,7 +96,7 @@ def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[st
     """Give `model` another task head, of another number of classes too. `check_head` was asked before."""
     from torch import nn
 
-    from compressor.models import name_outputs
+    from compressor.models.hub import name_outputs
 
     for name, tensor in head.items():
         path, _, leaf = name.rpartition(".")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
-from compressor.models import GENERATES, SEQUENCES, TOKENS
+from compressor.models.hub import GENERATES, SEQUENCES, TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressor.deltas import LowRank, Sparse
+    from compressor.deltas.links import LowRank, Sparse
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
@@ -161,7 +161,7 @@ def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft"
 
     Raises UserError E313 where the adapter does not fit the model.
     """
-    from compressor.deltas import attach
+    from compressor.deltas.links import attach
     from compressor.storage.live import check_head, set_head
 
     links = []
@@ -181,7 +181,7 @@ def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft"
 def _lora_link(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> LowRank:
     from torch import nn
 
-    from compressor.deltas import WHOLE, Place
+    from compressor.deltas.links import WHOLE, Place
 
     place, rank = WHOLE if isinstance(owner, nn.Linear) else Place(transposed=True), adapter.rank(target)
     link = _low_rank(adapter, target, owner, place.read(owner.weight).shape, "lora", rank, adapter.scale(target, rank), group)
@@ -193,7 +193,7 @@ def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module, group: s
     """The sparse part of one layer, and the low-rank part where the adapter has one."""
     from torch import nn
 
-    from compressor.deltas import Sparse
+    from compressor.deltas.links import Sparse
 
     shape, rank = owner.weight.shape, adapter.config.get("r")
     if not isinstance(owner, nn.Linear):
@@ -233,8 +233,8 @@ def _low_rank(
     scale: float,
     group: str,
 ) -> LowRank:
-    from compressor.deltas import LowRank
-    from compressor.sources import Own
+    from compressor.deltas.links import LowRank
+    from compressor.deltas.sources import Own
 
     A, B = (adapter.tensors.get(f"{target}.{words}_{letter}.weight") for letter in "AB")
     if A is None or B is None or (A.shape, B.shape) != ((rank, shape[1]), (shape[0], rank)):
@@ -257,7 +257,7 @@ def _layer(model: nn.Module, target: str, folder: Path) -> nn.Module:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    from compressor.models import head_names
+    from compressor.models.hub import head_names
 
     path = _path(model, target)
     owner = dict(model.named_modules()).get(path)
@@ -280,7 +280,7 @@ class _Changed:
         """(out, in) of the whole stored weight."""
         from torch import nn
 
-        from compressor.deltas import original
+        from compressor.deltas.links import original
 
         shape = tuple(original(self.owner).shape)
         return shape if isinstance(self.owner, nn.Linear) else shape[::-1]
@@ -327,7 +327,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     """
     from safetensors.torch import save_file
 
-    from compressor.models import auto_class_of, head_names
+    from compressor.models.hub import auto_class_of, head_names
 
     changed, folder = _changed_layers(model), Path(folder)
     sparse = any(layer.sparse for layer in changed)
@@ -350,7 +350,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
 
 
 def _changed_layers(model: nn.Module) -> list[_Changed]:
-    from compressor.deltas import LowRank, chain, chains
+    from compressor.deltas.links import LowRank, chain, chains
     from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
     from compressor.storage.changes import has_inserts

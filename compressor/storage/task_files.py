@@ -23,7 +23,7 @@ SHARED = "_shared.safetensors"
 def write_tasks(
     model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: Mapping[str, Sequence[str]]
 ) -> dict[str, Path]:
-    """Write a model of many tasks (`compressor.multitask.join_heads`): SHARED, and NAME.safetensors for every task.
+    """Write a model of many tasks (`compressor.training.multitask.join_heads`): SHARED, and NAME.safetensors for every task.
 
     `label_names` has the classes of every task, in the order of its outputs. Returns the task files by task. Raises UserError
     E312 where deltas cannot hold what was done to the model.

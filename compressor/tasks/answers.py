@@ -28,8 +28,8 @@ def rows_of(labels: np.ndarray) -> np.ndarray:
 
 
 def by_row(outputs: np.ndarray, labels: np.ndarray) -> Sequence[np.ndarray]:
-    """Answers (answers, outputs) as a training takes a teacher's (`compressor.training.Rows`), row by row: (outputs,), or (the
-    row's answers, outputs)."""
+    """Answers (answers, outputs) as a training takes a teacher's (`compressor.training.trainer.Rows`), row by row: (outputs,),
+    or (the row's answers, outputs)."""
     if labels.ndim == 1:
         return outputs
     return np.split(outputs, np.cumsum((labels != IGNORED).sum(axis=1))[:-1])

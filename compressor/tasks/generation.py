@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models import GENERATES
+from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
 from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
@@ -128,7 +128,7 @@ def in_perplexity(value: float) -> str:
 
 def prediction(*_: object) -> None:
     """Raises UserError E716: generating takes a cache and many steps, which a server here does not do."""
-    raise UserError("E716", "a model that generates is not served", "Generate with export.generation.open_generator")
+    raise UserError("E716", "a model that generates is not served", "Generate with export.generation.greedy.open_generator")
 
 
 LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models import GENERATES, SEQUENCES
+from compressor.models.hub import GENERATES, SEQUENCES
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
@@ -84,7 +84,7 @@ class Kind:
     - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> what a client is told, a
       dataclass that is shown by `str`; raises UserError E717;
     - `written`: a client's text as the model was trained to read it; raises UserError E717;
-    - `auto_class`: whose task head the model has (`compressor.models`);
+    - `auto_class`: whose task head the model has (`compressor.models.hub`);
     - `columns`: the names of the text's and the label's column, where the task gives none;
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which say where the model answers
       (`compressor.tasks.answers`); raises UserError E213;

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models import TOKENS
+from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
 from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of

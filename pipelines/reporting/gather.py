@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from compressor.methods import method
-from compressor.models import HEAD_ORIGINS
+from compressor.models.hub import HEAD_ORIGINS
 from compressor.tasks.kinds import kind_of
+from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import RUNTIMES, Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes
-from pipelines.stage import Artifact, Inputs
-from pipelines.trainings import UNLEARNT, below_constant
+from pipelines.stages.trainings import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
 """Precisions, the first that is there being what is shown where nothing is deployed."""

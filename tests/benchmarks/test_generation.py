@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.generation import main
 from compressor.checkpoint import save_checkpoint
-from export.folder import export_folder
+from export.standalone.folder import export_folder
 from tests.compressor.conftest import tiny
 from tests.tiny import write_tokenizer
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import latency
-from export.latency import summarize
+from export.latency.measure import summarize
 from tests.pipelines.toys import write_project
 
 PLANS = ("dense", "3 heads")

@@ -13,10 +13,10 @@ pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
 from benchmarks import runtimes
 from compressor import load
-from compressor.anatomy import layers_of
 from compressor.checkpoint import save_checkpoint
+from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
-from export.latency import Unmeasurable, summarize
+from export.latency.measure import Unmeasurable, summarize
 from tests.compressor.conftest import tiny
 
 MODELS = {"dense": tiny("bert"), "pruned": runtimes.narrowed(tiny("bert"), 1 / 2)}

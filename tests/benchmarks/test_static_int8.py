@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
 from benchmarks import static_int8
-from export.latency import summarize
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from export.latency.measure import summarize
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
 
 STAGES = [{"tune": {"method": "lora", "rank": 2, "epochs": 1}}, {"merge": None}]

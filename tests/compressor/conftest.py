@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from compressor.anatomy import layers_of
-from compressor.architectures import ARCHITECTURES
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply
 from compressor.methods.selective import ground
+from compressor.models.anatomy import layers_of
+from compressor.models.architectures import ARCHITECTURES
 from compressor.pruning.surgery import Removal
 from tests.tiny import own_keys
 

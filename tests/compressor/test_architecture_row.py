@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compressor.architectures import ARCHITECTURES
+from compressor.models.architectures import ARCHITECTURES
 
 DOCS = Path(__file__).parents[2] / "docs" / "architectures.md"
 ADDED = """
 import sys
 import pytest
-from compressor import architectures
+from compressor.models import architectures
 row = eval(sys.argv[1], vars(architectures))
 architectures.ARCHITECTURES[row.model_type] = row
 sys.exit(pytest.main(sys.argv[2:]))

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-import compressor.auto
+import compressor.models.auto
 from compressor import load
-from compressor.anatomy import layers_of
-from compressor.architectures import ARCHITECTURES, COMPRESSED
 from compressor.checkpoint import save_checkpoint
 from compressor.cost import shape_of
 from compressor.errors import UserError
-from compressor.models import head_names
+from compressor.models.anatomy import layers_of
+from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+from compressor.models.hub import head_names
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import logits, plan_of, tiny
 from tests.tiny import write_tokenizer
@@ -34,7 +34,7 @@ def test_it_loads_saves_and_loads_again_with_the_same_bits(architecture, cut, tm
     """AutoModel..., `compressor.load` and save_pretrained agree, in bits and in what config.json says."""
     model = pruned(architecture, tmp_path / "first", cut)
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "first")
-    assert type(again).__module__ == compressor.auto.__name__ and type(again) is type(load(tmp_path / "first"))
+    assert type(again).__module__ == compressor.models.auto.__name__ and type(again) is type(load(tmp_path / "first"))
     again.save_pretrained(tmp_path / "second")
     save_checkpoint(load(tmp_path / "second"), tmp_path / "third", tmp_path)
     for one in (again, load(tmp_path / "second"), AutoModelForSequenceClassification.from_pretrained(tmp_path / "third")):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compressor import backward
-from compressor.backward import by_factors
-from compressor.deltas import Mask, attach, chains, original
+from compressor.deltas import backward
+from compressor.deltas.backward import by_factors
+from compressor.deltas.links import Mask, attach, chains, original
 from compressor.errors import UserError
 from compressor.methods import apply
 from tests.compressor.conftest import OPTIONS, TRIED, encoding, tiny, tuned

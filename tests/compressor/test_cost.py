@@ -8,10 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of, share
-from compressor.deltas import merge_all
+from compressor.deltas.links import merge_all
 from compressor.methods import method
 from compressor.pruning.surgery import Removal, remove
-from pipelines.config import find_pipeline, load_pipeline
+from pipelines.file.config import find_pipeline, load_pipeline
 from tests.compressor.conftest import APPLIES, CASES, tiny, tuned
 
 BERT_BASE = ModelShape(768, (LayerShape(12, 64, 3072),) * 12, other=0, head=0, head_macs=768 * 768 + 2 * 768)

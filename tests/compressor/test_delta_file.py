@@ -14,19 +14,19 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
-from compressor.anatomy import matrices_of
-from compressor.deltas import merge_all
+from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
-from compressor.modules import MODULES
+from compressor.models.anatomy import matrices_of
+from compressor.models.modules import MODULES
 from compressor.pruning.surgery import Removal, kept_of, remove
 from compressor.storage import bits, delta_file
 from compressor.storage.bits import Stored
 from compressor.storage.changes import describe, pack, unpack
-from compressor.storage.compare import compare
+from compressor.storage.delta_comparison import compare
 from compressor.storage.layout import accounts, fold, unfold
 from compressor.storage.live import remember, strip
-from pipelines.delta_commands import _facts
+from pipelines.cli.delta_commands import _facts
 from tests.compressor.conftest import OPTIONS, logits, tiny, tuned
 from tests.tiny import write_model
 
@@ -284,7 +284,7 @@ def test_load_takes_one_base():
 
 def test_from_a_folder_pruned_and_all(tmp_path):
     """A delta that names its base and what pruning left; live switching between two tasks of one pruned shape."""
-    from compressor.models import build, resolve
+    from compressor.models.hub import build, resolve
 
     found = resolve(str(write_model(tmp_path / "base")))
     kept, paths, expected = [], [], []
@@ -312,7 +312,7 @@ def forward(model) -> torch.Tensor:
 
 def test_a_loaded_state_can_switch_to_a_delta(tmp_path):
     from compressor.checkpoint import save_state
-    from compressor.models import build, resolve
+    from compressor.models.hub import build, resolve
 
     found = resolve(str(write_model(tmp_path / "base")))
     task = tuned(build(found.folder, LABELS), "lora")

@@ -7,13 +7,24 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from compressor.anatomy import matrices_of
-from compressor.deltas import Delta, Offset, Sparse, chain, merge_all
-from compressor.dense import OPEN, Dense, Gated, Mixed, Thinned, dense_links, expected_open, hard_concrete, project, reseed
+from compressor.deltas.dense import (
+    OPEN,
+    Dense,
+    Gated,
+    Mixed,
+    Thinned,
+    dense_links,
+    expected_open,
+    hard_concrete,
+    project,
+    reseed,
+)
+from compressor.deltas.links import Delta, Offset, Sparse, chain, merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply
+from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove, silence
-from compressor.training import CLIP, Schedule, settle, train, trainer_of
+from compressor.training.trainer import CLIP, Schedule, settle, train, trainer_of
 from tests.compressor.conftest import encoding, prepared, tiny, tuned
 from tests.compressor.training_parts import MODULES, rows_of
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compressor.anatomy import layers_of
-from compressor.distillation import HiddenTeacher, hidden_distance
+from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of, remove
 from compressor.tasks.classification import distillation_loss
-from compressor.training import Schedule, train
+from compressor.training.distillation import HiddenTeacher, hidden_distance
+from compressor.training.trainer import Schedule, train
 from tests.compressor.conftest import encoding, plan_of, prepared, tiny
 from tests.compressor.training_parts import MODULES, rows_of
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from compressor.anatomy import layers_of
 from compressor.cost import delta_macs, shape_of
-from compressor.deltas import LowRank, Mask, Offset, Sparse, attach, chains, merged_copy
+from compressor.deltas.factored import FactoredLinear, apart_of, factor_all, factors_of, require_factorable
+from compressor.deltas.links import LowRank, Mask, Offset, Sparse, attach, chains, merged_copy
 from compressor.errors import UserError
-from compressor.factored import FactoredLinear, apart_of, factor_all, factors_of, require_factorable
+from compressor.models.anatomy import layers_of
 from tests.compressor.conftest import TRIED, tiny
 
 

@@ -14,14 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from compressor import load
-from compressor.architectures import ARCHITECTURES
 from compressor.checkpoint import save_checkpoint, save_state
 from compressor.cost import shape_of
-from compressor.deltas import merged_copy
-from compressor.distillation import HiddenTeacher
+from compressor.deltas.links import merged_copy
 from compressor.errors import UserError, UserErrors
 from compressor.methods import Options, apply
-from compressor.models import GENERATES, build, head_names, hollow, padding_id, resolve
+from compressor.models.architectures import ARCHITECTURES
+from compressor.models.hub import GENERATES, build, head_names, hollow, padding_id, resolve
 from compressor.pruning.prices import prices_of
 from compressor.pruning.scores import loss_scores, random_scores
 from compressor.pruning.surgery import Removal, remove
@@ -33,10 +32,11 @@ from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import Split, read_task
-from export.parity import BOUNDS, compare, in_other_batches, row_of
-from pipelines.cli import main
-from pipelines.loading import MOST_OUTPUTS, Data
-from pipelines.loading import Rows as Loaded
+from compressor.training.distillation import HiddenTeacher
+from export.parity.compare import BOUNDS, compare, in_other_batches, row_of
+from pipelines.cli.commands import main
+from pipelines.stages.loading import MOST_OUTPUTS, Data
+from pipelines.stages.loading import Rows as Loaded
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import WORDS, write_model
 

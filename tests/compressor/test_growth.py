@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.anatomy import matrices_of
 from compressor.errors import UserError
+from compressor.models.anatomy import matrices_of
 from compressor.selection.gradients import Heuristic
 from compressor.selection.growth import COHORTS, Growth, ScalarAdamW, grower_of, growth_targets, plant
 from tests.compressor.conftest import encoding, tiny

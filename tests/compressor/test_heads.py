@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForTokenClassification
 
-import compressor.auto
+import compressor.models.auto
 from compressor import load
-from compressor.architectures import ARCHITECTURES
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
-from compressor.models import head_names
+from compressor.models.architectures import ARCHITECTURES
+from compressor.models.hub import head_names
 from compressor.pruning.surgery import Removal, remove, silence
 from tests.compressor.conftest import encoding, plan_of, tiny
 
@@ -48,7 +48,7 @@ def test_it_loads_with_the_same_bits(architecture, auto, tied, tmp_path):
         for found in (load(tmp_path / name), auto.from_pretrained(tmp_path / name)):
             assert torch.equal(logits(found), logits(model))
             assert found.state_dict().keys() == model.state_dict().keys()
-    assert type(found).__module__ == compressor.auto.__name__
+    assert type(found).__module__ == compressor.models.auto.__name__
     heads = {name.split(".")[0] for name in head_names(load(tmp_path / name))}
     if auto is AutoModelForTokenClassification:
         assert heads and heads <= {"classifier", "score", "head"}

@@ -8,12 +8,12 @@ import torch
 from transformers import AutoConfig
 
 from compressor import load
-from compressor.anatomy import layers_of
 from compressor.checkpoint import save_checkpoint, save_state
 from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
-from compressor.models import build, head_names, hollow, padding_id, resolve
+from compressor.models.anatomy import layers_of
+from compressor.models.hub import build, head_names, hollow, padding_id, resolve
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import tiny
 from tests.tiny import write_model, write_tokenizer

@@ -11,18 +11,18 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
 from compressor.cost import shape_of
+from compressor.deltas.sources import Masked
 from compressor.methods import Options, apply, trainable_counts
 from compressor.methods import method as method_row
-from compressor.multitask import Tasks, TaskSampler, join_heads, probabilities, trained_parts
-from compressor.sources import Masked
 from compressor.storage import bits, delta_file
 from compressor.storage.bits import Stored
 from compressor.storage.changes import prototypes_of
-from compressor.storage.compare import compare
+from compressor.storage.delta_comparison import compare
 from compressor.storage.delta_file import HEADER_LIMIT, header_size
 from compressor.storage.live import remember
 from compressor.storage.task_files import SHARED, write_tasks
-from compressor.training import Schedule, train
+from compressor.training.multitask import Tasks, TaskSampler, join_heads, probabilities, trained_parts
+from compressor.training.trainer import Schedule, train
 from tests.compressor.conftest import APPLIES, encoding, tiny
 from tests.compressor.test_delta_file import bits_of, logits, refused
 from tests.compressor.training_parts import CLASSES, many, many_in_one_process, mixture

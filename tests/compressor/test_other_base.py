@@ -6,7 +6,7 @@ import torch
 import compressor
 from compressor.checkpoint import save_state
 from compressor.errors import UserError
-from compressor.models import build, resolve
+from compressor.models.hub import build, resolve
 from compressor.storage import delta_file
 from tests.compressor.conftest import logits, tiny, tuned
 from tests.tiny import write_tokenizer

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compressor.anatomy import matrices_of
-from compressor.deltas import LowRank, Sparse, chain, chains, merged_copy
+from compressor.deltas.links import LowRank, Sparse, chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
+from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage.peft import CONFIG, WEIGHTS, attach_adapter, common_sparsity, read_adapter, support_size, write_peft
 from tests.compressor.conftest import OPTIONS, TRIED, encoding, logits, tiny, tuned

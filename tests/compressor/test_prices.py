@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from compressor.errors import UserError
-from compressor.modules import STRUCTURES
+from compressor.models.modules import STRUCTURES
 from compressor.pruning.prices import KNOTS, knots_of, prices_of, trials
 from compressor.pruning.scores import lowest, random_scores, units_of
 from compressor.pruning.surgery import Removal, remove, silence, silenced

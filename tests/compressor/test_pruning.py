@@ -10,16 +10,16 @@ import torch_pruning
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compressor.anatomy import biases_of, layers_of
-from compressor.architectures import row_of
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, shape_of
-from compressor.deltas import LowRank, Sparse, merge_all, merged_copy
+from compressor.deltas.links import LowRank, Sparse, merge_all, merged_copy
+from compressor.deltas.sources import Own
 from compressor.errors import UserError
-from compressor.modules import MODULES, STRUCTURES
+from compressor.models.anatomy import biases_of, layers_of
+from compressor.models.architectures import row_of
+from compressor.models.modules import MODULES, STRUCTURES
 from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
-from compressor.sources import Own
 from tests.compressor.conftest import EXTRA, LAYERS, NEURONS, TRIED, empty_plan, encoding, logits, plan_of, tiny, tuned
 
 harness = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,11 +10,10 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
 
 from compressor import load
-from compressor.anatomy import layers_of, matrices_of
 from compressor.checkpoint import save_checkpoint, save_state
-from compressor.distillation import HiddenTeacher
 from compressor.errors import UserError
-from compressor.models import build, resolve
+from compressor.models.anatomy import layers_of, matrices_of
+from compressor.models.hub import build, resolve
 from compressor.pruning.scores import loss_scores
 from compressor.pruning.weights import loss_importance
 from compressor.selection.gradients import gradient_scores
@@ -23,6 +22,7 @@ from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.kinds import kind_of, kind_with
 from compressor.tasks.metrics import concordance, difference_interval, interval, pearson, spearman
 from compressor.tasks.reading import read_task
+from compressor.training.distillation import HiddenTeacher
 from tests.compressor.conftest import encoding
 from tests.compressor.training_parts import with_classes
 from tests.tiny import write_model

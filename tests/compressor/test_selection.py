@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.account import Places
-from compressor.anatomy import matrices_of
 from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import Options
+from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
 from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select, weight_score
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
-from compressor.selection.names import DATA_SCORES
-from pipelines.stages.select import SelectConfig
+from compressor.selection.score_names import DATA_SCORES
+from pipelines.stages.select.config import SelectConfig
 from tests.compressor.conftest import encoding, tiny
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.cost import LayerShape, ModelShape
+from compressor.deltas.sources import Masked, Prototype, Scores, kept_count, straight_through, top_mask
 from compressor.methods import Options
 from compressor.methods import method as method_row
-from compressor.sources import Masked, Prototype, Scores, kept_count, straight_through, top_mask
 from compressor.storage.changes import pack, prototypes_of, unpack
 from tests.compressor.conftest import encoding, prepared, tiny
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel
 
-from compressor.architectures import row_of
 from compressor.errors import UserError, UserErrors
+from compressor.models.architectures import row_of
 from compressor.tasks import KINDS, TaskConfig, reading
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews

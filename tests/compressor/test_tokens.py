@@ -13,14 +13,13 @@ from torch.nn import functional
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFast
 
 from compressor import load
-from compressor.architectures import ARCHITECTURES
 from compressor.checkpoint import save_checkpoint, save_state
 from compressor.cost import shape_of
-from compressor.deltas import merged_copy
-from compressor.distillation import HiddenTeacher
+from compressor.deltas.links import merged_copy
 from compressor.errors import UserError
 from compressor.methods import Options, apply
-from compressor.models import TOKENS, build, hollow, resolve
+from compressor.models.architectures import ARCHITECTURES
+from compressor.models.hub import TOKENS, build, hollow, resolve
 from compressor.pruning.scores import loss_scores
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
@@ -32,8 +31,9 @@ from compressor.tasks.features import first_tokens, predict, torch_forward
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import Split, read_task
 from compressor.tasks.tokens import judged, to_iob2
-from compressor.training import Collator, Rows
-from export.parity import compare, in_other_batches
+from compressor.training.distillation import HiddenTeacher
+from compressor.training.trainer import Collator, Rows
+from export.parity.compare import compare, in_other_batches
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import write_model
 

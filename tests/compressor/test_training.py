@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compressor.deltas import Sparse, chain
+from compressor.deltas.inserts import Prefix
+from compressor.deltas.links import Sparse, chain
 from compressor.errors import UserError
-from compressor.inserts import Prefix
 from compressor.storage import delta_file
-from compressor.training import Schedule, train, trainer_of
-from compressor.unfinished import changing, newest, seal
+from compressor.training.trainer import Schedule, train, trainer_of
+from compressor.training.unfinished import changing, newest, seal
 from tests.bait import Bait
 from tests.compressor.conftest import CASES, GROWING, encoding, prepared, tiny
 from tests.compressor.training_parts import (

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compressor.anatomy import layers_of, matrices_of
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
 from compressor.cost import share
-from compressor.deltas import Mask, chain, chains, merge_all, merge_deltas, merged_copy
+from compressor.deltas.links import Mask, chain, chains, merge_all, merge_deltas, merged_copy
 from compressor.errors import UserError
 from compressor.methods import Options, apply, set_trainable
-from compressor.modules import MODULES, STRUCTURES
-from compressor.pruning.names import NofM
+from compressor.models.anatomy import layers_of, matrices_of
+from compressor.models.modules import MODULES, STRUCTURES
+from compressor.pruning.criteria import NofM
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.pruning.weights import densities, hide_all_but, hide_lowest, holds, importance, loss_importance, nonzeros
@@ -25,8 +25,8 @@ from compressor.selection.choice import choose
 from compressor.selection.gradients import gradient_scores
 from compressor.storage import bits, delta_file
 from compressor.storage.peft import write_peft
-from compressor.training import Schedule, train
-from pipelines.prune_weights import WeightsItem, pools_of
+from compressor.training.trainer import Schedule, train
+from pipelines.stages.prune.prune_weights import WeightsItem, pools_of
 from tests.compressor.conftest import CASES, GROWING, NEURONS, TRIED, encoding, logits, prepared, tiny, tuned
 from tests.compressor.training_parts import rows_of
 
@@ -380,7 +380,7 @@ def test_state_and_delta_file_reload_bit_equal(architecture, item, tmp_path, mon
     monkeypatch.setattr(
         delta_file, "base_of", lambda delta, base: type("Base", (), {"folder": "", "reference": "", "sha256": "0"})
     )
-    monkeypatch.setattr("compressor.models.build", lambda *_, **options: tiny(architecture, torch.float32))
+    monkeypatch.setattr("compressor.models.hub.build", lambda *_, **options: tiny(architecture, torch.float32))
     assert torch.equal(logits(delta_file.load_on(found, None, "delta")), logits(model))
 
 

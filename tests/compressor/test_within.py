@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from compressor.account import Places
-from compressor.anatomy import layers_of
 from compressor.cost import shape_of
-from compressor.deltas import LowRank, chain, merge_all, settle_links
+from compressor.deltas.inserts import Adapter
+from compressor.deltas.links import LowRank, chain, merge_all, settle_links
 from compressor.errors import UserError
-from compressor.inserts import Adapter
 from compressor.methods import Options, apply, method
 from compressor.methods.selective import ground, sizes
+from compressor.models.anatomy import layers_of
 from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import gradient_scores
 from compressor.storage.changes import describe
-from compressor.training import Schedule, settle, trainer_of
+from compressor.training.trainer import Schedule, settle, trainer_of
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, encoding, logits, prepared, tiny
 from tests.compressor.training_parts import MODULES, rows_of
 

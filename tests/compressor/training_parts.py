@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from compressor.distillation import HiddenTeacher
 from compressor.methods import apply
-from compressor.multitask import Mixture, join_heads
 from compressor.pruning.surgery import remove
 from compressor.tasks.answers import IGNORED
 from compressor.tasks.kinds import kind_of
-from compressor.training import Rows, Schedule, trainer_of
-from compressor.unfinished import changing
+from compressor.training.distillation import HiddenTeacher
+from compressor.training.multitask import Mixture, join_heads
+from compressor.training.trainer import Rows, Schedule, trainer_of
+from compressor.training.unfinished import changing
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, PLAN, prepared, tiny
 
 MODULES = ("query", "value", "ffn_out")

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from compressor import load
-from compressor.architectures import ARCHITECTURES
 from compressor.errors import UserError
-from compressor.models import tokenizer_of
+from compressor.models.architectures import ARCHITECTURES
+from compressor.models.hub import tokenizer_of
 from compressor.tasks.features import pad
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from serving.client import predict
 from serving.server import EmbeddedServer
 from tests.tiny import STAGES, write_pipeline, write_tokenizer

@@ -18,9 +18,9 @@ import pytest
 from rich.console import Console
 
 from compressor.errors import CompressError
-from pipelines.config import load_pipeline
-from pipelines.runner import LOCK_FILE, run_pipeline
-from pipelines.store import MANIFEST
+from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.store import MANIFEST
+from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
 from tests.tiny import STAGES, write_pipeline
 
@@ -302,8 +302,8 @@ def test_an_unfinished_training(tmp_path, monkeypatch):
 
 def _cut_off(path: Path, out: Path, monkeypatch) -> None:
     """Run until the training has left three checkpoints, and stop there as Ctrl-C does."""
-    import compressor.training
-    from compressor.unfinished import seal
+    import compressor.training.trainer
+    from compressor.training.unfinished import seal
 
     sealed = []
 
@@ -314,7 +314,7 @@ def _cut_off(path: Path, out: Path, monkeypatch) -> None:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(compressor.training, "SAVE_EVERY", 0.0)
-        patch.setattr(compressor.training, "seal", stop_at_the_third)
+        patch.setattr(compressor.training.trainer, "SAVE_EVERY", 0.0)
+        patch.setattr(compressor.training.trainer, "seal", stop_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             run_pipeline(load_pipeline(path), out, console=Console(quiet=True))

@@ -23,12 +23,12 @@ from safetensors.numpy import load_file, save_file
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
-from pipelines.cli import main
-from pipelines.config import load_pipeline
-from pipelines.finished import open_run
-from pipelines.runner import LOCK_FILE, run_pipeline
-from pipelines.store import MANIFEST, SEAL, fingerprint, sealed
-from pipelines.verify import Check, verify
+from pipelines.cli.commands import main
+from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.store import MANIFEST, SEAL, fingerprint, sealed
+from pipelines.file.config import load_pipeline
+from pipelines.runs.finished import open_run
+from pipelines.runs.verify import Check, verify
 from serving.repository import read_config, write_config
 from tests.tiny import STAGES, write_pipeline
 
@@ -225,7 +225,7 @@ def stale_graph(run):
 def stale_checkpoint(run):
     """The merge of an earlier state: before the recover."""
     from compressor.checkpoint import load_state, save_checkpoint
-    from compressor.deltas import merge_all
+    from compressor.deltas.links import merge_all
 
     base = run.artifact("deploy").parents[2] / "base"
     shutil.copytree(json.loads((run.folder / "run.json").read_text())["model_folder"], base)

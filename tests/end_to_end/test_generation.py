@@ -10,15 +10,15 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from compressor import load
-from compressor.models import GENERATES, auto_class_of, tokenizer_of
-from export.generation import open_generator
-from export.latency_table import exported
-from export.sessions import run as run_session
-from export.sessions import session
-from pipelines.cli import main
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
-from pipelines.verify import verify
+from compressor.models.hub import GENERATES, auto_class_of, tokenizer_of
+from export.generation.greedy import open_generator
+from export.latency.table import exported
+from export.runtimes.sessions import run as run_session
+from export.runtimes.sessions import session
+from pipelines.cli.commands import main
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.verify import verify
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import write_pipeline
 

@@ -16,13 +16,13 @@ from tests.tiny import STAGES, write_pipeline
 RUNNER = textwrap.dedent(
     """
     import os, random, signal, sys, time
-    import export.onnx, transformers.trainer, onnxruntime, compressor.training
+    import export.graph.trace, transformers.trainer, onnxruntime, compressor.training.trainer
     from pathlib import Path
-    from pipelines.config import load_pipeline
-    from pipelines.runner import run_pipeline
+    from pipelines.file.config import load_pipeline
+    from pipelines.engine.runner import run_pipeline
 
     # a checkpoint after every step, so that kills fall between checkpoints and inside of them
-    compressor.training.SAVE_EVERY = 0.0
+    compressor.training.trainer.SAVE_EVERY = 0.0
     path, out, moments = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
     def attempt(deadline):

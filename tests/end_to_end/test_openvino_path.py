@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from tests.end_to_end.test_faults import Run, first_failed
 from tests.tiny import write_pipeline
 

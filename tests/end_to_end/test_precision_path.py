@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
-from pipelines.verify import verify
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.verify import verify
 from tests.end_to_end.test_faults import (
     Run,
     first_failed,

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from compressor import load
-from pipelines.cli import main
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
-from pipelines.verify import verify
+from pipelines.cli.commands import main
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.verify import verify
 from serving.client import predict
 from serving.server import EmbeddedServer
 from tests.tiny import write_data, write_pipeline, write_scores
@@ -74,7 +74,7 @@ def test_a_recorded_quality_that_is_not_there_is_found(run, monkeypatch):
     artifact = replace(run.artifacts["merge"], metadata={**run.artifacts["merge"].metadata})
     artifact.metadata["quality"] = {**artifact.metadata["quality"], "spearman": recorded - 0.1}
     monkeypatch.setattr(
-        "pipelines.finished.FinishedRun.artifact", lambda _, stage: {**run.artifacts, "merge": artifact}[stage["id"]]
+        "pipelines.runs.finished.FinishedRun.artifact", lambda _, stage: {**run.artifacts, "merge": artifact}[stage["id"]]
     )
     failed = {check.hop: check.fault for check in verify(run.folder, serve=False, stage="merge") if not check.passed}
     assert f"E613 spearman {recorded:.4f}, recorded {recorded - 0.1:.4f}" in failed["quality as recorded"]

@@ -7,11 +7,11 @@ import torch
 from click.testing import CliRunner
 
 from compressor import load
-from compressor.models import tokenizer_of
-from pipelines.cli import main
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
-from pipelines.verify import verify
+from compressor.models.hub import tokenizer_of
+from pipelines.cli.commands import main
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.verify import verify
 from serving.client import predict
 from serving.server import EmbeddedServer
 from tests.compressor.test_tokens import ENCODERS

@@ -6,13 +6,13 @@ import pytest
 from safetensors.torch import load_file
 
 from compressor import load
-from compressor.anatomy import matrices_of
 from compressor.cost import shape_of
-from compressor.modules import MODULES
-from compressor.pruning.names import NofM
+from compressor.models.anatomy import matrices_of
+from compressor.models.modules import MODULES
+from compressor.pruning.criteria import NofM
 from compressor.pruning.weights import holds, nonzeros
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}

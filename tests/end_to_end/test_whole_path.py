@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from compressor import load
-from compressor.deltas import chain, chains
+from compressor.deltas.links import chain, chains
 from compressor.errors import CheckError
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import pad
-from export.sessions import run as run_onnx
-from export.sessions import session
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from export.runtimes.sessions import run as run_onnx
+from export.runtimes.sessions import session
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from serving.client import predict
 from tests.tiny import STAGES, write_pipeline
 
@@ -153,7 +153,7 @@ def test_pairs_three_classes_mpnet(tmp_path, monkeypatch):
         threads.append(live.get_session_options().intra_op_num_threads)
         return live
 
-    monkeypatch.setattr("export.sessions.session", watched)
+    monkeypatch.setattr("export.runtimes.sessions.session", watched)
     stages = [
         {"tune": {"method": "full", "epochs": 1, "learning_rate": 0.002, "batch_size": 16}},
         {"prune": {"structure": "heads", "criterion": "delta", "remove": 0.5}},
@@ -190,7 +190,7 @@ def test_a_failed_check_stops_the_run_and_publishes_nothing(tmp_path, monkeypatc
 
 def test_recipes_are_sound():
     """Every bundled recipe passes the checks that need no model; the code's setting differs from the paper's where told."""
-    from pipelines.config import RECIPES, find_pipeline
+    from pipelines.file.config import RECIPES, find_pipeline
 
     configs = {}
     for path in RECIPES.glob("*.yaml"):

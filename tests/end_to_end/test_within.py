@@ -6,13 +6,13 @@ from safetensors.torch import load_file
 
 from compressor import load
 from compressor.checkpoint import load_state
-from compressor.deltas import LowRank, chain, chains
-from compressor.inserts import Adapter
-from pipelines.config import load_pipeline
-from pipelines.loading import load_data
-from pipelines.runner import run_pipeline
-from pipelines.stage import BaseModelReference, Inputs
-from pipelines.stages.select import start
+from compressor.deltas.inserts import Adapter
+from compressor.deltas.links import LowRank, chain, chains
+from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import BaseModelReference, Inputs
+from pipelines.file.config import load_pipeline
+from pipelines.stages.loading import load_data
+from pipelines.stages.select.config import start
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}

@@ -5,13 +5,13 @@ import onnx
 import pytest
 import torch
 
-from compressor.anatomy import layers_of
-from compressor.deltas import LowRank, Sparse, attach, merged_copy
+from compressor.deltas.factored import factor_all, factors_of
+from compressor.deltas.links import LowRank, Sparse, attach, merged_copy
 from compressor.errors import UserError
-from compressor.factored import factor_all, factors_of
+from compressor.models.anatomy import layers_of
 from compressor.tasks.features import torch_forward
-from export.onnx import trace, write_onnx
-from export.sessions import run, session
+from export.graph.trace import trace, write_onnx
+from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
 
@@ -52,7 +52,7 @@ def test_the_graph_is_the_merged_model(made):
 
 def test_openvino_computes_it_too(made, tmp_path):
     pytest.importorskip("nncf", reason="the extra openvino is not installed")
-    from export.openvino import export_openvino
+    from export.runtimes.openvino import export_openvino
 
     reference, _, graph, _ = made
     live = session(export_openvino(graph, tmp_path, precisions=["fp32"])["fp32"])

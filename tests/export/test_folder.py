@@ -12,13 +12,13 @@ from transformers import AutoModelForTokenClassification
 from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
-from compressor.models import reference_to
+from compressor.models.hub import reference_to
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.folder import export_folder
-from export.sessions import run, session
-from export.suspects import graph_values
-from pipelines.cli import main
+from export.parity.suspects import graph_values
+from export.runtimes.sessions import run, session
+from export.standalone.folder import export_folder
+from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
 from tests.export.conftest import notes
 from tests.tiny import write_model
@@ -130,14 +130,14 @@ def test_a_model_that_cannot_be_traced(folders, tmp_path):
 
 
 def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
-    import export.onnx
+    import export.graph.trace
 
     def spoiled(proto):
         tensor = next(one for one in proto.graph.initializer if one.name == "classifier.weight")
         tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) * 2).tobytes()
         return proto
 
-    monkeypatch.setattr(export.onnx, "fused", spoiled)
+    monkeypatch.setattr(export.graph.trace, "fused", spoiled)
     with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
         export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
     assert not list(tmp_path.iterdir())

@@ -16,12 +16,12 @@ from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
 from compressor.pruning.surgery import Removal, remove
-from export.decoders import trace_generator
-from export.folder import export_folder
-from export.generation import Decoder, generate, open_generator
-from export.onnx import save
-from export.sessions import session
-from pipelines.cli import main
+from export.generation.greedy import Decoder, generate, open_generator
+from export.graph.decoder import trace_generator
+from export.graph.trace import save
+from export.runtimes.sessions import session
+from export.standalone.folder import export_folder
+from pipelines.cli.commands import main
 from tests.compressor.conftest import plan_of, tiny
 from tests.compressor.test_heads import GENERATES, NO_ATTENTION
 from tests.export.conftest import check_wholly, notes
@@ -229,7 +229,7 @@ def test_a_wrong_graph_is_not_published(spoil, suspect, exported, tmp_path, monk
     folder = exported("gpt2", "cut").folder
     graph = onnx.load(folder / "model.onnx")
     spoil(graph)
-    monkeypatch.setattr("export.decoders.trace_generator", lambda model: {"model": graph})
+    monkeypatch.setattr("export.graph.decoder.trace_generator", lambda model: {"model": graph})
     with pytest.raises(CheckError, match=rf"E610 PyTorch -> model.onnx.*; suspected: {suspect}\)"):
         export_folder(str(folder.parent / "model"), tmp_path / "onnx", precisions=["fp32"], fuse=False)
     assert not list(tmp_path.iterdir())

@@ -12,10 +12,10 @@ from onnx import TensorProto
 
 from compressor.errors import UserError
 from compressor.tasks.features import torch_forward
-from export.half import brain, emulated, half, proving_session
-from export.onnx import fused, save, trace, write_onnx
-from export.parity import BOUNDS, compare
-from export.sessions import plain_session, run, session
+from export.graph.half import brain, emulated, half, proving_session
+from export.graph.trace import fused, save, trace, write_onnx
+from export.parity.compare import BOUNDS, compare
+from export.runtimes.sessions import plain_session, run, session
 from tests.compressor.conftest import TRIED, tiny
 from tests.export.conftest import check_wholly, encoding
 

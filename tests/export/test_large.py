@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.onnx import save
-from export.sessions import run, session
+from export.graph.trace import save
+from export.runtimes.sessions import run, session
 
 ROWS, WIDTH = 2_200_000, 128
 """Of each of two tables: 1.13 GB in fp32."""

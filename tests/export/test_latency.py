@@ -12,8 +12,8 @@ import torch
 
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
-from export import latency_worker
-from export.latency import Variant, measure, summarize, workers
+from export.latency import worker as latency_worker
+from export.latency.measure import Variant, measure, summarize, workers
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import torch
 from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.pruning.surgery import Removal, remove
-from export import latency_table
-from export.latency import measure, summarize
-from export.latency_table import LatencyTable, exported, fit, measure_table, probes, undisturbed
+from export.latency import table as latency_table
+from export.latency.measure import measure, summarize
+from export.latency.table import LatencyTable, exported, fit, measure_table, probes, undisturbed
 from tests.compressor.conftest import tiny
 
 FACTS = {"batch": 2, "shape": {"layers": (1, 2)}}

@@ -9,14 +9,14 @@ import torch
 from onnx import numpy_helper
 
 import compressor
-from compressor.anatomy import layers_of
 from compressor.errors import UserError
-from compressor.models import Reference
+from compressor.models.anatomy import layers_of
+from compressor.models.hub import Reference
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.onnx import OPSET, export_onnx, fused, portable, save, stamp, trace, write_onnx
-from export.parity import compare
-from export.sessions import Bound, run, session
+from export.graph.trace import OPSET, export_onnx, fused, portable, save, stamp, trace, write_onnx
+from export.parity.compare import compare
+from export.runtimes.sessions import Bound, run, session
 from tests.compressor.conftest import CUTS, TRIED, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, check_wholly, encoding, model_of, notes

@@ -11,11 +11,11 @@ import torch
 from compressor.errors import UserError
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.latency import Variant, measure
-from export.onnx import trace
-from export.openvino import export_openvino
-from export.parity import compare
-from export.sessions import run, session
+from export.graph.trace import trace
+from export.latency.measure import Variant, measure
+from export.parity.compare import compare
+from export.runtimes.openvino import export_openvino
+from export.runtimes.sessions import run, session
 from tests.compressor.conftest import TRIED, tiny
 from tests.export.conftest import MODELS, encoding
 
@@ -87,9 +87,8 @@ def test_a_second_export_is_equal_byte_for_byte_holds_no_paths_and_prints_nothin
 
 def test_nobody_is_told():
     """Neither by OpenVINO nor by NNCF, whoever imports them first: transformers' exporters do."""
-    script = (
-        "import sys, export.onnx, transformers.exporters.quantizers.quantizer_nncf as q; print(q.nncf.telemetry.telemetry, "
-    )
+    script = "import sys, export.graph.trace, transformers.exporters.quantizers.quantizer_nncf as q; "
+    script += "print(q.nncf.telemetry.telemetry, "
     script += "sys.modules['openvino'] and sys.modules['openvino_telemetry'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "MagicMock" in done.stdout and done.stdout.split()[-1] == "None"

@@ -8,7 +8,7 @@ import pytest
 from compressor.errors import CheckError
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.metrics import spearman
-from export.parity import BOUNDS, MORE_ROWS, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
+from export.parity.compare import BOUNDS, MORE_ROWS, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(200, 3)).astype(np.float32)

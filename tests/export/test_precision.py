@@ -13,11 +13,11 @@ from transformers import AutoModelForTokenClassification
 
 from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import predict, torch_forward
-from export.onnx import matrices, trace, write_onnx
-from export.openvino import export_openvino
-from export.precision import Trial, choose, counts, judged
-from export.sensitivity import rank
-from export.sessions import run, session
+from export.auto.choose import Trial, choose, counts, judged
+from export.auto.sensitivity import rank
+from export.graph.trace import matrices, trace, write_onnx
+from export.runtimes.openvino import export_openvino
+from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from compressor.anatomy import layers_of
-from compressor.deltas import merged_copy
+from compressor.deltas.links import merged_copy
+from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove, silence
-from export.suspects import suspect_in_graph, suspect_module
+from export.parity.suspects import suspect_in_graph, suspect_module
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
 

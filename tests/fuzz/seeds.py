@@ -97,7 +97,7 @@ METHODS = ("dsee", "lora", "adapter", "bitfit", "propetl")
 
 def deltas(root: Path, methods: tuple[str, ...] = METHODS) -> None:
     """Delta files of several methods, each beside its base and once more as it is."""
-    from compressor.models import build, resolve
+    from compressor.models.hub import build, resolve
     from compressor.storage import delta_file
 
     base = resolve(str(write_model(root / "base")))
@@ -142,8 +142,8 @@ def trained(root: Path, stages: list[dict] = TRAINED) -> dict[str, Path]:
     """What a run leaves: its folder, and by themselves states and a checkpoint. Returns its artifacts' folders by stage."""
     from rich.console import Console
 
-    from pipelines.config import load_pipeline
-    from pipelines.runner import run_pipeline
+    from pipelines.engine.runner import run_pipeline
+    from pipelines.file.config import load_pipeline
 
     project = root / "run" / "whole" / "project"
     path, out = write_pipeline(project, stages=stages, rows=24), project.with_name("runs")
@@ -170,7 +170,7 @@ def stored(root: Path) -> None:
 
 def graphs(root: Path) -> None:
     """A small graph by hand, and the same for OpenVINO."""
-    from export.openvino import export_openvino
+    from export.runtimes.openvino import export_openvino
 
     folder = root / "graph" / "by hand"
     folder.mkdir(parents=True)

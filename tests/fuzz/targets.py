@@ -50,7 +50,7 @@ def command(*arguments: object) -> None:
     """The command line in this process. Raises what it raises, and Spoken for a traceback, E899 or another exit code."""
     from click.testing import CliRunner
 
-    from pipelines.cli import main
+    from pipelines.cli.commands import main
 
     # as `yes |` does: a question whether to run a stranger's code is answered
     done = CliRunner().invoke(main, [str(one) for one in arguments], input="y\n" * 100)
@@ -75,7 +75,7 @@ class Refused(Exception):
 
 def load(folder: Path, name: str) -> None:
     """A pipeline file, by itself."""
-    from pipelines.config import load_pipeline
+    from pipelines.file.config import load_pipeline
 
     load_pipeline(folder / name)
 
@@ -109,7 +109,7 @@ def export(folder: Path, _name: str) -> None:
 
 def check_then_build(folder: Path, name: str) -> None:
     """A base that passes the check can be built."""
-    from compressor.models import build
+    from compressor.models.hub import build
 
     check(folder, name)
     build(folder / "model", seeds.LABELS)
@@ -147,8 +147,8 @@ def run_graph(folder: Path, name: str) -> None:
     """A session of an .onnx or an .xml, and one batch through it."""
     import numpy as np
 
-    from export.sessions import run, session
-    from pipelines.hops import runs
+    from export.runtimes.sessions import run, session
+    from pipelines.stages.hops import runs
 
     path = folder / name if name.endswith((".onnx", ".xml")) else next(folder.glob("*.xml"))
     live = session(path, threads=1)
@@ -160,7 +160,7 @@ def run_graph(folder: Path, name: str) -> None:
 
 def read_run(folder: Path, name: str) -> None:
     """Everything that reads a run's folder: the report, the plan, what is served, and the proof."""
-    from pipelines.served import find_repository
+    from pipelines.runs.served import find_repository
 
     run = folder / "runs" / "tiny"
     readers = [

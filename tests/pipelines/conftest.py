@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.cli import main
+from pipelines.cli.commands import main
 from tests.pipelines import toys
 
 

@@ -11,9 +11,9 @@ import pytest
 from annotated_types import MaxLen
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from pipelines.config import PipelineFile
-from pipelines.faults import models_in
-from pipelines.stage import all_stages
+from pipelines.engine.stage import all_stages
+from pipelines.file.config import PipelineFile
+from pipelines.file.faults import models_in
 
 HUGE = (10**30, 1e300, -(10**30), -1e300)
 ANY_LENGTH = {"text": "one column or two, by its validator", "modules": "names of the anatomy, each once, by its validator"}
@@ -58,7 +58,7 @@ def accepts(adapter: TypeAdapter, value: object) -> bool:
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 def test_no_number_and_no_list_is_without_an_upper_bound(name, field):
-    """A new key fails here until it says how large it may be: `le=` or `max_length=` with a word of pipelines/bounds.py."""
+    """A new key fails here until it says how large it may be: `le=` or `max_length=` with a word of file/limits.py."""
     whole = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     adapter = TypeAdapter(whole)
     for huge in HUGE:

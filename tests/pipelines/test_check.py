@@ -96,7 +96,7 @@ def test_other_kinds_have_other_figures(compress, write, kind, says):
 
 
 def test_what_does_not_fit_is_a_warning(compress, write, monkeypatch):
-    monkeypatch.setattr("pipelines.estimate.free_disk", lambda out: 1000)
+    monkeypatch.setattr("pipelines.check.estimate.free_disk", lambda out: 1000)
     path = write()
     code, shown, _ = compress("check", path)
     assert code == 0 and "of disk are needed, 1.0 KB are free" in shown

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-LAZY = "import sys, pipelines.cli\ntry: pipelines.cli.main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
+LAZY = "import sys, pipelines.cli.commands as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
 
 
 def test_help_imports_nothing_heavy():
@@ -71,7 +71,7 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(project, out, c
     from tests.pipelines import toys
 
     lacking = dataclasses.replace(toys.STAGES[2], packages=("click", "no-such-package"))
-    monkeypatch.setattr(sys.modules["pipelines.stages.prune"], "STAGE", lacking)
+    monkeypatch.setattr(sys.modules["pipelines.stages.prune.config"], "STAGE", lacking)
     code, shown, error = compress("run", project, "--out", out)
     assert (code, shown, out.exists()) == (2, "", False)
     assert error == "E901 stage 'prune' needs the package no-such-package. Install it: pip install no-such-package\n"
@@ -123,7 +123,7 @@ def test_usage_errors_and_version(compress):
 
 
 def test_a_bug_in_any_command_is_one_line(project, out, compress, monkeypatch, tmp_path):
-    from pipelines import preflight
+    from pipelines.engine import preflight
 
     def bug(*_):
         raise ZeroDivisionError("a bug of ours\nin two lines")
@@ -140,7 +140,7 @@ def test_a_bug_in_any_command_is_one_line(project, out, compress, monkeypatch, t
 
 
 def test_a_bug_outside_of_a_stage_is_in_the_runs_logs(project, out, compress, monkeypatch):
-    from pipelines.store import Store
+    from pipelines.engine.store import Store
 
     def bug(*_):
         raise ZeroDivisionError("a bug of ours")
@@ -152,7 +152,7 @@ def test_a_bug_outside_of_a_stage_is_in_the_runs_logs(project, out, compress, mo
 
 
 def test_a_bug_where_nothing_can_be_written(monkeypatch, tmp_path):
-    from pipelines import last_resort
+    from pipelines.terminal import last_resort
 
     taken = tmp_path / "taken"
     taken.touch()
@@ -174,10 +174,10 @@ INTERRUPTED = """
 import signal, sys
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "pipelines.config":
+        if name == "pipelines.file.config":
             {tried}signal.raise_signal(signal.SIGINT){raised}
 sys.meta_path.insert(0, Slow())
-from pipelines.cli import main
+from pipelines.cli.commands import main
 main(["check", "quickstart"], prog_name="compress")
 """
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from pipelines.config import RECIPES
+from pipelines.file.config import RECIPES
 
-COMMAND = "import sys; sys.argv[0] = 'compress'; from pipelines.cli import main; main(prog_name='compress')"
+COMMAND = "import sys; sys.argv[0] = 'compress'; from pipelines.cli.commands import main; main(prog_name='compress')"
 
 
 def ask(instruction: str, cwd=None, **variables: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import UserError, UserErrors
-from pipelines.config import find_pipeline, load_pipeline, without_id
+from pipelines.file.config import find_pipeline, load_pipeline, without_id
 
 HEAD = """\
 name: p

@@ -9,12 +9,12 @@ import yaml
 from click.testing import CliRunner
 
 from compressor.errors import UserError
-from pipelines.attempt import RUN_FILE, last_attempt
-from pipelines.cli import main
-from pipelines.config import load_pipeline
-from pipelines.finished import open_run
-from pipelines.lockfile import LOCK_FILE, read_lock
-from pipelines.runner import run_pipeline
+from pipelines.cli.commands import main
+from pipelines.engine.attempt import RUN_FILE, last_attempt
+from pipelines.engine.lockfile import LOCK_FILE, read_lock
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.finished import open_run
 from tests.pipelines import toys
 
 COMMANDS = (("verify", "--no-serve"), ("serve",), ("report",), ("report", "--plan"))

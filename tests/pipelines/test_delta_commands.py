@@ -8,14 +8,14 @@ import torch
 import compressor
 from compressor import methods
 from compressor.checkpoint import save_state
-from compressor.deltas import merge_all
-from compressor.models import build, resolve
+from compressor.deltas.links import merge_all
+from compressor.models.hub import build, resolve
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
 from compressor.storage.peft import CONFIG, write_peft
-from pipelines.delta_commands import _loadable
-from pipelines.tables import table
+from pipelines.cli.delta_commands import _loadable
+from pipelines.terminal.console_table import table
 from tests.compressor.conftest import OPTIONS, tuned
 from tests.tiny import write_model
 

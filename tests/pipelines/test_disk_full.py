@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import CheckError, CompressError, UserError
-from pipelines.config import load_pipeline
-from pipelines.disk import disk_fault
-from pipelines.runner import run_pipeline
-from pipelines.store import replace_files
+from pipelines.engine.disk import disk_fault
+from pipelines.engine.runner import run_pipeline
+from pipelines.engine.store import replace_files
+from pipelines.file.config import load_pipeline
 from tests.pipelines.toys import tree
 from tests.tiny import STAGES, write_pipeline
 
@@ -72,7 +72,7 @@ LIMITED = textwrap.dedent(
     if sys.argv[4] == "toys":
         from tests.pipelines import toys
         toys.install(pytest.MonkeyPatch())
-    from pipelines.cli import main
+    from pipelines.cli.commands import main
     for limit in sys.argv[3].split(","):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
         try:
@@ -164,7 +164,7 @@ def test_a_folder_that_may_not_be_written_any_more(project, out, compress):
 
 def test_native_libraries_that_say_nothing(project, out, monkeypatch):
     """A check that fails while the disk has no room left: it is the disk."""
-    from pipelines import runner
+    from pipelines.engine import runner
 
     monkeypatch.setattr(runner, "nothing_left", lambda folder: UserError("E804", "the disk is full", "Make room", str(folder)))
     out.mkdir()

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from pipelines import doctor
-from pipelines.doctor import FAULT, OK, WARNING, examine, fits, memory_limit, required
+from pipelines.cli import doctor
+from pipelines.cli.doctor import FAULT, OK, WARNING, examine, fits, memory_limit, required
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from compressor.errors import CheckError, UserError
-from pipelines.attempt import last_attempt
-from pipelines.config import load_pipeline
-from pipelines.runner import LOCK_FILE, run_pipeline
-from pipelines.store import Store
-from pipelines.sweep import sweep
-from pipelines.verify import verify
+from pipelines.engine.attempt import last_attempt
+from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.store import Store
+from pipelines.file.config import load_pipeline
+from pipelines.runs.sweep import sweep
+from pipelines.runs.verify import verify
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
 
@@ -37,7 +37,7 @@ FAILURE = {"code": "E610", "what": "int8 lost 3 points", "mend": "Keep fp32"}
 def replace(monkeypatch, name: str, **traits):
     """Give a toy stage other traits."""
     stage = next(one for one in toys.STAGES if one.name == name)
-    monkeypatch.setattr(sys.modules[f"pipelines.stages.{name}"], "STAGE", dataclasses.replace(stage, **traits))
+    monkeypatch.setattr(sys.modules[f"pipelines.stages.{name}.config"], "STAGE", dataclasses.replace(stage, **traits))
 
 
 def proving(*, fails: bool = False, **metadata):
@@ -214,7 +214,7 @@ def test_a_run_until_a_stage_is_a_run_of_fewer_stages(project, out, compress):
 
 
 def test_a_model_that_only_a_failed_attempt_had(project, out):
-    from pipelines.finished import open_run
+    from pipelines.runs.finished import open_run
 
     run = go(project, out).folder
     assert open_run(run).model == str(project.parent / "model")
@@ -237,7 +237,7 @@ def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch)
 
 def test_a_full_stop_of_run_json_hides_no_error(project, out, monkeypatch, compress):
     """Where not even run.json can be written, the error is told all the same."""
-    from pipelines import runner
+    from pipelines.engine import runner
 
     def full(folder, facts):
         if facts["status"] == "failed":

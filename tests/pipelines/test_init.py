@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import UserError
-from pipelines import init_command
-from pipelines.config import load_pipeline
-from pipelines.data_files import find_files, is_header, read_table, role_of
-from pipelines.first_pipeline import quoted
-from pipelines.guesses import guess
-from pipelines.init_command import Asked, make
-from pipelines.preflight import check_inputs, make_plan
-from pipelines.yaml_source import parse, read_yaml
+from pipelines.engine.preflight import check_inputs, make_plan
+from pipelines.file.config import load_pipeline
+from pipelines.file.yaml_source import parse, read_yaml
+from pipelines.init import init_command
+from pipelines.init.data_files import find_files, is_header, read_table, role_of
+from pipelines.init.first_pipeline import quoted
+from pipelines.init.guesses import guess
+from pipelines.init.init_command import Asked, make
 from tests import tiny
 from tests.pipelines.test_schema import valid
 

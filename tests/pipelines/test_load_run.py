@@ -9,9 +9,9 @@ import yaml
 
 import compressor
 from compressor.errors import UserError
-from compressor.models import tokenizer_of
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from compressor.models.hub import tokenizer_of
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
 
 STAGES = [

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 import compressor
-from compressor.models import tokenizer_of
+from compressor.models.hub import tokenizer_of
 from compressor.storage.task_files import SHARED
 from compressor.tasks.features import predict, tokenize, torch_forward
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import read_task
-from pipelines.config import load_pipeline
+from pipelines.file.config import load_pipeline
 from tests.pipelines.toys import tree
 from tests.tiny import write_data, write_model
 

@@ -5,26 +5,26 @@ from dataclasses import replace
 import pytest
 
 from compressor.account import Plan
-from compressor.anatomy import layers_of
-from compressor.architectures import ARCHITECTURES
 from compressor.cost import shape_of
-from compressor.deltas import merge_all
+from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.methods import method as method_row
-from compressor.models import hollow
+from compressor.models.anatomy import layers_of
+from compressor.models.architectures import ARCHITECTURES
+from compressor.models.hub import hollow
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
 from compressor.pruning.weights import densities
-from pipelines.prune_weights import WeightsItem, tuned_modules
-from pipelines.stage import Entry
-from pipelines.stages.prune import PruneConfig, PruneItem, count_to_remove, removals_of
-from pipelines.stages.prune import check as prune_check
-from pipelines.stages.prune import plan as prune_plan
-from pipelines.stages.recover import RecoverConfig
-from pipelines.stages.recover import plan as recover_plan
-from pipelines.stages.tune import TuneConfig
-from pipelines.stages.tune import plan as tune_plan
+from pipelines.engine.stage import Entry
+from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remove, removals_of
+from pipelines.stages.prune.config import check as prune_check
+from pipelines.stages.prune.config import plan as prune_plan
+from pipelines.stages.prune.prune_weights import WeightsItem, tuned_modules
+from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.recover.config import plan as recover_plan
+from pipelines.stages.tune.config import TuneConfig
+from pipelines.stages.tune.config import plan as tune_plan
 from tests.compressor.conftest import CASES, EXTRA, GROWING, tiny, tuned
 from tests.compressor.test_weight_masks import carry_out
 

@@ -12,13 +12,15 @@ import torch
 
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.kinds import kind_of
-from export.sessions import run as run_session
-from export.sessions import session
-from pipelines import precision
-from pipelines.loading import Data, Rows
-from pipelines.stage import Inputs
-from pipelines.stages import benchmark, deploy, export
-from pipelines.stages.export import ExportConfig
+from export.runtimes.sessions import run as run_session
+from export.runtimes.sessions import session
+from pipelines.engine.stage import Inputs
+from pipelines.stages.benchmark import config as benchmark
+from pipelines.stages.deploy import config as deploy
+from pipelines.stages.export import config as export
+from pipelines.stages.export import precision
+from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.loading import Data, Rows
 from tests.compressor.conftest import tiny
 from tests.pipelines.test_runtimes import entry, problems
 

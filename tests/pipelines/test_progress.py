@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from pipelines.progress import Display, human_seconds
+from pipelines.terminal.progress import Display, human_seconds
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_long_bar_is_never_silent_for_more_than_half_a_minute():
 
 def test_work_without_a_step_is_not_silent_either(monkeypatch):
     """One step of a bar that takes long, and work that has no bar: a line each, from a clock that really runs."""
-    monkeypatch.setattr("pipelines.progress.LONGEST_SILENCE", 0.1)
+    monkeypatch.setattr("pipelines.terminal.progress.LONGEST_SILENCE", 0.1)
     stream = io.StringIO()
     display = Display(Console(file=stream, width=120), 9, 6)
 
@@ -73,7 +73,7 @@ def test_work_without_a_step_is_not_silent_either(monkeypatch):
 
 def test_nothing_is_said_twice(monkeypatch):
     """What a stage says itself counts: the watch is silent then."""
-    monkeypatch.setattr("pipelines.progress.LONGEST_SILENCE", 30)
+    monkeypatch.setattr("pipelines.terminal.progress.LONGEST_SILENCE", 30)
     stream, now = io.StringIO(), [0.0]
     display = Display(Console(file=stream, width=120), 9, 6, clock=lambda: now[0])
     with display.stage(2, "tune"):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from compressor.errors import CheckError
-from export import precision
-from pipelines.loading import Data
-from pipelines.proving import COMPRESSED, Prover
-from pipelines.stage import Inputs
-from pipelines.stages import export
-from pipelines.stages.export import ExportConfig, export_one
+from export.auto import choose as precision
+from pipelines.engine.stage import Inputs
+from pipelines.stages.export import config as export
+from pipelines.stages.export.config import ExportConfig, export_one
+from pipelines.stages.export.proving import COMPRESSED, Prover
+from pipelines.stages.loading import Data
 from tests.compressor.conftest import tiny
 from tests.pipelines.test_precision import LOUD, rows_of
 

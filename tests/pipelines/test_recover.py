@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
 
 FAST = {"learning_rate": 0.02, "batch_size": 8}

@@ -3,10 +3,10 @@
 import pytest
 
 from compressor.errors import UserError
-from pipelines.config import load_pipeline
-from pipelines.finished import plan_of
+from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.file.config import load_pipeline
 from pipelines.reporting.kept import layers_left, plan_table
-from pipelines.runner import LOCK_FILE, run_pipeline
+from pipelines.runs.finished import plan_of
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 0.1, "batch_size": 8}

@@ -14,10 +14,10 @@ import torch
 import yaml
 
 from compressor.errors import CheckError, CompressError, UserError
-from pipelines.config import load_pipeline
-from pipelines.environment import accelerator
-from pipelines.runner import run_pipeline
-from pipelines.store import Store
+from pipelines.engine.environment import accelerator
+from pipelines.engine.runner import run_pipeline
+from pipelines.engine.store import Store
+from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
@@ -86,12 +86,12 @@ def test_only_what_changed_runs_again(project, out, change, again):
 
 
 def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
-    monkeypatch.setattr("pipelines.runner.accelerator", lambda: None)
+    monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: None)
     computing = dataclasses.replace(toys.STAGES[1], packages=("click", "torch"))
-    monkeypatch.setattr(sys.modules["pipelines.stages.tune"], "STAGE", computing)
+    monkeypatch.setattr(sys.modules["pipelines.stages.tune.config"], "STAGE", computing)
     go(project, out)
     calls(out)
-    monkeypatch.setattr("pipelines.runner.accelerator", lambda: "NVIDIA H200")
+    monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: "NVIDIA H200")
     go(project, out)
     assert calls(out) == ["tune"]  # it made the same here, so what follows is reused
 

@@ -5,11 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from compressor.errors import CheckError, UserError
-from pipelines.config import load_pipeline
-from pipelines.preflight import check_packages
-from pipelines.runner import run_pipeline
-from pipelines.stage import Artifact, BaseModelReference, Entry, Inputs
-from pipelines.stages import benchmark, deploy, export, merge, tune
+from pipelines.engine.preflight import check_packages
+from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs
+from pipelines.file.config import load_pipeline
+from pipelines.stages.benchmark import config as benchmark
+from pipelines.stages.deploy import config as deploy
+from pipelines.stages.export import config as export
+from pipelines.stages.merge import config as merge
+from pipelines.stages.tune import config as tune
 from tests.tiny import write_model, write_pipeline
 
 
@@ -121,10 +125,10 @@ def test_openvino_is_not_measured_on_cuda():
 
 
 def test_a_missing_extra_is_named_where_the_config_needs_it(monkeypatch):
-    import pipelines.environment
+    import pipelines.engine.environment
 
-    found = pipelines.environment.distribution
-    monkeypatch.setattr(pipelines.environment, "distribution", lambda name: None if name == "nncf" else found(name))
+    found = pipelines.engine.environment.distribution
+    monkeypatch.setattr(pipelines.engine.environment, "distribution", lambda name: None if name == "nncf" else found(name))
     check_packages([entry(export)])
     with pytest.raises(UserError, match=r"E901 stage 'export' needs the package nncf. Run: .*\[openvino\]'"):
         check_packages([BOTH])

@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from compressor.errors import UserErrors
-from pipelines.config import RECIPES, PipelineFile, load_pipeline
-from pipelines.faults import models_in
-from pipelines.schema import pipeline_schema, tables
-from pipelines.stage import STAGE_NAMES, all_stages
-from pipelines.yaml_source import read_yaml
+from pipelines.engine.stage import STAGE_NAMES, all_stages
+from pipelines.file.config import RECIPES, PipelineFile, load_pipeline
+from pipelines.file.faults import models_in
+from pipelines.file.schema import pipeline_schema, tables
+from pipelines.file.yaml_source import read_yaml
 
 SCHEMA = pipeline_schema()
 FRAME = {"name": "a", "model": "./m", "task": {"train": "t.tsv", "validation": "d.tsv"}}

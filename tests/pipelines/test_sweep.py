@@ -12,10 +12,10 @@ import yaml
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.tasks import Subset
 from compressor.tasks.reading import read_task
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
-from pipelines.served import find_repository
-from pipelines.sweep import Variant, summarize, sweep, values_of, variants_of
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.served import find_repository
+from pipelines.runs.sweep import Variant, summarize, sweep, values_of, variants_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
@@ -41,7 +41,9 @@ def measure_quality(monkeypatch):
     """Put toys with a quality in the place of those without one."""
     for stage in toys.STAGES:
         if stage.produces == "model":
-            monkeypatch.setattr(sys.modules[f"pipelines.stages.{stage.name}"], "STAGE", dataclasses.replace(stage, run=toy))
+            monkeypatch.setattr(
+                sys.modules[f"pipelines.stages.{stage.name}.config"], "STAGE", dataclasses.replace(stage, run=toy)
+            )
 
 
 def go_measured(project, out):

@@ -10,22 +10,22 @@ from pydantic import ValidationError
 
 from compressor import load
 from compressor.account import Plan
-from compressor.anatomy import layers_of
 from compressor.cost import shape_of
 from compressor.errors import UserError
+from compressor.models.anatomy import layers_of
 from compressor.pruning.prices import prices_of
-from export.latency_table import LatencyTable
-from pipelines import targets
-from pipelines.config import load_pipeline
-from pipelines.loading import load_model
-from pipelines.runner import run_pipeline
-from pipelines.stage import Inputs
-from pipelines.stages.prune import PruneConfig, lengths, planned
-from pipelines.stages.tune import TuneConfig
-from pipelines.stages.tune import plan as tune_plan
-from pipelines.store import sealed
-from pipelines.sweep import sweep
-from pipelines.targets import GOALS, Search, Target, closed_form, widths
+from export.latency.table import LatencyTable
+from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Inputs
+from pipelines.engine.store import sealed
+from pipelines.file.config import load_pipeline
+from pipelines.runs.sweep import sweep
+from pipelines.stages.loading import load_model
+from pipelines.stages.prune import targets
+from pipelines.stages.prune.config import PruneConfig, lengths, planned
+from pipelines.stages.prune.targets import GOALS, Search, Target, closed_form, widths
+from pipelines.stages.tune.config import TuneConfig
+from pipelines.stages.tune.config import plan as tune_plan
 from tests.compressor.conftest import tiny
 from tests.pipelines.toys import tree
 from tests.tiny import write_pipeline
@@ -63,7 +63,7 @@ def tables(monkeypatch):
         asked.append(facts)
         return table_of(model, facts)
 
-    monkeypatch.setattr("export.latency_table.measure_table", made_up)
+    monkeypatch.setattr("export.latency.table.measure_table", made_up)
     return asked
 
 
@@ -74,7 +74,7 @@ def unmeasured(monkeypatch):
 
 
 def flops_of(artifact, pipeline):
-    from compressor.models import resolve
+    from compressor.models.hub import resolve
 
     base = resolve(pipeline.model, relative_to=pipeline.source_folder)
     return shape_of(load_model(artifact, base)).flops(16)
@@ -144,8 +144,8 @@ def test_a_table_is_of_one_graph():
 
 @pytest.mark.parametrize(("runtime", "package"), [("onnx", "onnxruntime"), ("openvino", ".*not_there")])
 def test_a_time_needs_its_runtime(runtime, package, monkeypatch):
-    monkeypatch.setattr("pipelines.environment.distribution", lambda name: None)
-    monkeypatch.setattr("export.openvino.PACKAGES", ("openvino", "not_there"))
+    monkeypatch.setattr("pipelines.engine.environment.distribution", lambda name: None)
+    monkeypatch.setattr("export.runtimes.openvino.PACKAGES", ("openvino", "not_there"))
     with pytest.raises(UserError, match=f"E901 .*needs the package {package}"):
         targets.surroundings(Target(speedup=2.0, runtime=runtime))
 

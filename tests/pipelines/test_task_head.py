@@ -5,9 +5,9 @@ import json
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from compressor.models import HEAD_ORIGINS
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from compressor.models.hub import HEAD_ORIGINS
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
 
 

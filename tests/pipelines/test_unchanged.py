@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import UserError
-from pipelines.config import load_pipeline
-from pipelines.runner import run_pipeline
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
 from tests.tiny import write_pipeline
@@ -55,8 +55,8 @@ def test_an_input_that_changes_between_two_stages(project, out, monkeypatch):
         return toys.run(config, inputs, workspace)
 
     stage = type(looked)(**{**vars(looked), "run": change})
-    monkeypatch.setattr(sys.modules["pipelines.stages.prune"], "STAGE", stage)
-    from pipelines.store import Store
+    monkeypatch.setattr(sys.modules["pipelines.stages.prune.config"], "STAGE", stage)
+    from pipelines.engine.store import Store
 
     publish = Store.publish
 
@@ -72,7 +72,7 @@ def test_an_input_that_changes_between_two_stages(project, out, monkeypatch):
 
 
 def test_a_file_that_was_touched_between_two_stages_is_the_same_file(project, out, monkeypatch):
-    from pipelines.store import Store
+    from pipelines.engine.store import Store
 
     publish = Store.publish
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import UserError, UserErrors
-from pipelines.config import find_pipeline, load_pipeline
-from pipelines.yaml_source import PIPELINE, parse, read_yaml, scalar
+from pipelines.file.config import find_pipeline, load_pipeline
+from pipelines.file.yaml_source import PIPELINE, parse, read_yaml, scalar
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Cn", "Zl", "Zp")), max_size=20)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT

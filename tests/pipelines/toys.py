@@ -15,8 +15,8 @@ from pathlib import Path
 from pydantic import Field
 
 from compressor.errors import CheckError, UserError
-from pipelines import stage as stage_table
-from pipelines.stage import Inputs, Stage, StageConfig, Workspace
+from pipelines.engine import stage as stage_table
+from pipelines.engine.stage import Inputs, Stage, StageConfig, Workspace
 
 PIPELINE = """\
 name: toy
@@ -167,7 +167,7 @@ def install(monkeypatch) -> None:
     for stage in STAGES:
         module = types.ModuleType(stage.name)
         module.STAGE = stage
-        monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}", module)
+        monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}.config", module)
 
 
 def write_project(folder: Path, pipeline: str = PIPELINE) -> Path:

@@ -10,9 +10,9 @@ import pytest
 
 from compressor.cost import LayerShape, ModelShape
 from compressor.tasks import TaskConfig
-from pipelines.stage import Artifact, BaseModelReference, Inputs
-from pipelines.stages import report as stage
-from pipelines.stages.benchmark import cost_of
+from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
+from pipelines.stages.benchmark.config import cost_of
+from pipelines.stages.report import config as stage
 
 CONFIG = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
 DENSE = ModelShape(384, (LayerShape(12, 32, 1536),) * 6, other=12_066_050, head=770, head_macs=148_224)

@@ -7,7 +7,7 @@ import pytest
 from triton_parts import LABELS, PARAMETERS, WORDS
 
 from compressor.errors import UserError
-from export.sessions import run, session
+from export.runtimes.sessions import run, session
 from serving.client import Client
 from serving.repository import read_config, write_repository
 from serving.server import EmbeddedServer

@@ -1,0 +1,100 @@
+"""A training step through W + ΔW that never makes the gradient of W + ΔW, only those of the factors of ΔW.
+
+A weight that is computed from another one (a parametrization) gets a gradient of its own size, T m n multiplications for T
+tokens, of which a low-rank link keeps r (m + n) sums. With G = ∂L/∂y (T, out) and y = x W'ᵀ, those sums are
+∂L/∂B = s Gᵀ (x Aᵀ) and ∂L/∂A = s (G B)ᵀ x (DSEE section 3.2 by the chain rule), T r (m + n) multiplications each; a value of
+Ω at (i, j) gets Σ_t G[t, i] x[t, j]. The forward is the merged one, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+from transformers.pytorch_utils import Conv1D
+
+from compressor.deltas.links import Delta, LowRank, Sparse, chain, chains, original
+from compressor.deltas.sources import Own
+
+SPARSE = 1 / 1000
+"""Density of Ω up to which gathering a value's columns is cheaper than the gradient of the whole matrix."""
+
+
+class _Linear(torch.autograd.Function):
+    """x (..., in), the matrix W' (out, in), a bias (out,) or None, the links of W' and their tensors -> y (..., out)."""
+
+    @staticmethod
+    def forward(context, x: Tensor, matrix: Tensor, bias: Tensor | None, links: list[Delta], *tensors: Tensor) -> Tensor:
+        context.save_for_backward(x, matrix, *tensors)
+        context.links = links
+        return functional.linear(x, matrix, bias)
+
+    @staticmethod
+    def backward(context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, matrix, *tensors = context.saved_tensors
+        of_x, _, of_bias, *_ = context.needs_input_grad
+        rows, inputs, pulled = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2), []
+        for link in context.links:
+            own = [tensors.pop(0) for _ in _tensors(link)]
+            # those of an earlier stage are frozen
+            trained = any(one.requires_grad for one in own)
+            pulled += _pull(link, inputs, rows, *own) if trained else [None] * len(own)
+        return gradient @ matrix if of_x else None, None, rows.sum(0) if of_bias else None, None, *pulled
+
+
+def _tensors(link: Delta) -> tuple[Tensor, ...]:
+    return (link.A, link.B) if isinstance(link, LowRank) else (link.values,)
+
+
+def _pull(link: Delta, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of a link's `tensors` from x (T, in) and G (T, out)."""
+    if link.place.rows is not None:
+        gradient = gradient[:, slice(*link.place.rows)]
+    if isinstance(link, LowRank):
+        A, B = tensors
+        inner = link.scale * (gradient @ B)
+        return inner.T @ x, gradient.T @ (link.scale * (x @ A.T))
+    row, column = link.omega // x.shape[1], link.omega % x.shape[1]
+    return ((gradient.index_select(1, row) * x.index_select(1, column)).sum(0),)
+
+
+def _separable(layer: nn.Module) -> bool:
+    """Whether the weight is frozen under links that each have a gradient of their own: not a mask, not one whose tensors are
+    computed, too."""
+    if original(layer).requires_grad:  # full tuning on top of deltas
+        return False
+    for link in chain(layer):
+        plain = isinstance(link, LowRank) and isinstance(link.source, Own) and not parametrize.is_parametrized(link.source)
+        few = isinstance(link, Sparse) and link.values.numel() <= SPARSE * original(layer).numel()
+        if not (plain or few):
+            return False
+    return bool(chain(layer))
+
+
+def _forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """In the place of a layer's own forward. Chains change while a model lives, so they are asked every time."""
+    if not torch.is_grad_enabled() or not _separable(layer):
+        return type(layer).forward(layer, x)
+    links = chain(layer)
+    with torch.no_grad():
+        stored = layer.weight
+    matrix = stored.T if isinstance(layer, Conv1D) else stored
+    return _Linear.apply(x, matrix, layer.bias, links, *(one for link in links for one in _tensors(link)))
+
+
+@contextlib.contextmanager
+def by_factors(model: nn.Module) -> Iterator[None]:
+    """While it holds, linear layers of `model` whose deltas allow it find those deltas' gradients by their factors."""
+    layers = [layer for _, layer, name in chains(model) if name == "weight" and isinstance(layer, nn.Linear | Conv1D)]
+    for layer in layers:
+        layer.forward = types.MethodType(_forward, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

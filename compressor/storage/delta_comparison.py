@@ -1,0 +1,169 @@
+"""Two delta files side by side, without their base: what each changes, how far, and how much of it they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from compressor.deltas.links import Change
+    from compressor.storage.delta_file import DeltaFile
+
+
+MOST_ENTRIES = 2**28
+"""Of a matrix that is multiplied out: 2 GiB in float64."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One matrix (or inserted module) of both files; None where a figure has no meaning.
+
+    `jaccard` is |Ω ∩ Ω'| / |Ω ∪ Ω'| of the sparse places, or of the masks' ones where both see a prototype through masks.
+    """
+
+    place: str
+    kinds: tuple[str, str]
+    """Of each file, `-` where it leaves the place alone."""
+    norms: tuple[float, float]
+    """Frobenius norm of ΔW; for an inserted module, of its tensors."""
+    cosine: float | None
+    jaccard: float | None
+    reason: str = ""
+    """Why there is no cosine; empty where there is one."""
+
+
+PRUNED_APART = "pruned in two ways (or one of them not at all), so their entries are not of the same units"
+SIZED_APART = "of other sizes"
+UNCHANGED = "{} changes nothing there"
+
+
+def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
+    """One change as a flat tensor, or as (places, values)."""
+    import torch
+
+    from compressor.deltas.links import LowRank, Mask, Offset, Sparse
+
+    if isinstance(change, Mask):  # it adds nothing; what it hides of ΔW is compared as it was trained
+        return torch.empty(0, dtype=torch.int64), torch.empty(0)
+    with torch.no_grad():
+        if isinstance(change, LowRank):
+            if change.source.size("B")[0] * change.source.size("A")[1] > MOST_ENTRIES:
+                raise ValueError("a matrix of more entries than any here has")
+            return (change.scale * (change.B.double() @ change.A.double())).flatten()
+        if isinstance(change, Sparse):
+            return change.omega, change.values.detach()
+        if isinstance(change, Offset):
+            return change.values.detach().double().flatten()
+        return torch.cat([change.source.read(name).flatten() for name in change.source.names]).double()
+
+
+def _support(change: Change) -> Tensor | None:
+    import torch
+
+    from compressor.deltas.links import Sparse
+    from compressor.deltas.sources import Masked
+
+    if isinstance(change, Sparse):
+        return change.omega.long()
+    source = getattr(change, "source", None)
+    if not isinstance(source, Masked):
+        return None
+    masks = [source.mask(name) for name in source.names]
+    return torch.cat([mask.flatten() for mask in masks if mask is not None]).nonzero().flatten()
+
+
+def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
+    """The changes of every place: a matrix (parts of a fused weight apart), or one inserted module."""
+    from compressor.storage.changes import rebuild, select, shared_of
+    from compressor.storage.layout import SECTIONS
+
+    changes, result = delta.changes, {}
+    prototypes = shared_of(changes, delta.tensors)
+    for section in SECTIONS:
+        for path, here in changes[section].items():
+            for number, settings in enumerate(here):
+                rows, second = settings.get("rows"), section == "inserts" and number
+                place = path + (f"[{rows[0]}:{rows[1]}]" if rows else "") + (f"#{number + 1}" if second else "")
+                change = rebuild(settings, select(delta.tensors, f"{section}|{path}|{number}|"), prototypes)
+                result.setdefault(place, []).append(change)
+    return result
+
+
+def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
+    """Every place that one of two files changes, in the order of the first, then of the second."""
+    mine, others = _effects(first), _effects(second)
+    alike = first.kept == second.kept
+    return [_compare(place, mine.get(place, []), others.get(place, []), alike) for place in {**mine, **others}]
+
+
+def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -> Comparison:
+    pieces = [_flat_effect(change) for change in mine], [_flat_effect(change) for change in other]
+    pieces = _together(*pieces)
+    size = max(_size(piece) for one in pieces for piece in one)
+    a, b = _sum(pieces[0], size), _sum(pieces[1], size)
+    norms = float(a.norm()), float(b.norm())
+    kinds = tuple("+".join(change.kind for change in one) or "-" for one in (mine, other))
+    # models cut in two ways, and inserted modules of two widths, have no entries in common
+    if not alike:
+        return Comparison(place, kinds, norms, None, None, PRUNED_APART)
+    if len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
+        return Comparison(place, kinds, norms, None, None, SIZED_APART)
+    jaccard = _jaccard(_supports(mine), _supports(other))
+    if not all(norms):
+        still = " and ".join(name for name, norm in zip("AB", norms, strict=True) if not norm)
+        return Comparison(place, kinds, norms, None, jaccard, UNCHANGED.format(still))
+    return Comparison(place, kinds, norms, float(a @ b) / (norms[0] * norms[1]), jaccard)
+
+
+Pieces = list["Tensor | tuple[Tensor, Tensor]"]
+
+
+def _together(mine: Pieces, other: Pieces) -> tuple[Pieces, Pieces]:
+    """Where every change is sparse, their places renumbered without gaps: a place says nothing of how much memory there is."""
+    import torch
+
+    places = [piece[0] for piece in (*mine, *other) if isinstance(piece, tuple)]
+    if len(places) < len(mine) + len(other):
+        return mine, other
+    distinct = torch.cat([one.long() for one in places]).unique()
+    return tuple([(torch.searchsorted(distinct, at.long()), values) for at, values in one] for one in (mine, other))
+
+
+def _size(piece: Tensor | tuple[Tensor, Tensor]) -> int:
+    """Entries to look at: a sparse change ends with its last place."""
+    if isinstance(piece, tuple):
+        return int(piece[0][-1]) + 1 if len(piece[0]) else 0
+    return len(piece)
+
+
+def _sum(pieces: list[Tensor | tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """ΔW of a chain, flat, float64, with zeros up to `size`."""
+    import torch
+
+    vector = torch.zeros(size, dtype=torch.float64)
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            vector.index_add_(0, piece[0], piece[1].double())
+        else:
+            vector[: len(piece)] += piece
+    return vector
+
+
+def _supports(changes: list[Change]) -> Tensor | None:
+    """The places of all changes that have some: flat, unique. None where every change is dense."""
+    import torch
+
+    supports = [support for support in map(_support, changes) if support is not None]
+    return torch.cat(supports).unique() if supports else None
+
+
+def _jaccard(mine: Tensor | None, other: Tensor | None) -> float | None:
+    import torch
+
+    if mine is None or other is None:
+        return None
+    both = int(torch.isin(mine, other).sum())
+    union = len(mine) + len(other) - both
+    return both / union if union else None

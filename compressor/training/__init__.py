@@ -1,0 +1,1 @@
+"""Training on Hugging Face's Trainer: distillation, many tasks, resuming."""

@@ -1,0 +1,83 @@
+"""What a recovering model learns from the dense one beside its outputs, whose loss the kind of task knows: its hidden states,
+block by block (as FitNets, Romero et al. 2015, and TinyBERT, Jiao et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compressor.models.anatomy import layers_of
+from compressor.pruning.surgery import kept_of
+from compressor.tasks.classification import KIND as CLASSIFICATION
+from compressor.tasks.kinds import Kind
+
+HIDDEN_WEIGHT = 1.0
+"""Of the distance between hidden states, beside the loss on logits or labels."""
+
+
+def hidden_distance(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Mean over blocks, rows and a row's real tokens of ‖s - t‖² / ‖t‖², the squared error in units of the teacher's length.
+
+    States are (batch, length, hidden), one a block; `mask` (batch, length) is 1 for real tokens. A row counts as one however
+    long it is, so that batches accumulate as they add up. Token by token, because a few have lengths far above all others'.
+    """
+    real = mask.to(student[0].dtype)
+    distances = []
+    for ours, theirs in zip(student, teacher, strict=True):
+        scale = theirs.square().sum(-1).clamp_min(torch.finfo(theirs.dtype).tiny)
+        each = (ours - theirs).square().sum(-1) / scale
+        distances.append(((each * real).sum(1) / real.sum(1)).mean())
+    return torch.stack(distances).mean()
+
+
+class HiddenTeacher:
+    """The dense model, alive beside a student that was cut out of it: every block that is left learns the states that the same
+    block of the dense model gives (T5: of the encoder and of the decoder).
+
+    It costs its own weights in memory and a forward pass at each step; it draws nothing and trains nothing. `logits`: learn
+    those, too; with `weight` 0, alone.
+    """
+
+    def __init__(self, dense: nn.Module, student: nn.Module, *, weight: float = HIDDEN_WEIGHT, logits: bool = False):
+        self.dense, self.weight, self.logits = dense.eval().requires_grad_(False), weight, logits
+        theirs, ours = layers_of(dense), layers_of(student)
+        numbers = [int(number) for number in kept_of(student)] or range(len(theirs))
+        self.ours = [layer.module for layer in ours] if weight else []
+        self.theirs = [theirs[number].module for number in numbers] if weight else []
+
+    def loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, kind: Kind = CLASSIFICATION
+    ) -> tuple[Any, Tensor]:
+        """The student's outputs on one batch, and the loss (or `distillation`) of the kind + weight · `hidden_distance`."""
+        # where nobody learns from the words of a vocabulary, they need not be computed
+        asked = self.dense if self.logits or not kind.generates else self.dense.base_model
+        self.dense.to(labels.device)
+        with torch.no_grad(), _states(self.theirs) as theirs:
+            taught = asked(**inputs)
+        with _states(self.ours) as ours:
+            outputs = model(**inputs)
+        logits = outputs.logits
+        loss = kind.distillation(logits, taught.logits, labels) if self.logits else kind.loss(logits, labels)
+        if self.weight:
+            loss = loss + self.weight * hidden_distance(ours, theirs, inputs["attention_mask"])
+        return outputs, loss
+
+
+@contextmanager
+def _states(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """What every block gives in one forward pass, in the order of `blocks`."""
+    found: list[Tensor] = []
+
+    def keep(block: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [block.register_forward_hook(keep) for block in blocks]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,205 @@
+"""Many tasks on one base (ProPETL section 3.4): batches of one task each, a head for every task, masks that tasks share.
+
+`join_heads` makes one model of several tasks; `compressor.methods.apply` then gives each task its mask. `model.tasks` says
+which task computes, and so does the keyword `task` of the model's forward. `Mixture` is what such a model is trained on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressor.deltas.sources import Masked, Own, Scores
+from compressor.models.hub import head_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from compressor.account import Plan
+    from compressor.tasks import TaskConfig
+    from compressor.training.trainer import Rows
+
+
+def probabilities(sizes: Sequence[int], temperature: float) -> np.ndarray:
+    """p_i ∝ (n_i / Σ n)^(1/T), (tasks,) float64 (ProPETL appendix C.2): T = 1 is by size, T -> ∞ uniform.
+
+    Raises ValueError for a temperature that is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature {temperature} is not positive")
+    logs = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
+    weights = np.exp(logs - logs.max())  # a small temperature would underflow all of them
+    return weights / weights.sum()
+
+
+class TaskSampler(torch.utils.data.Sampler[int]):
+    """Row numbers of one epoch: `batch` rows of one task for every optimizer step, the tasks laid one behind another.
+
+    A step's task is drawn with `probabilities`. A task hands out its rows in a shuffled order, and in a new one when all were
+    seen. Both follow from seed and step alone: an epoch that is taken up in the middle goes on as if it had not stopped.
+    """
+
+    def __init__(self, sizes: Sequence[int], temperature: float, batch: int, seed: int):
+        self.sizes, self.batch, self.seed, self.epoch = tuple(sizes), batch, seed, 0
+        self.steps = math.ceil(sum(sizes) / batch)
+        self.bounds = np.cumsum(probabilities(sizes, temperature))
+
+    def __len__(self) -> int:
+        return self.steps * self.batch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def tasks(self, steps: int) -> np.ndarray:
+        """The tasks of the first `steps` steps of the training, int64 (steps,)."""
+        drawn = np.searchsorted(self.bounds, np.random.default_rng([self.seed, 0]).random(steps), side="right")
+        return drawn.clip(max=len(self.sizes) - 1)  # the last bound may be a rounding below 1
+
+    def _rows(self, task: int, taken: int) -> Iterator[int]:
+        """Rows of one task without end, after the first `taken`."""
+        size, first = self.sizes[task], sum(self.sizes[:task])
+        for number in itertools.count(taken // size):
+            order = first + np.random.default_rng([self.seed, 1 + task, number]).permutation(size)
+            yield from order[taken % size if number == taken // size else 0 :].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.epoch * self.steps
+        drawn = self.tasks(start + self.steps)
+        taken = self.batch * np.bincount(drawn[:start], minlength=len(self.sizes))
+        streams = [self._rows(task, int(count)) for task, count in enumerate(taken)]
+        for task in drawn[start:]:
+            yield from itertools.islice(streams[task], self.batch)
+
+
+class Mixture(torch.utils.data.Dataset):
+    """The rows of all tasks, one task behind another; every item says which task it is of."""
+
+    def __init__(self, parts: Sequence[Rows], temperature: float):
+        self.parts, self.temperature = parts, temperature
+        self.kinds = tuple(kind for part in parts for kind in part.kinds)
+        self.starts = [0, *itertools.accumulate(len(part) for part in parts)]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, index: int) -> dict:
+        task = bisect_right(self.starts, index) - 1
+        return {**self.parts[task][index - self.starts[task]], "task": task}
+
+    def sampler(self, batch: int, seed: int) -> TaskSampler:
+        """The order of a training with `batch` rows in an optimizer step."""
+        return TaskSampler([len(part) for part in self.parts], self.temperature, batch, seed)
+
+
+class Tasks:
+    """The tasks of a model: their names, which of them computes, and the modules of their heads by place."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names, self.active = tuple(names), 0
+        self.heads: dict[str, PerTask] = {}
+
+    def choose(self, name: str) -> None:
+        """Let the task called `name` compute."""
+        self.active = self.names.index(name)
+
+    def head(self, name: str) -> dict[str, Tensor]:
+        """The head of one task, under the names it has in a model of that task alone."""
+        number = self.names.index(name)
+        named = {path: module.each[number].named_parameters() for path, module in self.heads.items()}
+        return dict(sorted((f"{path}.{leaf}", tensor.detach()) for path, leaves in named.items() for leaf, tensor in leaves))
+
+
+class PerTask(nn.Module):
+    """In the place of a module of the task head: one for every task, of which the active one computes."""
+
+    def __init__(self, tasks: Tasks, each: Sequence[nn.Module]):
+        super().__init__()
+        self.tasks, self.each = tasks, nn.ModuleList(each)
+
+    def forward(self, *arguments, **named):
+        return self.each[self.tasks.active](*arguments, **named)
+
+
+class TaskScores(nn.Module):
+    """The task masks over one prototype, seen by every block: the active task's mask is the one that is read."""
+
+    def __init__(self, tasks: Tasks, prototype: Own, keep: float):
+        super().__init__()
+        self.tasks, self.each = tasks, nn.ModuleList(Scores(prototype, keep) for _ in tasks.names)
+
+    def mask(self, name: str) -> Tensor | None:
+        return self.each[self.tasks.active].mask(name)
+
+
+def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
+    """One model with the heads of all: of (task, model) pairs on one base the first model, changed in place.
+
+    Its forward takes a keyword `task`, the number of the task that computes from then on; `model.tasks` holds the rest.
+    """
+    names, first, found = [], None, []
+    for name, model in models:
+        first = model if first is None else first
+        names.append(name)
+        found.append(_head_modules(model))
+    tasks = first.tasks = Tasks(names)
+    for path in found[0]:
+        tasks.heads[path] = PerTask(tasks, [modules[path] for modules in found])
+        first.set_submodule(path, tasks.heads[path])
+    first.head_parameter_names = frozenset(
+        f"{path}.{leaf}" for path, module in tasks.heads.items() for leaf, _ in module.named_parameters()
+    )
+    first.register_forward_pre_hook(_choose, with_kwargs=True)
+    return first
+
+
+def _head_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold nothing but the task head, the outermost ones, by path."""
+    head, found = head_names(model), {}
+    for path, module in model.named_modules():
+        inside = [f"{path}.{leaf}" for leaf, _ in module.named_parameters()]
+        below = any(path.startswith(f"{above}.") for above in found)
+        if inside and not below and head.issuperset(inside):
+            found[path] = module
+    return found
+
+
+def _choose(model: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dict]:
+    """Forward pre-hook: a batch of the mixture says which task it is of."""
+    task = named.pop("task", None)
+    if task is not None:
+        model.tasks.active = int(task)
+    return arguments, named
+
+
+def trained_parts(model: nn.Module) -> dict[str, int]:
+    """Trained scalars of a model of many tasks beside its heads, by part. What is shared counts once."""
+    views = [module for module in model.modules() if isinstance(module, Masked)]
+    parts = {
+        "prototype": [view.prototype for view in views],
+        "layer_scores": [view.layer for view in views],
+        "task_scores": [view.task for view in views],
+    }
+    return {part: sum(p.numel() for p in nn.ModuleList(modules).parameters()) for part, modules in parts.items()}
+
+
+def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
+    """`Plan.start` for many tasks: every head is stored, and each row computes one of them."""
+    from dataclasses import replace
+
+    from compressor.account import Plan
+    from compressor.cost import shape_of
+    from compressor.models.hub import hollow
+    from compressor.tasks.reading import read_task
+
+    models = {name: hollow(base_folder, read_task(task).label_names) for name, task in tasks.items()}
+    head_macs = max(shape_of(model).head_macs for model in models.values())
+    model = join_heads(models.items())
+    shape = replace(shape_of(model), head_macs=head_macs)
+    return Plan(shape, shape, model, length=max(task.max_length for task in tasks.values()))

@@ -1,0 +1,390 @@
+"""Tune and recover on Hugging Face's Trainer, with optional distillation: from logits computed beforehand, or a live teacher.
+
+A training that is cut off goes on from its last checkpoint and ends in the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from compressor.deltas.backward import by_factors
+from compressor.deltas.dense import Dense, dense_links, gates_of, project, reseed
+from compressor.deltas.inserts import settle_inserts
+from compressor.deltas.links import settle_links
+from compressor.deltas.sources import Scores
+from compressor.errors import UserError
+from compressor.selection.growth import Grower, ScalarAdamW, grower_of
+from compressor.selection.within import thaw
+from compressor.tasks.answers import cut, spread
+from compressor.tasks.classification import KIND as CLASSIFICATION
+from compressor.tasks.features import pad
+from compressor.tasks.kinds import Kind, Labels
+from compressor.training.distillation import HiddenTeacher
+from compressor.training.unfinished import load_changing, newest, save_changing, seal
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast: AdamW, linear decay after `warmup` (a share of all steps), gradients clipped to norm 1."""
+
+    epochs: float
+    learning_rate: float
+    mask_learning_rate: float | None = None
+    """Of ProPETL's scores and diff pruning's gates; None: as everything else."""
+    final_learning_rate: float | None = None
+    """Of what diff pruning trains behind its projection; None: `learning_rate`."""
+    batch_size: int = 32
+    accumulate: int = 1
+    """Batches whose gradients make one step."""
+    warmup: float = 0.06
+    weight_decay: float = 0.0
+    seed: int = 0
+
+    def steps(self, rows: int, processes: int = 1) -> int:
+        """Optimizer steps for a training set of `rows`; `batch_size` is that of one process."""
+        each = math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
+        return math.ceil(each * self.epochs)
+
+    def rising(self, steps: int) -> int:
+        """Steps of the warm-up among `steps`: the last is never one, or a training of a single step would be at rate 0."""
+        return min(math.ceil(steps * self.warmup), max(0, steps - 1))
+
+    def halves(self, first: int, steps: int) -> Callable[[int], float]:
+        """Step (from 0) -> share of `learning_rate`: two trainings, of `first` steps and of the rest of `steps`, which ends at
+        `final_learning_rate`. Each has a warm-up and a linear decay of its own."""
+        later = (self.final_learning_rate or self.learning_rate) / self.learning_rate
+
+        def linear(step: int, of: int) -> float:
+            rising = self.rising(of)
+            return step / rising if step < rising else (of - step) / max(1, of - rising)
+
+        return lambda step: linear(step, first) if step < first else later * linear(step - first, steps - first)
+
+
+class Rows(torch.utils.data.Dataset):
+    """Token lists with labels and, for distillation, the teacher's outputs (`compressor.tasks.answers.by_row`), all row by row;
+    the loss is that of `kind`."""
+
+    def __init__(
+        self,
+        rows: Sequence[dict[str, list[int]]],
+        labels: Labels,
+        teacher: Sequence[np.ndarray] | None = None,
+        kind: Kind = CLASSIFICATION,
+    ):
+        self.rows, self.labels, self.teacher, self.kinds = rows, labels, teacher, (kind,)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict:
+        item = {**self.rows[index], "labels": self.labels[index]}
+        return item if self.teacher is None else {**item, "teacher": self.teacher[index]}
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Items -> a right-padded batch of tensors."""
+
+    pad_id: int
+
+    def __call__(self, items: list[dict]) -> dict[str, Tensor]:
+        extra = ("labels", "teacher", "task")
+        batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
+        tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
+        labels = cut(torch.tensor([item["labels"] for item in items]), tensors["input_ids"].shape[1])
+        tensors["labels"] = labels
+        if "teacher" in items[0]:
+            tensors["teacher"] = torch.from_numpy(spread([item["teacher"] for item in items], labels.numpy()))
+        if "task" in items[0]:  # the same in every item
+            tensors["task"] = items[0]["task"]
+        return tensors
+
+
+class SeededGroups(LengthGroupedSampler):
+    """Rows of similar length together, in an order that follows from the seed and the epoch alone: Trainer's own draws from the
+    global random state, which a resumed training does not have as it was.
+    """
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int):
+        super().__init__(batch_size, lengths=lengths, generator=torch.Generator().manual_seed(seed))
+        self.seed = seed
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator.manual_seed(self.seed + epoch)
+
+
+class TaskTrainer(Trainer):
+    """Trainer with our loss (that of the task's kind as a mean over the batch, or distillation), our parameter groups, deltas
+    trained by the gradients of their factors, and checkpoints that hold what training moves instead of the whole model.
+
+    `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
+    that may add to the loss, `share` says how much of its rate a step (from 0) has, where that is not one linear decay;
+    `teacher` is a live one.
+    """
+
+    def __init__(
+        self,
+        *,
+        mask_learning_rate: float | None = None,
+        grower: Grower | None = None,
+        dense: Sequence[Dense] = (),
+        share: Callable[[int], float] | None = None,
+        teacher: HiddenTeacher | None = None,
+        **arguments,
+    ):
+        super().__init__(**arguments)
+        self.teacher = teacher
+        self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
+        # encoders take **kwargs, from which Trainer concludes that their loss is a token sum: accumulation then doubles it
+        self.model_accepts_loss_kwargs = False
+
+    def train(self, *arguments, **options):
+        with by_factors(self.model):
+            return super().train(*arguments, **options)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels, taught = inputs.pop("labels"), inputs.pop("teacher", None)
+        kind = self.train_dataset.kinds[inputs.get("task", 0)]
+        if self.teacher is not None:
+            outputs, loss = self.teacher.loss(model, inputs, labels, kind)
+        else:
+            outputs = model(**inputs)
+            logits = outputs.logits
+            loss = kind.loss(logits, labels) if taught is None else kind.distillation(logits, taught, labels)
+        loss = loss + sum(link.penalty() for link in self.dense)
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_train_sampler(self, train_dataset: Rows | None = None) -> torch.utils.data.Sampler:
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        if hasattr(self.train_dataset, "sampler"):  # many tasks: a step's batches, on all processes, are of one
+            return self.train_dataset.sampler(size * self.args.world_size, self.args.data_seed)
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        lengths = [len(row["input_ids"]) for row in self.train_dataset.rows]
+        return SeededGroups(size, lengths, self.args.data_seed)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW: decay as Trainer decides it, scores and gates at their own rate, a growing Ω with a step count a scalar."""
+        if self.optimizer is not None:
+            return self.optimizer
+        decayed = set(self.get_decay_parameter_names(self.model))
+        scores = {id(p) for module in self.model.modules() if isinstance(module, Scores) for p in module.parameters()}
+        scores |= {id(link.alpha) for link in gates_of(self.dense)}
+        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                groups.setdefault((id(parameter) in scores, name in decayed), []).append(parameter)
+        rates = {True: self.mask_learning_rate or self.args.learning_rate, False: self.args.learning_rate}
+        described = [
+            {"params": group, "lr": rates[masks], "weight_decay": self.args.weight_decay if decay else 0.0}
+            for (masks, decay), group in groups.items()
+        ]
+        kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        if self.grower is None:
+            self.optimizer = kind(described, **settings)
+        else:
+            self.optimizer = ScalarAdamW(described, self.grower.growth, **settings)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None) -> torch.optim.lr_scheduler.LRScheduler:
+        if self.share is not None and self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.share)
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        save_changing(self.accelerator.unwrap_model(self.model), Path(output_dir))
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        super()._save_checkpoint(model, trial)
+        seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        load_changing(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
+
+
+class _Grow(TrainerCallback):
+    """Lets Ω grow between backward and the optimizer's step, then clips as Trainer would have."""
+
+    def __init__(self, grower: Grower, clip: float):
+        self.grower, self.clip = grower, clip
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.grower.before(state.global_step + 1)
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self.grower.choose(state.global_step + 1, getattr(optimizer, "optimizer", optimizer))
+        if self.clip:
+            nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], self.clip)
+
+
+class _Dense(TrainerCallback):
+    """Gives dense links their draws, fixes the gates among them after `first` steps, and thins clipped gradients."""
+
+    def __init__(self, links: Sequence[Dense], seed: int, first: int):
+        self.links, self.seed, self.first = links, seed, first
+
+    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+        reseed(self.links, self.seed, state.global_step)
+        gated = gates_of(self.links)
+        if gated and state.global_step == self.first:
+            project(gated)
+            optimizer.state.clear()  # another training begins: no momentum of what was projected away
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        for link in self.links:
+            link.thin()
+
+
+class _Save(TrainerCallback):
+    """A checkpoint whenever `seconds` have passed since the last."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.last = seconds, time.monotonic()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if time.monotonic() - self.last >= self.seconds:
+            control.should_save = True
+
+    def on_save(self, args, state, control, **kwargs):
+        self.last = time.monotonic()
+
+
+class _Report(TrainerCallback):
+    """Tells the caller about every step and every logged loss; those before a resume are made up for at once."""
+
+    def __init__(self, on_step: Callable[[str], None]):
+        self.on_step, self.note = on_step, ""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        for _ in range(state.global_step):
+            self.on_step("resumed")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.on_step(self.note)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            self.note = f"loss {float(logs['loss']):.3f}"
+
+
+def train(
+    model: nn.Module,
+    dataset: Rows,
+    pad_id: int,
+    schedule: Schedule,
+    work: Path,
+    on_step: Callable[[str], None] = lambda note: None,
+    *,
+    save_every: float | None = None,
+    stops: Collection[int] = (),
+    on_stop: Callable[[int], None] = lambda places: None,
+    teacher: HiddenTeacher | None = None,
+) -> list[dict]:
+    """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
+
+    On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a
+    checkpoint goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no
+    longer finite. Where Ω grows, `on_stop` is called with each of `stops` while exactly so many places are chosen.
+    """
+    callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
+    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)
+    checkpoint = newest(work)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
+        raise UserError(
+            "E406", f"training diverged at learning_rate {schedule.learning_rate:g}", "Lower it, e.g. to a third of that"
+        )
+    # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
+    model.cpu().eval()
+    settle(model)
+    if trainer.grower is not None:
+        del model.growth
+    return _means([record["loss"] for record in trainer.state.log_history if "loss" in record])
+
+
+def settle(model: nn.Module) -> None:
+    """Leave every change as it is stored, in place: what only training needed is dropped."""
+    settle_links(model)
+    thaw(model)
+    settle_inserts(model)
+
+
+def _means(losses: list[float], every: int = 10) -> list[dict]:
+    """Mean loss of every `every` steps. Trainer's own means start anew after a resume; these do not."""
+    blocks = ((start, losses[start : start + every]) for start in range(0, len(losses), every))
+    return [{"step": start + len(block), "loss": round(float(np.mean(block)), 6)} for start, block in blocks]
+
+
+SAVE_EVERY = 30.0
+"""Seconds between the checkpoints of a training."""
+
+CLIP = 1.0
+"""Norm to which the gradients of all trainable parameters together are clipped."""
+
+
+def trainer_of(
+    model: nn.Module,
+    dataset: Rows,
+    pad_id: int,
+    schedule: Schedule,
+    work: Path,
+    callbacks: Sequence[TrainerCallback] = (),
+    stops: Collection[int] = (),
+    on_stop: Callable[[int], None] = lambda places: None,
+    teacher: HiddenTeacher | None = None,
+    **overrides,
+) -> TaskTrainer:
+    """The Trainer of one training; `overrides` are TrainingArguments that a caller wants otherwise."""
+    growing = hasattr(model, "growth")
+    arguments = {
+        "output_dir": str(work),
+        "num_train_epochs": schedule.epochs,
+        "learning_rate": schedule.learning_rate,
+        "per_device_train_batch_size": schedule.batch_size,
+        "gradient_accumulation_steps": schedule.accumulate,
+        "weight_decay": schedule.weight_decay,
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 0.0 if growing else CLIP,
+        "seed": schedule.seed,
+        "data_seed": schedule.seed,
+        "train_sampling_strategy": "group_by_length",
+        "save_strategy": "no",
+        "save_total_limit": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "use_cpu": not torch.cuda.is_available(),
+    }
+    settings = TrainingArguments(**{**arguments, **overrides})
+    steps = schedule.steps(len(dataset), settings.world_size)
+    settings.warmup_steps = schedule.rising(steps)
+    grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
+    first = steps // 2
+    own = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
+    trainer = TaskTrainer(
+        model=model,
+        args=settings,
+        train_dataset=dataset,
+        data_collator=Collator(pad_id),
+        callbacks=[*callbacks, *own],
+        mask_learning_rate=schedule.mask_learning_rate,
+        grower=grower,
+        dense=dense,
+        share=schedule.halves(first, steps) if gates_of(dense) else None,
+        teacher=teacher,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

@@ -1,0 +1,69 @@
+"""A training that was cut off: what it needs to go on as if nothing had happened, in a folder that is never published.
+
+Only trainable parameters and buffers that change are stored, beside what Trainer keeps of optimizer, schedule and random state.
+A manifest is written last, so a checkpoint that was cut off itself is not one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from compressor.deltas.links import Change
+from compressor.digests import sha256_of
+
+MANIFEST = "manifest.json"
+CHANGING = "changing.safetensors"
+
+
+def changing(model: nn.Module) -> dict[str, Tensor]:
+    """What training moves: trainable parameters (shared ones once), and the buffers that a change says it moves."""
+    moved = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for path, module in model.named_modules():
+        if isinstance(module, Change):
+            moved |= {f"{path}.{name}": module.get_buffer(name) for name in module.moving}
+    return moved
+
+
+def save_changing(model: nn.Module, folder: Path) -> None:
+    """Write `changing(model)`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().contiguous() for name, tensor in changing(model).items()}, folder / CHANGING)
+
+
+@torch.no_grad()
+def load_changing(model: nn.Module, folder: Path) -> None:
+    """Copy what `save_changing` wrote into the model."""
+    stored = load_file(folder / CHANGING)
+    for name, tensor in changing(model).items():
+        tensor.copy_(stored[name])
+
+
+def seal(folder: Path) -> None:
+    """Write the sha256 of every file of a complete checkpoint."""
+    digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
+
+
+def newest(work: Path) -> Path | None:
+    """The newest complete checkpoint below `work`; damaged ones are removed, and the one before is as good."""
+    found = sorted(work.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    for folder in found:
+        if _is_whole(folder):
+            return folder
+        shutil.rmtree(folder)
+    return None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        digests = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return False
+    present = {path.name for path in folder.iterdir()} - {MANIFEST}
+    return present == set(digests) and all(sha256_of(folder / name) == digest for name, digest in digests.items())

@@ -1,0 +1,1 @@
+"""Choosing the precision of an exported model: the fastest within an accuracy budget."""

@@ -1,0 +1,93 @@
+"""Which file to keep: the fastest, by the clock, that costs no more of the metric than is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from export.parity.compare import ParityResult
+
+MOST_EXCLUDED = 0.5
+"""Share of the matrices that may stay in fp32 before int8 is given up: beyond it little of its speed is left."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One file that may be kept. `excluded` are the matrices that stay fp32 in it, `ms` its median time and `speed` that of the
+    fastest fp32 file over it, both of its last run by the clock, `result` its comparison with the fp32 model in PyTorch,
+    `verdict` why it is kept or not."""
+
+    runtime: str
+    precision: str
+    path: Path
+    excluded: tuple[str, ...] = ()
+    ms: float | None = None
+    speed: float | None = None
+    result: ParityResult | None = None
+    within: bool = False
+    verdict: str = ""
+
+    @property
+    def loss(self) -> float:
+        """How much of the task's metric it costs, as a share: 0.005 is half a point."""
+        return self.result.metric_reference - self.result.metric_candidate
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an artifact's metadata."""
+        judged = {"loss": self.loss, "agreement": self.result.agreement} if self.result else {}
+        names = ("runtime", "precision", "ms", "speed", "within", "verdict")
+        return {**{name: getattr(self, name) for name in names}, "excluded": len(self.excluded), **judged}
+
+
+def judged(trial: Trial, result: ParityResult, budget: float) -> Trial:
+    """The trial with its verdict: it must cost `budget` (a share) of the metric at most, and pass its hop's bound."""
+    trial = replace(trial, result=result)
+    # 1e-9: a loss of exactly the budget must not fail by rounding
+    if trial.loss > budget + 1e-9:
+        return replace(trial, verdict=f"loses {100 * trial.loss:.2f} points, {100 * budget:g} allowed")
+    if not result.passed:
+        return replace(trial, verdict=f"not the same function ({result.bound}; they agree to {result.agreement:.1%})")
+    return replace(trial, within=True, verdict="within the budget")
+
+
+def counts(matrices: int) -> Iterator[int]:
+    """How many matrices are excluded in turn: 1, 2, 4, ... and the most that may be."""
+    most, count = math.floor(matrices * MOST_EXCLUDED), 1
+    while count < most:
+        yield count
+        count *= 2
+    if most:
+        yield most
+
+
+def choose(
+    trials: Sequence[Trial],
+    *,
+    clock: Callable[[Sequence[Trial]], list[Trial]],
+    judge: Callable[[Trial], Trial],
+    spared: Callable[[Trial], Iterator[Trial]],
+) -> tuple[Trial, list[Trial]]:
+    """(the trial that is kept, all trials with their verdicts: those that were judged in order, then what is slower).
+
+    The fastest is judged first. `clock` times trials in one run, `judge` gives one its verdict; `spared` makes files of an int8
+    trial with ever more matrices left in fp32: the first within the budget is timed again beside what is still waiting,
+    and takes its place among them. fp32 trials come with their verdict; one of them is kept when nothing faster may be.
+    """
+    waiting, seen = clock(trials), {}
+    while True:
+        fastest = min(waiting, key=lambda trial: trial.ms)
+        waiting.remove(fastest)
+        seen[fastest.path] = fastest = fastest if fastest.verdict else judge(fastest)
+        if fastest.within:
+            slower = [replace(trial, verdict="slower than what is kept") for trial in waiting if trial.path not in seen]
+            return fastest, [*seen.values(), *slower]
+        for mixed in map(judge, spared(fastest)):
+            seen[mixed.path] = mixed
+            if mixed.within:
+                waiting = clock([*waiting, mixed])
+                seen |= {one.path: one for one in waiting if one.path in seen}
+                break

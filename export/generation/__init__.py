@@ -1,0 +1,1 @@
+"""Exported models that generate: their files, and greedy decoding over them."""

@@ -1,0 +1,181 @@
+"""The files of a model that generates, and the proof that they generate what it would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.tasks.features import Encoding, pad
+from export.generation.greedy import Decoder, Live, encode, generate
+from export.parity.compare import ParityResult, require
+from export.parity.token_outputs import compare_tokens
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+    from export.standalone.source_model import Found
+
+PROMPTS, LONGEST, NEW = 8, 24, 24
+"""Random prompts, the tokens of the longest, and those that are generated behind each."""
+
+
+def write_generator(
+    graphs: Mapping[str, onnx.ModelProto], folder: Path, *, precisions: Sequence[str], fuse: bool, limit: int
+) -> dict[str, tuple[Path, ...]]:
+    """FOLDER/NAME.onnx, NAME_int8.onnx and NAME_int4.onnx of every graph; precision -> the paths, in the order of `graphs`."""
+    from export.graph.trace import carry_over, fused, save
+    from export.graph.weight_only import quantized_weights
+
+    paths: dict[str, tuple[Path, ...]] = {}
+    for name, graph in graphs.items():
+        whole = fused(graph) if fuse else graph
+        for precision in precisions:
+            path = folder / (f"{name}.onnx" if precision == "fp32" else f"{name}_{precision}.onnx")
+            made = whole if precision == "fp32" else quantized_weights(whole, int(precision.removeprefix("int")))
+            carry_over(graph, made)
+            save(made, path, limit)
+            paths[precision] = (*paths.get(precision, ()), path)
+    return paths
+
+
+def special_tokens(found: Found) -> dict[str, Any]:
+    """What `generate` must know of a model: the tokens that end a text, that pad, and that begin the text behind an encoder."""
+    config, said = found.model.config, found.model.generation_config
+    ends = said.eos_token_id
+    start = said.decoder_start_token_id if config.is_encoder_decoder else None
+    return {
+        "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
+        "pad": found.pad_id,
+        "start": found.pad_id if start is None and config.is_encoder_decoder else start,
+    }
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens int64 (rows, length) and their mask, and what an encoder reads beside them."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    source: Encoding | None
+
+    def rows(self) -> list[Text]:
+        """One text a row, without padding."""
+        alone = []
+        for row, mask in enumerate(self.mask):
+            there = None if self.source is None else self.source["attention_mask"][row] == 1
+            source = None if self.source is None else {name: one[row : row + 1, there] for name, one in self.source.items()}
+            alone.append(Text(self.ids[row : row + 1, mask == 1], self.mask[row : row + 1, mask == 1], source))
+        return alone
+
+    def turned(self) -> Text:
+        """With the padding of its tokens on the left."""
+        order = np.argsort(self.mask, axis=1, kind="stable")
+        return Text(np.take_along_axis(self.ids, order, 1), np.take_along_axis(self.mask, order, 1), self.source)
+
+
+def prove_generator(found: Found, precision: str, paths: Sequence[Path], *, required: bool = True) -> dict[str, Any]:
+    """The record of `compare_generated`, with `generated` and `generated_agreement`. Raises CheckError E610."""
+    result, agreed = compare_generated(found, precision, paths, required=required)
+    return {**result.to_json(), "generated": len(agreed), "generated_agreement": float(np.mean(agreed))}
+
+
+def compare_generated(
+    found: Found, precision: str, paths: Sequence[Path], *, required: bool = True
+) -> tuple[ParityResult, list[bool]]:
+    """Compare a file (or encoder and decoder) with its model: the comparison, and which generated tokens agreed.
+
+    The files generate behind random prompts; PyTorch then reads the whole texts at once, without a cache. Its logits are
+    compared with those of the graph on an empty past, on a past, in batches of 1, and with padding on the other side. Every
+    generated token that is also PyTorch's likeliest behind the same tokens counts as agreement: where all do, PyTorch
+    generates the same text. Where it is `required`, raises CheckError E610 with the block where they part, or the cache.
+    """
+    from export.runtimes.sessions import session
+
+    sessions = tuple(session(path) for path in paths)
+    live = sessions if len(sessions) > 1 else sessions[0]
+    text, chosen = _texts(found, live)
+    reference = torch_logits(found.model, text)
+    middle = max(1, text.ids.shape[1] // 2)
+    others = {
+        "batch 1": np.concatenate([logits_of(live, row) for row in text.rows()]),
+        "on a past": logits_of(live, text, middle),
+    }
+    if text.source is None:
+        others["padded on the left"] = logits_of(live, text.turned(), middle)
+    kind = {"fp32": "onnx on random tokens"}.get(precision, f"{precision} on random tokens")
+    batches = (dict.fromkeys(others, reference), others)
+    compared = partial(compare_tokens, f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text))
+    result = compared(batches=batches)
+
+    def suspect() -> str:
+        if compared().passed and "batch 1" not in result.failed_batches:
+            return "the cache: without a past nothing parts"
+        return _suspected_block(found, paths[-1], text, result.worst_row)
+
+    if required:
+        require(result, suspect)
+    whole = np.zeros((*text.ids.shape, 1), np.int64)
+    whole[text.mask == 1] = reference.argmax(axis=-1, keepdims=True)
+    agreed = [bool(whole[row, place, 0] == token) for row, place, token in chosen]
+    return result, agreed
+
+
+def _suspected_block(found: Found, path: Path, text: Text, worst: int) -> str:
+    """The block where a file and its model part in one pass without a past, over the row of the worst token and the longest."""
+    from export.parity.suspects import UNKNOWN, suspect_in_graph
+
+    if text.source is not None:
+        return f"{UNKNOWN} (encoder and decoder are two graphs)"
+    lengths = text.mask.sum(axis=1)
+    chosen = [np.repeat(np.arange(len(lengths)), lengths)[worst], lengths.argmax()]
+    return suspect_in_graph(found.model, path, {"input_ids": text.ids[chosen], "attention_mask": text.mask[chosen]})
+
+
+def _texts(found: Found, live: Live) -> tuple[Text, list[tuple[int, int, int]]]:
+    """Prompts with what is generated behind them, and (row, place before it, token) of all that is."""
+    most = getattr(found.model.config, "max_position_embeddings", None) or LONGEST + NEW
+    longest, new = min(LONGEST, most // 2), min(NEW, most // 2)
+    fitting = [row for row in found.rows if len(row["input_ids"]) <= longest]
+    keys = ("input_ids", "attention_mask")
+    prompts = [{key: fitting[place][key] for key in keys} for place in np.linspace(0, len(fitting) - 1, PROMPTS).astype(int)]
+    special, source = special_tokens(found), pad(prompts, found.pad_id)
+    tokens = generate(live, *source.values(), new, pad=special["pad"], start=special["start"])
+    if found.model.config.is_encoder_decoder:
+        before = [[special["start"]]] * len(prompts)
+    else:
+        before = [row["input_ids"] for row in prompts]
+    rows = [[*start, *one.tolist()] for start, one in zip(before, tokens, strict=True)]
+    made = pad([{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows], found.pad_id)
+    chosen = [(row, len(before[row]) - 1 + place, token) for row, one in enumerate(tokens) for place, token in enumerate(one)]
+    return Text(*made.values(), source if found.model.config.is_encoder_decoder else None), chosen
+
+
+def logits_of(live: Live, text: Text, *cuts: int) -> np.ndarray:
+    """Logits (tokens, words) of a text, row after row, fed in one piece or cut at these places: the rest is then on a past."""
+    if isinstance(live, tuple):
+        decoder = Decoder(live[1], len(text.ids), encode(live[0], **text.source))
+    else:
+        decoder = Decoder(live, len(text.ids))
+    pieces = [decoder(text.ids[:, a:b], text.mask[:, a:b]) for a, b in pairwise((0, *cuts, text.ids.shape[1]))]
+    return np.concatenate(pieces, axis=1)[text.mask == 1]
+
+
+def torch_logits(model: nn.Module, text: Text) -> np.ndarray:
+    """The same of a torch model, without a cache."""
+    import torch
+
+    ids, mask = torch.from_numpy(text.ids), torch.from_numpy(text.mask)
+    if text.source is None:
+        given = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    else:
+        given = {**{name: torch.from_numpy(one) for name, one in text.source.items()}, "decoder_input_ids": ids}
+    with torch.inference_mode():
+        logits = model.eval()(**given, use_cache=False).logits
+    return logits.float().numpy()[text.mask == 1]

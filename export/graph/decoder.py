@@ -1,0 +1,187 @@
+"""A model that generates -> ONNX with its cache of keys and values going in and out, and every weight of a decoder once.
+
+There is one graph for the prompt and for each token after it: a prompt is what comes on an empty past (0 tokens long). A
+decoder: `input_ids` and `position_ids` (batch, sequence), `attention_mask` (batch, past + sequence) and the past
+(batch, heads, past, head size) to `logits` and `present`, the past of the next call. Padding may be on either side, or between:
+the mask says what is no token, and position ids count the others. An encoder with a decoder: two graphs. The
+first gives the keys and values that the second attends to, so the matrices that make them are its own.
+
+Names are those that optimum gave such graphs: `past_key_values.0.key`, `present.0.key`; behind an encoder `.decoder.key` and
+`.encoder.key`. A block without attention has none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
+
+from compressor.errors import UserError
+from export.graph.trace import trace, trace_named, unchanged
+
+if TYPE_CHECKING:
+    import onnx
+
+BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 5, 7
+"""Sizes of the sample that is traced: all different, none 1."""
+STATES = ("batch", None, "past", None)
+
+Block = dict[str, Tensor]
+Blocks = dict[str, Block]
+"""Number of a block -> its key and value (batch, heads, tokens, head size)."""
+
+
+def trace_generator(model: nn.Module) -> dict[str, onnx.ModelProto]:
+    """The unfused graphs of a model that generates: `model`, or `encoder_model` and `decoder_model`.
+
+    Raises UserError E623 for a model whose cache is of another kind than keys and values that grow with the tokens.
+    """
+    if model.config.is_encoder_decoder:
+        return {"encoder_model": trace_encoder(model), "decoder_model": trace_decoder(model)}
+    step = Step(model, _shapes(_sample_cache(model)))
+    ids = torch.full((BATCH, SEQUENCE), 2)
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones(BATCH, PAST + SEQUENCE, dtype=torch.long),
+        "position_ids": torch.arange(PAST, PAST + SEQUENCE).expand(BATCH, SEQUENCE).clone(),
+        "past_key_values": _random(step.shapes, PAST),
+    }
+    axes = {
+        "attention_mask": ("batch", "past + sequence"),
+        **dict.fromkeys(("input_ids", "position_ids"), ("batch", "sequence")),
+    }
+    axes |= {f"past_key_values.{number}.{name}": STATES for number in step.shapes for name in ("key", "value")}
+    return {"model": trace_named(step, inputs, axes)}
+
+
+class Step(nn.Module):
+    """A decoder on its past. `shapes`: number of a block with attention -> (heads, head size)."""
+
+    def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, int]]):
+        super().__init__()
+        self.model, self.config, self.shapes = model, model.config, shapes
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: Blocks) -> dict:
+        cache = _cache(past_key_values)
+        states = {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": cache, "use_cache": True}
+        logits = self.model(input_ids=input_ids, **states).logits
+        return {"logits": logits, "present": {number: _states(cache.layers[int(number)]) for number in past_key_values}}
+
+
+def trace_encoder(model: nn.Module) -> onnx.ModelProto:
+    """(batch, sequence) ids and mask -> `present.N.encoder.key` and value (batch, heads, sequence, head size)."""
+    with unchanged(model):
+        sample = {name: torch.ones(BATCH, SOURCE, dtype=torch.long).numpy() for name in ("input_ids", "attention_mask")}
+        return trace(Encoder(model, list(_shapes(_sample_cache(model).cross_attention_cache))), sample)
+
+
+class Encoder(nn.Module):
+    """An encoder, and what the decoder's blocks make of its output once for all tokens. `crossed`: those that attend to it."""
+
+    def __init__(self, model: nn.Module, crossed: list[str]):
+        super().__init__()
+        self.model, self.config, self.crossed = model, model.config, crossed
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict:
+        # what else the decoder computes of its one token is not asked for, and is no part of the graph
+        start = input_ids.new_zeros(input_ids.shape[0], 1)
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=True)
+        layers = found.past_key_values.cross_attention_cache.layers
+        return {"present": {number: {"encoder": _states(layers[int(number)])} for number in self.crossed}}
+
+
+def trace_decoder(model: nn.Module) -> onnx.ModelProto:
+    """The second graph: `input_ids` (batch, sequence), `encoder_attention_mask` (batch, source), the past and the encoder's
+    keys and values -> `logits` and `present.N.decoder.key` and value.
+    """
+    with unchanged(model):
+        sample = _sample_cache(model)
+    own, crossed = _shapes(sample.self_attention_cache), _shapes(sample.cross_attention_cache)
+    past = {number: {"decoder": block} for number, block in _random(own, PAST).items()}
+    for number, block in _random(crossed, SOURCE).items():
+        past.setdefault(number, {})["encoder"] = block
+    inputs = {
+        "input_ids": torch.full((BATCH, SEQUENCE), 2),
+        "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
+        "past_key_values": past,
+    }
+    axes = {"input_ids": ("batch", "sequence"), "encoder_attention_mask": ("batch", "source")}
+    both = {"decoder": (own, STATES), "encoder": (crossed, ("batch", None, "source", None))}
+    for side, (shapes, names) in both.items():
+        axes |= {f"past_key_values.{number}.{side}.{name}": names for number in shapes for name in ("key", "value")}
+    return trace_named(StepBehindEncoder(model), inputs, axes)
+
+
+class StepBehindEncoder(nn.Module):
+    """A decoder on its past and on the keys and values of an encoder."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids: Tensor, encoder_attention_mask: Tensor, past_key_values: dict[str, dict[str, Block]]) -> dict:
+        sides = [{n: sides[name] for n, sides in past_key_values.items() if name in sides} for name in ("decoder", "encoder")]
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        cache.self_attention_cache, cache.cross_attention_cache = map(_cache, sides)
+        cache.is_updated = dict.fromkeys(map(int, sides[1]), True)
+        # only its shape is looked at: all that is made of it is in the cache
+        seen = torch.zeros(*encoder_attention_mask.shape, 1)
+        found = self.model(
+            decoder_input_ids=input_ids,
+            encoder_outputs=BaseModelOutput(last_hidden_state=seen),
+            attention_mask=encoder_attention_mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        layers = cache.self_attention_cache.layers
+        return {"logits": found.logits, "present": {n: {"decoder": _states(layers[int(n)])} for n in sides[0]}}
+
+
+def _cache(blocks: Blocks) -> DynamicCache:
+    """The cache that holds `blocks`; those in between, without attention, hold zeros as `compressor.pruning.emptied` says."""
+    cache, like = DynamicCache(), next(iter(blocks.values()))["key"]
+    for number in range(max(map(int, blocks)) + 1):
+        nothing = like.new_zeros(like.shape[0], 1, like.shape[2], 1)
+        states = blocks.get(str(number), {"key": nothing, "value": nothing})
+        layer = DynamicLayer()
+        layer.keys, layer.values, layer.is_initialized = states["key"], states["value"], True
+        layer.dtype, layer.device = like.dtype, like.device
+        cache.layers.append(layer)
+    return cache
+
+
+def _states(layer: DynamicLayer) -> Block:
+    return {"key": layer.keys, "value": layer.values}
+
+
+@torch.no_grad()
+def _sample_cache(model: nn.Module) -> DynamicCache | EncoderDecoderCache:
+    """What the model remembers of some tokens."""
+    ids = torch.full((BATCH, SEQUENCE), 2)
+    more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **more).past_key_values
+
+
+def _shapes(cache: DynamicCache) -> dict[str, tuple[int, int]]:
+    """Number of a block -> (heads, head size), of those that attend. Raises UserError E623."""
+    strange = [layer for layer in getattr(cache, "layers", [None]) if type(layer) is not DynamicLayer]
+    sizes = (
+        {} if strange else {str(number): layer.keys.shape for number, layer in enumerate(cache.layers) if layer.is_initialized}
+    )
+    found = {number: (shape[1], shape[3]) for number, shape in sizes.items() if shape[1] * shape[3] > 1}
+    if not found:
+        what = type(strange[0]).__name__ if strange else "no block attends"
+        raise UserError("E623", f"the cache of this model is none of keys and values ({what})", "Export another model")
+    return found
+
+
+def _random(shapes: dict[str, tuple[int, int]], tokens: int) -> Blocks:
+    """Keys and values of a sample."""
+    return {
+        number: {name: torch.randn(BATCH, heads, tokens, size) for name in ("key", "value")}
+        for number, (heads, size) in shapes.items()
+    }

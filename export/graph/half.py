@@ -1,0 +1,186 @@
+"""ONNX in half precision, for CUDA and TensorRT: fp16 and bf16 graphs whose sums of squares, softmax and angles stay in fp32.
+
+A graph that is fused for CUDA has norms, and attention where transformers knows its form (not MPNet's or DeBERTa's, whose
+positions are added to it), as single operators; those take fp16 and sum in fp32 inside.
+
+ONNX Runtime's CPU runs an fp16 graph (it casts around each operator). It has no kernels for bf16, so such a graph is proven by
+another: the same operators in fp32 with every result rounded to bf16 (`emulated`). The bf16 file itself is not run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
+    from export.runtimes.sessions import OpenVINOSession
+
+FOR_CUDA = ("fp16", "bf16")
+"""Precisions that are no gain on a CPU: files to be run by CUDA."""
+KEPT_IN_FP32 = ("LayerNormalization", "Softmax", "ReduceMean", "Pow", "Sqrt")
+"""Operators whose sums or squares leave fp16 (65504)."""
+ANGLES = ("Cos", "Sin")
+"""Of rotary positions: an angle of many turns has no digits left for its remainder in fp16."""
+LARGEST = 1e4
+"""What constants are cut to: the one that masks attention is the least float, and a sum with -65504 would be infinite."""
+
+
+def half(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, what lies between them and rotary angles stay in fp32."""
+    import onnx
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)  # the converter works in place
+    kept = set(_kept(copy))
+    _own_weights(copy, kept)
+    blocked = {"op_block_list": [*DEFAULT_OP_BLOCK_LIST, *KEPT_IN_FP32], "node_block_list": list(kept)}
+    made = convert_float_to_float16(copy, keep_io_types=True, max_finite_val=LARGEST, **blocked)
+    return _joined(made)
+
+
+def _kept(proto: onnx.ModelProto) -> Iterator[str]:
+    """The names of the nodes that stay in fp32: KEPT_IN_FP32, ways to angles, and what lies between squares and their root."""
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    for node in proto.graph.node:
+        if node.op_type in KEPT_IN_FP32:
+            yield node.name
+        if node.op_type in ANGLES:
+            yield from _ancestors(node, makers, lambda one: one.op_type != "Shape")
+        if node.op_type == "Sqrt":
+            yield from _ancestors(node, makers, lambda one: one.op_type in ("Add", "ReduceMean"))
+
+
+def _ancestors(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto], through) -> Iterator[str]:
+    """The names of a node and of all that it is computed from, upwards through those that `through` lets pass."""
+    waiting, seen = [node], set()
+    while waiting:
+        one = waiting.pop()
+        if one.name not in seen:
+            seen.add(one.name)
+            yield one.name
+            waiting += [makers[name] for name in one.input if name in makers and through(makers[name])]
+
+
+def _own_weights(proto: onnx.ModelProto, kept: set[str]) -> None:
+    """Give every node that stays in fp32 weights of its own: the converter makes one cast a use, all with the same name."""
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        if node.name not in kept:
+            continue
+        for place, name in enumerate(node.input):
+            if name in weights:
+                node.input[place] = f"{node.name}_{name}_{place}"
+                own = proto.graph.initializer.add()
+                own.CopyFrom(weights[name])
+                own.name = node.input[place]
+
+
+def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Hand on between two nodes in fp32 what the converter casts to fp16 and back (a square would overflow on the way), drop
+    the casts that nobody reads then, and put the nodes into their order."""
+    import onnx_ir
+    from onnx import TensorProto
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    def source(name: str, to: int) -> str | None:
+        node = makers.get(name)
+        return node.input[0] if node is not None and node.op_type == "Cast" and node.attribute[0].i == to else None
+
+    # of what several nodes in fp32 read it makes one cast a reader, all with the same name
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    nodes = list({node.output[0]: node for node in proto.graph.node}.values())
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            narrow = source(name, TensorProto.FLOAT)
+            wide = source(narrow, TensorProto.FLOAT16) if narrow else None
+            if wide and node.op_type != "Cast":
+                node.input[place] = wide
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    model = onnx_ir.from_proto(proto)
+    model.graph.sort()
+    return onnx_ir.to_proto(RemoveUnusedNodesPass()(model).model)
+
+
+def brain(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The unfused fp32 graph in bf16, where `half` would have fp16. Weights are rounded once, from fp32."""
+    import ml_dtypes
+    import numpy as np
+    from onnx import AttributeProto, TensorProto, numpy_helper
+
+    def rounded(tensor: onnx.TensorProto) -> onnx.TensorProto:
+        values = numpy_helper.to_array(exact.get(tensor.name, tensor)).astype(np.float32)
+        return numpy_helper.from_array(values.clip(-LARGEST, LARGEST).astype(ml_dtypes.bfloat16), tensor.name)
+
+    made, exact = half(proto), {tensor.name: tensor for tensor in proto.graph.initializer}
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            tensor.CopyFrom(rounded(tensor))
+    for node in made.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.BFLOAT16
+            if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT16:
+                attribute.t.CopyFrom(rounded(attribute.t))
+    for value in made.graph.value_info:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.BFLOAT16
+    return made
+
+
+def emulated(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A bf16 graph for a runtime without bf16 kernels: each operator in fp32, its result rounded to bf16 by a cast."""
+    import numpy as np
+    import onnx
+    from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+    def wide(tensor: onnx.TensorProto) -> onnx.TensorProto:
+        return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+
+    made = onnx.shape_inference.infer_shapes(proto)
+    narrow = {one.name for one in made.graph.value_info if one.type.tensor_type.elem_type == TensorProto.BFLOAT16}
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.BFLOAT16:
+            tensor.CopyFrom(wide(tensor))
+    nodes = []
+    for node in made.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == TensorProto.BFLOAT16:
+                attribute.i = TensorProto.FLOAT
+            if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.BFLOAT16:
+                attribute.t.CopyFrom(wide(attribute.t))
+        casts = []
+        for place, name in enumerate(node.output):
+            if name in narrow:
+                node.output[place] = f"{name}/exact"
+                casts.append(helper.make_node("Cast", [f"{name}/exact"], [f"{name}/rounded"], to=TensorProto.BFLOAT16))
+                casts.append(helper.make_node("Cast", [f"{name}/rounded"], [name], to=TensorProto.FLOAT))
+        nodes += [node, *casts]
+    del made.graph.node[:], made.graph.value_info[:]
+    made.graph.node.extend(nodes)
+    return made
+
+
+def proving_session(path: Path, precision: str, threads: int | None) -> onnxruntime.InferenceSession | OpenVINOSession:
+    """A session on the CPU that answers for the file at `path`: of the file, or, for bf16, of what it is `emulated` by.
+
+    Raises UserError E602 where the file is missing or damaged.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from compressor.errors import UserError
+    from export.runtimes.sessions import failures, plain_session, session
+
+    if precision != "bf16":
+        return session(path, threads=threads)
+    try:
+        return plain_session(emulated(onnx.load(path)).SerializeToString())
+    except (OSError, ValueError, DecodeError, onnx.shape_inference.InferenceError, *failures()) as error:
+        reason = " ".join(str(error).split())[-160:]
+        raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error

@@ -1,0 +1,1 @@
+"""Latency, measured interleaved in processes of their own, and tables that predict it for pruned models."""

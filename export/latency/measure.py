@@ -1,0 +1,218 @@
+"""Latency of several models in one interleaved run, each in a process of its own.
+
+Runtimes in one process disturb each other (idle thread pools), and machines drift: so every variant gets a worker, every
+round times every variant once, in shuffled order, and only ratios within one run mean anything. On a GPU the clock is the
+same for all: the process's own, from the call until the card is idle again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from compressor.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM_UP = 3
+"""Calls of every variant at every shape before the clock counts."""
+LEAST_ROUNDS = 5
+
+
+class Unmeasurable(UserError):
+    """E603: a variant whose worker ended by itself, and its last words."""
+
+    def __init__(self, variant: str, last: str):
+        self.variant, self.last = variant, last
+        super().__init__("E603", f"'{variant}' cannot be measured: {last}", "Check that the model loads in this runtime")
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.variant, self.last)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a worker loads: a file of the runtime, or a checkpoint folder for PyTorch. Names are unique within a run."""
+
+    name: str
+    runtime: Literal["onnxruntime", "openvino", "pytorch", "torch.compile", "cuda graphs"]
+    path: Path
+    device: Literal["cpu", "cuda"] = "cpu"
+    half: bool = False
+    """PyTorch's weights and activations in fp16; a file of a runtime has the precision that it was written in."""
+    vocabulary: int = 1000
+    """Token ids are drawn below this."""
+    end: int | None = None
+    """The end of sentence, for a model that wants one in each row."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One variant at one shape: percentiles and interquartile range in ms, `throughput` in rows/s at the median."""
+
+    variant: str
+    batch: int
+    length: int
+    p50: float
+    p95: float
+    p99: float
+    iqr: float
+    throughput: float
+    samples_ms: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in measurements.json."""
+        return {name: value for name, value in asdict(self).items() if name != "variant"}
+
+
+def summarize(variant: str, batch: int, length: int, samples: Sequence[float]) -> Measurement:
+    """Percentiles of one variant's times (ms)."""
+    q25, p50, q75, p95, p99 = np.percentile(samples, [25, 50, 75, 95, 99])
+    rounded = tuple(round(sample, 4) for sample in samples)
+    return Measurement(variant, batch, length, *map(float, (p50, p95, p99, q75 - q25, 1000 * batch / p50)), rounded)
+
+
+class Worker:
+    """A process that holds one model and times one call at a time. Lines of JSON in, lines of JSON out."""
+
+    def __init__(self, variant: Variant, threads: int | None, log: IO[str]):
+        self.variant, self.log = variant, log
+        places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "export.latency.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **quiet},
+        )
+        description = {**asdict(variant), "path": str(variant.path), "threads": threads}
+        self._send(description)
+
+    def _send(self, message: dict) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def _receive(self) -> dict:
+        line = self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        status = self.process.wait()
+        self.log.seek(0)
+        last = next((text.strip() for text in reversed(self.log.read().splitlines()) if text.strip()), "no message")
+        # killed by a signal (out of memory, say), it left no message of its own
+        last += f" (killed by signal {-status})" if status < 0 else ""
+        raise Unmeasurable(self.variant.name, last)
+
+    def wait_until_loaded(self) -> None:
+        """Raises UserError E603 with the worker's last line when it died."""
+        self._receive()
+
+    def start(self, batch: int, length: int) -> None:
+        """Let it run one forward pass; `finish` waits for it."""
+        self._send({"batch": batch, "length": length})
+
+    def finish(self) -> float:
+        """Milliseconds of the pass that was started."""
+        return self._receive()["ms"]
+
+    def time(self, batch: int, length: int) -> float:
+        """Milliseconds of one forward pass."""
+        self.start(batch, length)
+        return self.finish()
+
+    def stop(self) -> None:
+        """End the process at once, whatever it is at: it may be compiling for minutes."""
+        self.process.terminate()
+
+    def close(self) -> None:
+        """End the process; closing its input is what tells it to stop."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def workers(variants: Sequence[Variant], threads: int | None) -> Iterator[list[Worker]]:
+    """Start every worker and wait until all are loaded; stop all of them, whatever happens."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for variant in variants:
+            log = stack.enter_context(tempfile.TemporaryFile("w+"))
+            worker = Worker(variant, threads, log)
+            stack.callback(worker.close)
+            started.append(worker)
+        try:
+            for worker in started:
+                worker.wait_until_loaded()
+            yield started
+        except BaseException:
+            for worker in started:
+                worker.stop()
+            raise
+
+
+def measure(
+    variants: Sequence[Variant],
+    shapes: Sequence[tuple[int, int]],
+    rounds: int,
+    *,
+    threads: int | None = None,
+    seed: int = 0,
+    on_round: Callable[[], None] = lambda: None,
+) -> list[Measurement]:
+    """Time every variant at every (batch, length), `rounds` times, interleaved. Raises UserError E603."""
+    shuffle, results = random.Random(seed), []
+    with workers(variants, threads) as live:
+        for batch, length in shapes:
+            results += time_shape(live, batch, length, rounds, shuffle, on_round=on_round)
+    return results
+
+
+def time_shape(
+    live: Sequence[Worker],
+    batch: int,
+    length: int,
+    rounds: int,
+    shuffle: random.Random,
+    *,
+    seconds: float = math.inf,
+    on_round: Callable[[], None] = lambda: None,
+) -> list[Measurement]:
+    """Interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603."""
+    times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
+    # the first call of a shape may compile: side by side, for nothing is timed yet
+    for worker in live:
+        worker.start(batch, length)
+    for worker in live:
+        worker.finish()
+    for worker in live:
+        for _ in range(WARM_UP - 1):
+            worker.time(batch, length)
+    end = time.monotonic() + seconds
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() > end:
+            break
+        for worker in shuffle.sample(live, len(live)):
+            times[worker.variant.name].append(worker.time(batch, length))
+        on_round()
+    return [summarize(name, batch, length, samples) for name, samples in times.items()]

@@ -1,0 +1,203 @@
+"""How long the parts of a model take in ONNX Runtime or OpenVINO: a table that prices every pruned model of the same dense one.
+
+Whole models are timed, with all blocks at one width, in one interleaved run: caches, fusions and threads are then those of a
+real model, which a block of its own would not have. The differences to the dense model, shared out among the blocks, are what
+a sublayer of so many units takes; between the measured widths the table is linear (ZipLM, Kurtic et al. 2023, section 3.3,
+prices its choices by such a table).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.errors import UserError
+from export.latency.measure import Measurement, Variant, measure
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressor.cost import ModelShape
+    from compressor.pruning.surgery import Removal
+
+KNOTS = (0.0, 0.25, 0.5)
+"""Shares of a structure's units at which models are timed, beside all of them."""
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Milliseconds of one forward pass at one batch, length, precision and thread count.
+
+    `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is what a block
+    takes whose sublayers are all empty (norms, residuals), `rest_ms` what is outside the blocks. `facts` say what was measured.
+    """
+
+    facts: dict[str, Any]
+    sublayers: dict[str, tuple[tuple[int, float], ...]]
+    block_ms: float
+    rest_ms: float
+
+    def sublayer_ms(self, structure: str, units: int) -> float:
+        """One sublayer with so many units left."""
+        widths, times = zip(*self.sublayers[structure], strict=True)
+        return float(np.interp(units, widths, times))
+
+    def ms(self, shape: ModelShape) -> float:
+        """A model whose blocks were cut out of the dense one's."""
+        inside = sum(self.sublayer_ms(name, layer.units(name)) for layer in shape.layers for name in self.sublayers)
+        return self.rest_ms + len(shape.layers) * self.block_ms + inside
+
+    def to_json(self) -> str:
+        """For a file; `from_json` gives it back."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, facts: Mapping[str, Any]) -> LatencyTable:
+        """The table in `text`, which was measured for `facts` and nothing else. Raises UserError E803."""
+        try:
+            found = json.loads(text)
+            rows = {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in found["sublayers"].items()}
+            table = cls(found["facts"], rows, float(found["block_ms"]), float(found["rest_ms"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError("E803", "the latency table is unreadable", "Delete the file: it is measured again") from error
+        if table.facts != json.loads(json.dumps(facts)):
+            raise UserError(
+                "E803", "the latency table is another model's or machine's", "Delete the file: it is measured again"
+            )
+        return table
+
+
+def probes(model: nn.Module) -> list[dict[int, Removal]]:
+    """What is cut to learn the price of every structure that `model` has; blocks that others rely on stay as they are."""
+    from compressor.models.anatomy import layers_of
+    from compressor.models.modules import STRUCTURES
+    from compressor.pruning.sizes import stacks_of
+    from compressor.pruning.surgery import Removal
+
+    layers = dict(enumerate(layers_of(model)))
+    found = []
+    for structure in STRUCTURES:
+        free = {n: layer for n, layer in layers.items() if layer.units(structure) and not layer.needed}
+        total = max((layer.units(structure) for layer in free.values()), default=0)
+        for left in sorted({int(knot * total) for knot in KNOTS} - {total}):
+            found.append({number: Removal(**{structure: list(range(left, total))}) for number in free})
+    gone, start = [], 0
+    for stack in stacks_of(model):
+        gone += range(start + (len(stack) + 1) // 2, start + len(stack))
+        start += len(stack)
+    return [*found, {number: Removal(whole=True) for number in gone}] if gone else found
+
+
+def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> LatencyTable:
+    """The table that explains the times (ms) of some models best, the least squares of relative errors.
+
+    Nothing takes less than no time, and no sublayer less with more units: that is what noise may not suggest.
+    """
+    from scipy.optimize import nnls
+
+    from compressor.models.modules import STRUCTURES
+
+    seen = {name: {layer.units(name) for shape, _ in timed for layer in shape.layers} | {0} for name in STRUCTURES}
+    knots = {name: sorted(units) for name, units in seen.items() if len(units) > 1}
+
+    def terms(shape: ModelShape) -> list[float]:
+        """How often a model has the rest, a block, and each piece between two knots of a structure."""
+        pieces = [(name, low, high) for name, widths in knots.items() for low, high in itertools.pairwise(widths)]
+        units = [(np.array([layer.units(name) for layer in shape.layers]), low, high) for name, low, high in pieces]
+        return [1.0, len(shape.layers), *(np.clip((there - low) / (high - low), 0, 1).sum() for there, low, high in units)]
+
+    rows = np.array([terms(shape) for shape, _ in timed]) / np.array([[ms] for _, ms in timed])
+    (rest_ms, block_ms, *pieces), _ = nnls(rows, np.ones(len(timed)))
+    sublayers, rest = {}, list(pieces)
+    for name, widths in knots.items():
+        own, rest = rest[: len(widths) - 1], rest[len(widths) - 1 :]
+        sublayers[name] = tuple(zip(widths, map(float, np.cumsum([0.0, *own])), strict=True))
+    return LatencyTable(dict(facts), sublayers, float(block_ms), float(rest_ms))
+
+
+def measure_table(
+    model: nn.Module,
+    encoding: dict[str, np.ndarray],
+    facts: Mapping[str, Any],
+    *,
+    batch: int,
+    length: int,
+    runtime: str = "onnx",
+    precision: str = "fp32",
+    threads: int | None = None,
+    rounds: int = 20,
+    on_step: Callable[[int], None] = lambda steps: None,
+) -> LatencyTable:
+    """Export the dense `model` (no chains) and its probes, time all of them in one run and fit the table.
+
+    `encoding` is a sample to trace with, int64 (2 or more, 2 or more). `on_step(n)` is called with n of `steps(model, rounds)`.
+    Raises UserError E603, E901.
+    """
+    from compressor.cost import shape_of
+    from compressor.pruning.surgery import remove
+
+    asked = probes(model)
+    with tempfile.TemporaryDirectory() as scratch:
+        variants, shapes = [], []
+        for number, removals in enumerate([{}, *asked]):
+            cut = copy.deepcopy(model)
+            remove(cut, removals)
+            shapes.append(shape_of(cut))
+            variants.append(exported(str(number), cut, encoding, Path(scratch), precision, runtime))
+            on_step(EXPORT_STEPS)
+        options = {"threads": threads, "on_round": lambda: on_step(1)}
+        times = undisturbed(measure(variants, [(batch, length)], rounds, **options))
+    return fit(facts, [(shape, times[str(number)]) for number, shape in enumerate(shapes)])
+
+
+def undisturbed(rows: Sequence[Measurement]) -> dict[str, float]:
+    """Milliseconds of every variant of one run at one shape, as if nothing else ran on the machine meanwhile.
+
+    Other work adds to a time and never takes from it, more to a long one than to a short one, so medians of a busy machine
+    have other ratios than those of a quiet one; the fastest rounds keep theirs. All are raised to the level of medians.
+    """
+    fastest = np.array([min(row.samples_ms) for row in rows])
+    level = np.median([row.p50 for row in rows] / fastest)
+    return dict(zip((row.variant for row in rows), (fastest * level).tolist(), strict=True))
+
+
+EXPORT_STEPS = 5
+"""How many rounds of measuring an export counts for in a progress bar."""
+
+
+def steps(model: nn.Module, rounds: int) -> int:
+    """Length of the bar of `measure_table`."""
+    return EXPORT_STEPS * (1 + len(probes(model))) + rounds
+
+
+def exported(
+    name: str,
+    model: nn.Module,
+    encoding: dict[str, np.ndarray],
+    folder: Path,
+    precision: str = "fp32",
+    runtime: str = "onnx",
+) -> Variant:
+    """A model as a variant of a latency run, exported below `folder` for a runtime: "onnx" or "openvino". Raises E901.
+
+    OpenVINO's static int8 is calibrated on `encoding`: how long a graph takes does not depend on its scales.
+    """
+    from compressor.models.hub import end_id_of
+    from export.graph.trace import export_onnx, trace
+    from export.runtimes.openvino import export_openvino
+    from export.runtimes.sessions import runtime_of
+
+    if runtime == "openvino":
+        paths = export_openvino(trace(model, encoding), folder / name, precisions=(precision,), rows=[encoding])
+    else:
+        paths = export_onnx(model, encoding, folder / name, precisions=(precision,))
+    path = paths[precision]
+    return Variant(name, runtime_of(path), path, vocabulary=model.config.vocab_size, end=end_id_of(model))

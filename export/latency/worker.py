@@ -1,0 +1,148 @@
+"""The process behind one variant of a latency run: `python -m export.latency.worker`, JSON lines on stdin and stdout.
+
+First line in: the variant. First line out: {"loaded": true}. Then {"batch", "length"} in, {"ms"} out, until stdin ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Encoding = dict[str, np.ndarray]
+Timer = Callable[[int, int], float]
+"""(rows of a batch, tokens a row) -> milliseconds of one pass."""
+
+
+def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lambda: None) -> float:
+    """Of one call, until the device is `settled`; what was begun before it does not count."""
+    settled()
+    start = time.perf_counter()
+    once()
+    settled()
+    return (time.perf_counter() - start) * 1000
+
+
+def session_timer(variant: dict[str, Any]) -> Timer:
+    """Times one run in ONNX Runtime or OpenVINO, inputs handed over as numpy; on a GPU they are there already, as PyTorch's."""
+    from export.runtimes.sessions import Bound, run, session
+
+    device = variant["device"]
+    live = session(Path(variant["path"]), device=device, threads=variant["threads"])
+
+    def timer(batch: int, length: int) -> float:
+        inputs = encoding_of(variant, batch, length)
+        # a bound batch waits for the card by itself
+        return milliseconds(functools.partial(run, live, inputs) if device == "cpu" else Bound(live, inputs, device))
+
+    return timer
+
+
+def torch_timer(variant: dict[str, Any]) -> Timer:
+    """Times one forward pass of a checkpoint: eager, through torch.compile, or replayed as a CUDA graph."""
+    import torch
+
+    device, cuda = variant["device"], variant["device"] == "cuda"
+    if variant["threads"]:
+        torch.set_num_threads(variant["threads"])
+    model = torch_model(variant).to(device, torch.float16 if variant["half"] else torch.float32)
+    accepted = set(inspect.signature(model.forward).parameters)
+    if cuda:
+        # rows are full: without a mask attention has its fastest kernels, and none asks the card whether the mask is all ones
+        accepted.discard("attention_mask")
+    settled = torch.cuda.synchronize if cuda else lambda: None
+
+    def forward(batch: int, length: int) -> Callable[[], Any]:
+        inputs = encoding_of(variant, batch, length)
+        return functools.partial(
+            model, **{key: torch.from_numpy(one).to(device) for key, one in inputs.items() if key in accepted}
+        )
+
+    # one shape at a time: the last one's graph and memory go when the next is captured
+    prepare = functools.lru_cache(maxsize=1)(lambda *shape: Replay(forward(*shape)))
+    if variant["runtime"] != "cuda graphs":
+        prepare = forward
+
+    @torch.inference_mode()
+    def timer(batch: int, length: int) -> float:
+        return milliseconds(prepare(batch, length), settled)
+
+    return timer
+
+
+def torch_model(variant: dict[str, Any]) -> nn.Module:
+    """The model of a checkpoint, compiled where that is the runtime."""
+    import torch
+
+    from compressor import load
+
+    model = load(Path(variant["path"]))
+    if variant["runtime"] == "torch.compile":
+        # a graph of its own for every shape, which is the fastest that it can be
+        torch._dynamo.config.recompile_limit = 64
+        model.compile(dynamic=False)
+    return model
+
+
+class Replay:
+    """A pass as a CUDA graph, captured after the warm-up on a stream of its own that capturing asks for.
+
+    The graph reads the memory of `forward`'s inputs, so they are held here.
+    """
+
+    def __init__(self, forward: Callable[[], Any]):
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                forward()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.forward, self.graph = forward, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            forward()
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def encoding_of(variant: dict[str, Any], batch: int, length: int) -> Encoding:
+    """What a variant is timed on."""
+    return encoding(batch, length, variant["vocabulary"], variant["end"])
+
+
+def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -> Encoding:
+    """Random rows of full length, ids below `vocabulary`; with `end`, that id is the last of each row and nowhere else."""
+    ids = np.random.default_rng(0).integers(min(5, vocabulary - 1), vocabulary, size=(batch, length), dtype=np.int64)
+    if end is not None:
+        ids[ids == end] = end - 1 if end else end + 1
+        ids[:, -1] = end
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+
+def main() -> None:
+    # libraries print to stdout; the protocol keeps the real one to itself
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    variant = json.loads(sys.stdin.readline())
+    sessions = variant["runtime"] in ("onnxruntime", "openvino")
+    timer = session_timer(variant) if sessions else torch_timer(variant)
+    replies.write(json.dumps({"loaded": True}) + "\n")
+    for line in sys.stdin:
+        replies.write(json.dumps({"ms": timer(**json.loads(line))}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

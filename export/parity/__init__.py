@@ -1,0 +1,1 @@
+"""Is an exported model still the same function? Comparison of logits, bounds, and the first layer that differs."""

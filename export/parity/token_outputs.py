@@ -1,0 +1,35 @@
+"""Logits of tokens instead of rows, compared by the same table of bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from export.parity.compare import BOUNDS, Batches, ParityResult, compare
+
+
+def compare_tokens(
+    hop: str, kind: str, reference: np.ndarray, candidate: np.ndarray, *, batches: Sequence[Batches] = ({}, {})
+) -> ParityResult:
+    """`compare` for logits (tokens, classes) where classes may be the words of a language; the metric is the share of tokens
+    whose likeliest class stays. `batches` as there, the reference's and the candidate's. A worst "row" is a token.
+
+    Of each token's classes only those that decide go in: the likeliest of both sides, the largest, and those that differ most.
+    """
+    shapes = [(reference, candidate), *((batches[0][name], other) for name, other in batches[1].items())]
+    if any(one.shape != other.shape or not np.isfinite(other).all() for one, other in shapes):
+        return compare(hop, kind, reference, candidate, reference.argmax(axis=-1), batches=tuple(batches))
+    (ours, theirs), *others = [_deciding(kind, *pair) for pair in shapes]
+    made = tuple({name: pair[side] for name, pair in zip(batches[1], others, strict=True)} for side in (0, 1))
+    result = compare(hop, kind, ours, theirs, ours.argmax(axis=1), batches=made)
+    return replace(result, mean_difference=float(np.abs(candidate - reference).mean()))
+
+
+def _deciding(kind: str, reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    difference = np.abs(candidate - reference)
+    scaled = difference / np.maximum(1.0, np.abs(reference)) if BOUNDS[kind].relative else difference
+    deciding = (reference, candidate, np.abs(reference), difference, scaled)
+    columns = np.stack([one.argmax(axis=1) for one in deciding], axis=1)
+    return np.take_along_axis(reference, columns, axis=1), np.take_along_axis(candidate, columns, axis=1)

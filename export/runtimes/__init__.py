@@ -1,0 +1,1 @@
+"""The runtimes that execute exported files: ONNX Runtime, OpenVINO, TensorRT."""

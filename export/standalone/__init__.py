@@ -1,0 +1,1 @@
+"""`compress export`: a model folder to ONNX without a pipeline."""

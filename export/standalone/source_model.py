@@ -1,0 +1,171 @@
+"""Any model that can be exported: behind a reference, live, with random rows to try it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from compressor.errors import UserError
+from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
+from compressor.models.model_folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    Damage,
+    check_pretrained,
+    door,
+    read_json,
+    reading_by_library,
+    stored_tensors,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+ROWS, MAX_LENGTH = 128, 128
+"""Random rows that are compared, and the tokens of the longest."""
+
+LEEWAY = 2**24
+"""Numbers that a model may have beyond twice those of its files before it is called another model's."""
+
+Row = dict[str, list[int]]
+Kind = Literal["sequence classification", "token classification", "generation"]
+KINDS: dict[str, Kind] = {
+    "AutoModelForSequenceClassification": "sequence classification",
+    "AutoModelForTokenClassification": "token classification",
+    "AutoModelForCausalLM": "generation",
+    "AutoModelForSeq2SeqLM": "generation",
+}
+
+
+@dataclass
+class Found:
+    """A live model without chains, its folder, rows to try it on, the id that pads them, and what a user should know of it."""
+
+    model: nn.Module
+    kind: Kind
+    folder: Path
+    rows: list[Row]
+    pad_id: int
+    notes: list[str] = field(default_factory=list)
+
+
+def find_model(reference: str) -> Found:
+    """The model behind a reference with random rows for it. Raises UserError E303, E304 and E305 (damaged), E621."""
+    from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+
+    folder = find_folder(reference)
+    model = _ours(folder) or _stock(reference, folder)
+    notes = []
+    if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES:
+        notes.append(f"'{model_type}' is not in the anatomy: it can be exported, not pruned")
+    source = folder if (folder / "tokenizer.json").is_file() else _base_of(folder)
+    tokenizer = tokenizer_of(source)
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None:
+        pad_id = tokenizer.eos_token_id or 0
+        notes.append(f"the tokenizer has no padding token: token {pad_id} pads")
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = pad_id  # decoders look for the last token before it
+    kind = KINDS[_auto_class(model.config).__name__]
+    return Found(model, kind, source, random_rows(model, tokenizer), pad_id, notes)
+
+
+def _auto_class(config: PretrainedConfig) -> type:
+    """The Auto class that `config.architectures` asks for; where it says nothing that we know, that of sequence classifiers."""
+    from compressor.models.auto import HEADS, class_for
+
+    try:
+        return class_for(config)
+    except UserError:
+        return next(iter(HEADS))
+
+
+def _ours(folder: Path) -> nn.Module | None:
+    """A state, or a checkpoint that stock transformers refuses; None for any other folder."""
+    from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load
+    from compressor.deltas.links import merge_all
+    from compressor.pruning.sizes import BY_STACK
+
+    config = {}
+    if (folder / CONFIG).is_file():
+        with door("E304", "the folder", str(folder)):
+            config = read_json(folder / CONFIG)
+    unequal = any(name in config for name in BY_STACK)
+    if unequal or any((folder / name).is_file() for name in (STATE_FILE, INSERTS_FILE)):
+        return merge_all(load(folder))
+    return None
+
+
+def _base_of(folder: Path) -> Path:
+    """Where a state's tokenizer is. Raises UserError E304 for any other folder without one."""
+    from compressor.checkpoint import STATE_FILE, read_description
+
+    if not (folder / STATE_FILE).is_file():
+        raise UserError("E304", "no tokenizer.json", "Save the fast tokenizer beside the weights", str(folder))
+    return find_folder(read_description(folder)["base"]["reference"])
+
+
+def _stock(reference: str, folder: Path) -> nn.Module:
+    """A Hugging Face folder with a task head that is in its file. Raises UserError E304 (damaged), E621."""
+    import torch
+    from transformers import AutoConfig
+
+    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+        raise UserError("E621", "no model.safetensors", "Pickled weights are not read: convert them", str(folder))
+    with door("E304", f"model '{reference}'"):
+        check_pretrained(folder, known=False)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    none = "is neither a classifier nor a model that generates"
+    with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):
+        config = AutoConfig.from_pretrained(folder, **options)
+        empty = _check_size(config, folder)
+    with door("E304", f"model '{reference}'"):
+        check_shapes(empty, stored_tensors(folder))
+    with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):
+        model, loading = _auto_class(config).from_pretrained(
+            folder, config=config, dtype=torch.float32, output_loading_info=True, **options
+        )
+    if missing := sorted(loading["missing_keys"]):
+        what = f"the file lacks {len(missing)} tensors of a {type(model).__name__}, e.g. {missing[0]}: they would be random"
+        raise UserError("E621", what, "Give a model that is tuned as a classifier, or to generate", str(folder))
+    return model.eval()
+
+
+def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
+    """The model of a config on meta. One that is far larger than its files is refused: what they lack would be filled at
+    random. Raises Damage."""
+    import torch
+
+    stored = sum(tensor.numbers for tensor in stored_tensors(folder).values())
+    with torch.device("meta"):
+        model = _auto_class(config).from_config(config, trust_remote_code=False)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    if numbers > 2 * stored + LEEWAY:
+        what = f"has weights of {stored:,} numbers, and a config.json of a model of {numbers:,}"
+        raise Damage(what, "Give the config.json that belongs to the weights")
+    model.head_parameter_names = task_head(model)
+    return model
+
+
+def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:
+    """ROWS rows of random words, of 2 to MAX_LENGTH tokens (or what the model can number)."""
+    draw, config = np.random.default_rng(seed), model.config
+    most = min(MAX_LENGTH, getattr(config, "max_position_embeddings", None) or MAX_LENGTH)
+    # RoBERTa's positions begin behind its padding: two of them number nothing
+    most = max(2, most - 2 if most < MAX_LENGTH else most)
+    words = sorted(set(range(min(len(tokenizer), config.vocab_size))) - set(tokenizer.all_special_ids))
+    rows = []
+    for length in np.linspace(2, most, ROWS).astype(int):
+        ids = draw.choice(words, size=length).tolist()
+        if config.is_encoder_decoder:  # its head reads the state of the end token
+            ids[-1] = config.eos_token_id
+        row = {"input_ids": ids, "attention_mask": [1] * int(length)}
+        if "token_type_ids" in tokenizer.model_input_names:
+            row["token_type_ids"] = [0] * int(length)
+        rows.append(row)
+    return rows

@@ -1,0 +1,1 @@
+"""`compress check`: the data as the model will see it, and what a run will need."""

@@ -1,0 +1,130 @@
+"""What `compress check` tells beside faults: the rows as the model will see them, and what looks wrong in them.
+
+Nothing here stops a run: what does is raised by `pipelines.engine.preflight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.models.hub import tokenizer_of
+from compressor.tasks.features import tokens_of
+from compressor.tasks.kinds import Kind, kind_of
+from compressor.tasks.reading import Split, read_task
+from pipelines.engine.preflight import Ready
+from pipelines.file.config import PATH_KEYS
+from pipelines.file.yaml_source import dotted
+
+if TYPE_CHECKING:
+    from compressor.tasks import TaskConfig
+
+SHOWN = 3
+"""Lines of a file that a warning names."""
+UNBALANCED = 0.9
+"""Share of the largest class above which a constant answer looks good."""
+
+
+def account_of(ready: Ready) -> dict[str, Any]:
+    """The rows of every task and the warnings about them, as JSON."""
+    tokenizer = tokenizer_of(ready.base.folder)
+    tasks, warnings = {}, []
+    for path, task in ready.pipeline.all_tasks.items():
+        data, kind = read_task(task), kind_of(task.kind)
+        splits = {"train": data.train, "validation": data.validation}
+        tasks[dotted(path)] = {
+            key: {"file": str(getattr(task, key)), **facts_of(split, kind, task, data.label_names, tokenizer)}
+            for key, split in splits.items()
+        }
+        warnings += [f"{dotted(path)}: {text}" for text in warnings_of(splits, kind, task, tasks[dotted(path)])]
+    return {"tasks": tasks, "warnings": warnings}
+
+
+def facts_of(split: Split, kind: Kind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
+    """Rows, labels and lengths in tokens of one split; `cut` are rows of which the model will not see the end."""
+    lengths = np.array(tokens_of(tokenizer, split, kind))
+    return {
+        "rows": len(split),
+        "labels": kind.spread(split.labels, names),
+        "constant": kind.constant(split.labels),
+        "tokens": {
+            "median": int(np.median(lengths)),
+            "p95": int(np.percentile(lengths, 95)),
+            "max": int(lengths.max()),
+            # what the model sees of a row
+            "mean": float(np.minimum(lengths, task.max_length).mean()),
+        },
+        "cut": int((lengths > task.max_length).sum()),
+    }
+
+
+def warnings_of(splits: dict[str, Split], kind: Kind, task: TaskConfig, facts: dict[str, Any]) -> Iterator[str]:
+    """What a reader of the figures would want to know before training on these rows."""
+    for key, one in facts.items():
+        if one["cut"]:
+            what = f"{one['cut']:,} of {counted(one['rows'])} longer than max_length {task.max_length}, cut there"
+            yield f"{key}: {what}: the longest has {one['tokens']['max']:,} tokens"
+        if one["constant"] is not None and one["constant"] >= UNBALANCED:
+            yield f"{key}: {one['constant']:.1%} of the rows are of one class: a constant answer gets that accuracy"
+    yield from _shared(splits, kind, task)
+    for key in PATH_KEYS:
+        yield from _contradictions(key, splits[key], kind, getattr(task, key))
+
+
+def _key(split: Split, row: int, kind: Kind) -> Any:
+    """What makes two rows the same: their texts; where a model generates, the target too, for a prompt may have several."""
+    return (split.texts[row], split.labels[row]) if kind.generates else split.texts[row]
+
+
+def _shared(splits: dict[str, Split], kind: Kind, task: TaskConfig) -> Iterator[str]:
+    train, validation = splits["train"], splits["validation"]
+    known = {_key(train, row, kind) for row in range(len(train))}
+    if both := [row for row in range(len(validation)) if _key(validation, row, kind) in known]:
+        lines = _lines(validation, both)
+        what = f"{len(both):,} of {len(validation):,} validation rows stand in the training file, too"
+        yield f"{what}: quality looks better than it is ({task.validation.name}: {lines})"
+
+
+def _contradictions(name: str, split: Split, kind: Kind, path: Path) -> Iterator[str]:
+    """Equal texts with different labels."""
+    if kind.generates:
+        return
+    first: dict[Any, Any] = {}
+    odd = [row for row, text in enumerate(split.texts) if first.setdefault(text, split.labels[row]) != split.labels[row]]
+    if odd:
+        what = f"{counted(len(odd))} with the text of an earlier row and another label"
+        yield f"{name}: {what} ({path.name}: {_lines(split, odd)})"
+
+
+def counted(rows: int) -> str:
+    """'1 row', '2,000 rows'."""
+    return f"{rows:,} {'row' if rows == 1 else 'rows'}"
+
+
+def _lines(split: Split, rows: Sequence[int]) -> str:
+    more = ", ..." if len(rows) > SHOWN else ""
+    return f"{'line' if len(rows) == 1 else 'lines'} {', '.join(f'{split.lines[row]}' for row in rows[:SHOWN])}{more}"
+
+
+def lines_of(account: dict[str, Any]) -> Iterator[str]:
+    """The account as the terminal shows it."""
+    for task, splits in account["tasks"].items():
+        for key, one in splits.items():
+            yield f"{task + '.' + key:<16} {counted(one['rows'])}; {labels_told(one)}"
+            tokens = "tokens a row: median {median:,}, 95 % at most {p95:,}, longest {max:,}".format(**one["tokens"])
+            yield f"{'':<16} {tokens}; {counted(one['cut'])} cut"
+    yield from (f"{name:<16} {text}" for name, text in account["needs"]["told"].items())
+    yield from (f"warning: {text}" for text in account["warnings"])
+
+
+def labels_told(one: dict[str, Any]) -> str:
+    """'2 classes: 0 48 %, 1 52 %; a constant answer gets 52.0 %', or the spread of numbers, or entities."""
+    spread, constant = one["labels"], one["constant"]
+    if constant is not None:
+        parts = [f"{name:.20} ({count / one['rows']:.1%})" for name, count in list(spread.items())[:6]]
+        told = f"{len(spread)} classes: {', '.join(parts)}{', ...' if len(spread) > 6 else ''}"
+        return f"{told}; a constant answer gets {constant:.1%}"
+    return ", ".join(f"{name} {value:,.4g}" for name, value in list(spread.items())[:8])

@@ -1,0 +1,5 @@
+"""`python -m pipelines.cli`: the command line where `compress` is not on the path."""
+
+from pipelines.cli.commands import main
+
+main(prog_name="compress")

@@ -1,0 +1,33 @@
+"""What a shell completes: click does it for commands, options and folders; here for pipeline files and bundled recipes."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+"""As `pipelines.file.config` has it, which takes longer to import than a key should."""
+
+
+class PipelineName(click.ParamType):
+    """A pipeline file, or the name of a recipe."""
+
+    name = "text"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Recipes and .yaml files that begin so; where there is none, the shell completes paths."""
+        recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+        files = sorted(glob.glob(f"{glob.escape(incomplete)}*.yaml"))
+        names = [name for name in (*recipes, *files) if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+def complete_pipelines(group: click.Group) -> None:
+    """Let every argument FILE of the group's commands complete so."""
+    for command in group.commands.values():
+        for parameter in command.params:
+            if isinstance(parameter, click.Argument) and parameter.name == "file":
+                parameter.type = PipelineName()

@@ -1,0 +1,175 @@
+"""`compress list`: what a pipeline can be made of."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+METHOD_KEYS = (
+    "name",
+    "summary",
+    "formula",
+    "scores",
+    "strategies",
+    "scopes",
+    "learning_rate",
+    "source",
+    "reads",
+    "uses_omega",
+    "trains_base",
+    "mergeable",
+)
+"""What is told of a method."""
+
+
+@click.group("list", epilog="Example: compress list stages")
+def list_() -> None:
+    """List what a pipeline can be made of."""
+
+
+@list_.command(epilog="Example: compress list recipes")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def recipes(as_json: bool) -> None:
+    """List the pipelines that come with the program: what each does, how long it takes, and its command."""
+    from pipelines.file.config import RECIPES
+
+    rows = [_recipe(path) for path in sorted(RECIPES.glob("*.yaml"))]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for row in rows:
+        click.echo(f"{row['name']:<20} {row['summary']}")
+        click.echo(f"{'':<20} about {row['minutes']} minutes on two cores: {row['command']}")
+
+
+def _recipe(path: Path) -> dict[str, str | int]:
+    """What the comment at the top of a recipe says: a first sentence, and `About N minutes`."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in lines)
+    minutes = int(re.search(r"About (\d+) minutes on two cores", comment)[1])
+    summary = re.split(r"(?<=[^0-9])\. |\.$", comment)[0]
+    return {"name": path.stem, "summary": summary, "minutes": minutes, "command": f"compress run {path.stem}"}
+
+
+@list_.command(epilog="Example: compress list schema --out pipeline.schema.json")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
+def schema(out: Path | None) -> None:
+    """Print the JSON schema of a pipeline file, by which editors complete and check keys (docs/first_steps.md)."""
+    from pipelines.file.schema import schema_text
+
+    if out is None:
+        click.echo(schema_text(), nl=False)
+        return
+    try:
+        out.write_text(schema_text(), encoding="utf-8")
+    except OSError as error:
+        raise UserError("E801", f"cannot be written ({error.strerror})", "Choose another --out", str(out)) from None
+    click.echo(f"schema: {out}")
+
+
+@list_.command(epilog="Example: compress list stages tune")
+@click.argument("name", required=False, metavar="[STAGE]")
+@click.option("--json", "as_json", is_flag=True, help="Print names, artifacts and the JSON schema of every config.")
+def stages(name: str | None, as_json: bool) -> None:
+    """List the stages and their keys; of one STAGE every key, with type, default, bounds and meaning."""
+    from pipelines.engine.stage import all_stages, load_stage
+
+    table = list(all_stages()) if name is None else [load_stage(name)]
+    if as_json:
+        rows = [
+            {
+                **{key: getattr(stage, key) for key in ("name", "summary", "needs", "accepts", "produces", "version")},
+                "config": stage.config.model_json_schema(),
+            }
+            for stage in table
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    if name is not None:
+        _keys_of(name, table[0].summary)
+        return
+    for stage in table:
+        click.echo(f"{stage.name:<10} {stage.summary}")
+        click.echo(f"{'':<10} keys: {', '.join(_keys(stage.config))}")
+
+
+def _keys_of(name: str, summary: str) -> None:
+    """Every key of a stage, and of the mappings inside it, a table each."""
+    from pipelines.file.schema import tables
+
+    click.echo(f"{name}: {summary}")
+    for title, rows in tables(name):
+        click.echo(f"\n{title}")
+        for key, kind, default, bounds, meaning in rows:
+            value = {"": "", "required": "; required"}.get(default, f"; default {default}")
+            click.echo(f"  {key:<22} {kind}{f' ({bounds})' if bounds else ''}{value}")
+            click.echo(f"  {'':<22} {meaning}")
+
+
+@list_.command(epilog="Example: compress list methods --json")
+@click.option("--json", "as_json", is_flag=True, help="Print every property of every method.")
+def methods(as_json: bool) -> None:
+    """List the tuning methods, with the closed form of what each trains."""
+    from compressor.methods import NAMES, method
+
+    rows = [{key: getattr(method(name), key) for key in METHOD_KEYS} for name in NAMES]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for row in rows:
+        click.echo(f"{row['name']:<12} {row['summary']}")
+        merges = _merges(row["mergeable"])
+        click.echo(f"{'':<12} trains {row['formula']}{merges}; {row['source']}")
+        if row["scores"]:
+            click.echo(
+                f"{'':<12} Ω: {', '.join(row['strategies'])}, by {', '.join(row['scores'])}; over {', '.join(row['scopes'])}"
+            )
+
+
+def _merges(mergeable: bool | dict[str, bool]) -> str:
+    """What a method's line says about merging; nothing where it always can be."""
+    if isinstance(mergeable, bool):
+        return "" if mergeable else "; not mergeable"
+    return f"; mergeable with {', '.join(kind for kind, can in mergeable.items() if can)}"
+
+
+@list_.command(epilog="Example: compress list architectures --json")
+@click.option("--json", "as_json", is_flag=True, help="Print every property of every architecture.")
+def architectures(as_json: bool) -> None:
+    """List the architectures: what can be tuned in them, and what can be removed."""
+    from compressor.models.architectures import ARCHITECTURES, facts_of
+
+    rows = [facts_of(row) for row in ARCHITECTURES.values()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        layout = f"; {', '.join(row['layout'])}" if row["layout"] else ""
+        click.echo(f"{row['model_type']:<10} {row['models']}{layout}")
+        click.echo(f"{'':<10} modules: {', '.join(row['modules'])}")
+        click.echo(f"{'':<10} removable: {', '.join(row['structures'])}")
+        click.echo(f"{'':<10} tested: {row['tested']}")
+
+
+def _keys(config: type[BaseModel]) -> Iterator[str]:
+    """Keys of a config; a list of mappings is shown by the keys of one of them, as users write it."""
+    from pipelines.file.faults import models_in
+
+    for name, field in config.model_fields.items():
+        kinds = list(models_in(field.annotation))
+        # keys of several kinds of items once; a value that may be a number as well as a mapping is a key
+        if kinds and not set(get_args(field.annotation)) & set(kinds):
+            yield from dict.fromkeys(key for kind in kinds for key in _keys(kind))
+        else:
+            yield name

@@ -1,0 +1,1 @@
+"""Running a pipeline: checks before the start, the artifact store, the runner."""

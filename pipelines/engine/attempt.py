@@ -1,0 +1,120 @@
+"""run.json: how the last attempt at a run went, whether it ended well, badly or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from compressor.errors import CheckError, CompressError, UserError, UserErrors
+from pipelines.engine.lockfile import Failure, Stored
+from pipelines.engine.store import write_atomic
+from pipelines.terminal.progress import human_seconds
+
+RUN_FILE = "run.json"
+
+DONE, CHECKS_FAILED, FAILED, STOPPED, RUNNING = "done", "failed checks", "failed", "stopped", "running"
+
+
+class StageRecord(Stored):
+    """A stage that is finished."""
+
+    id: str
+    stage: str
+    artifact: str
+    reused: bool
+    seconds: float
+
+
+class ErrorRecord(Stored):
+    """What ended the attempt: the parts of its line, the stage it came from and that stage's log ('' where there is none)."""
+
+    code: str
+    what: str
+    mend: str
+    where: str
+    stage: str
+    log: str
+    lines: list[str] = Field(default_factory=list)
+    """All of them, where there were several."""
+
+    def shown(self) -> list[str]:
+        place = f"{self.where}: " if self.where else ""
+        return self.lines or [f"{self.code} {place}{self.what}. {self.mend}".replace("\n", " ")]
+
+
+class Attempt(Stored):
+    """The last attempt at a run. `stage` is the one it is at, or ended at; `parity` are the records of every comparison so
+    far, each with the id of its stage."""
+
+    status: Literal["done", "failed checks", "failed", "stopped", "running"]
+    started: float
+    seconds: float
+    stage: str = ""
+    stages: list[StageRecord] = Field(default_factory=list)
+    parity: list[dict[str, Any]] = Field(default_factory=list)
+    failures: list[Failure] = Field(default_factory=list)
+    error: ErrorRecord | None = None
+    model_folder: str = ""
+    model_sha256: str = ""
+    machine: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the lock file and the report are this attempt's."""
+        return self.status in (DONE, CHECKS_FAILED)
+
+    def headline(self) -> str:
+        """One sentence on how it ended."""
+        at = f" in stage '{self.stage}'" if self.stage else ""
+        after = f"{human_seconds(max(self.seconds, 0))} after its start"
+        return {
+            DONE: "the last attempt finished",
+            CHECKS_FAILED: "the last attempt finished, and checks of its results failed",
+            FAILED: f"the last attempt failed{at}, {after}",
+            STOPPED: f"the last attempt was stopped{at}, {after}",
+            RUNNING: f"the last attempt did not end{at}: it is still running, or it was killed",
+        }[self.status]
+
+    def fault(self) -> CompressError:
+        """The error that ended it, as a check of the run sees it."""
+        if self.error is None:
+            return CheckError("E808", self.headline(), "Run the same command again: it continues where this one ended")
+        what = f"{self.headline()}: {' '.join(self.error.shown())}"
+        return CheckError("E808", what, "Then run the same command again: what is finished is kept")
+
+
+def last_attempt(folder: Path) -> Attempt | None:
+    """What run.json of a run folder says; None where there is none. Raises UserError E803, E801 (cannot be read)."""
+    path = folder / RUN_FILE
+    try:
+        return Attempt.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
+    except (ValidationError, ValueError, OSError):
+        mend = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "unreadable or damaged", mend, str(path)) from None
+
+
+def write_attempt(folder: Path, facts: dict[str, Any]) -> None:
+    """Replace run.json. A path that is no UTF-8 is written with escapes."""
+    content = json.dumps(facts, indent=1, ensure_ascii=False)
+    write_atomic(folder / RUN_FILE, f"{content}\n".encode("utf-8", "backslashreplace"))
+
+
+def error_record(error: CompressError, stage: str, log: Path | None) -> dict[str, Any]:
+    """An error as `ErrorRecord` has it."""
+    parts = {key: getattr(error, key) for key in ("code", "what", "mend", "where")}
+    several = [str(one) for one in error.errors] if isinstance(error, UserErrors) and len(error.errors) > 1 else []
+    return {**parts, "stage": stage, "log": str(log) if log else "", **({"lines": several} if several else {})}
+
+
+def checks_failed(failures: list[dict[str, Any]] | tuple[dict[str, Any], ...], where: str = "") -> CheckError:
+    """E615, the one line that a run with failed checks ends in."""
+    named = ", ".join(f"{one['code']} in {one['stage']}" for one in failures)
+    checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
+    return CheckError("E615", f"{checks} failed: {named}", "Each is told above; what is proven is in the report", where)

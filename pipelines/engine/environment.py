@@ -1,0 +1,70 @@
+"""The machine and the packages that results come from: they enter fingerprints and run.json."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from compressor.processor import processor
+
+if TYPE_CHECKING:
+    from pipelines.engine.stage import Stage
+
+ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
+"""Distributions that provide the same module under another name."""
+
+
+def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str | None]:
+    """Version of every distribution that the stage declares, and of `extras`; None where it is not installed."""
+    return {name: distribution(name) for name in (*stage.packages, *extras)}
+
+
+def distribution(name: str) -> str | None:
+    """'numpy 1.26.4': the distribution that provides a package, and its version; None where none is installed."""
+    for one in (name, *ALTERNATIVES.get(name, ())):
+        try:
+            return f"{one} {importlib.metadata.version(one)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@functools.cache
+def accelerator() -> str | None:
+    """Name of the first graphics card that CUDA offers to this process, None without one.
+
+    The driver is asked, because it knows CUDA_VISIBLE_DEVICES and answers without an import of torch.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    # every call returns 0 where it succeeds
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, len(name), device):
+        return None
+    return name.value.decode()
+
+
+def machine(stages: Iterable[Stage], threads: int | None, extras: Iterable[str] = ()) -> dict[str, Any]:
+    """What seconds were measured on, and the versions of the packages that the stages declare, and of `extras`.
+
+    `accelerator` is there only where a graphics card is.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions = {name: found for stage in stages for name, found in package_versions(stage, extras).items()}
+    card = accelerator()
+    return {
+        **processor(),
+        "threads": threads,
+        "memory_bytes": memory,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": versions,
+        **({"accelerator": card} if card else {}),
+    }

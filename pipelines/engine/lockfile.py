@@ -1,0 +1,110 @@
+"""pipeline.lock.yaml: what a finished run was made from, and the sha256 of every file it made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from compressor.errors import UserError
+from compressor.tasks import TaskConfig
+from pipelines.engine.stage import NAME_PATTERN
+
+LOCK_FILE = "pipeline.lock.yaml"
+
+MOST_BYTES = 2**26
+MOST_DEPTH = 40
+
+_NAME = NAME_PATTERN.strip("^$")
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+
+
+class Stored(BaseModel):
+    """Strict: what is read is what is used. Keys of later versions do no harm."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class Failure(Stored):
+    """A check that failed and did not stop the run; `stage` is the id of the stage whose check it was."""
+
+    stage: str
+    code: str
+    what: str
+    mend: str
+
+    def line(self) -> str:
+        """As an error shows itself."""
+        return f"{self.code} {self.what}. {self.mend}".replace("\n", " ")
+
+
+class LockedStage(Stored):
+    """A stage that is finished. Its artifact's folder is made of `stage` and `fingerprint`: neither can leave the store."""
+
+    id: Name
+    stage: Annotated[str, StringConstraints(pattern=r"^[a-z_]+$")]
+    config: dict[str, Any]
+    kind: str
+    artifact: str
+    fingerprint: Sha256
+    sha256: Sha256
+    files: dict[str, Sha256]
+
+
+class LockedModel(Stored):
+    """The base."""
+
+    reference: str
+    sha256: Sha256
+
+
+class Lock(Stored):
+    """The whole file. A run has either one task or several; the name of a sweep's variant has two parts."""
+
+    name: Annotated[str, StringConstraints(pattern=rf"^{_NAME}(/{_NAME})?$")]
+    model: LockedModel
+    task: dict[str, Any] | None = None
+    tasks: dict[str, dict[str, Any]] | None = None
+    data: dict[str, Sha256]
+    seed: int
+    threads: int = Field(ge=1)
+    stages: list[LockedStage]
+    failures: list[Failure] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _tasks(self) -> Lock:
+        if (self.task is None) == (self.tasks is None):
+            raise ValueError("one task, or several")
+        for task in (self.task,) if self.tasks is None else self.tasks.values():
+            TaskConfig.model_validate(task)
+        return self
+
+
+def read_lock(path: Path) -> dict[str, Any]:
+    """The lock file as plain data of the form of `Lock`. Raises UserError E803 for anything else, E801 (may not be read)."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError
+        content = _plain(path.read_bytes().decode("utf-8"))
+        Lock.model_validate(content)
+    except PermissionError as error:
+        raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
+    except (yaml.YAMLError, ValidationError, ValueError, OSError, RecursionError):
+        mend = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "unreadable or damaged", mend, str(path)) from None
+    return content
+
+
+def _plain(text: str) -> Any:
+    """Data of a file that our own writer could have written. Raises YAMLError or ValueError."""
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.AliasEvent):  # a few of them can stand for gigabytes
+            raise ValueError
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            raise ValueError
+    return yaml.load(text, Loader=loader)

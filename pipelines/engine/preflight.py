@@ -1,0 +1,180 @@
+"""Everything that can be known before a run writes its first byte: the user's mistakes are found here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.digests import sha256_of
+from compressor.errors import UserError, UserErrors
+from pipelines.engine.disk import shortened
+from pipelines.engine.environment import package_versions
+from pipelines.engine.stage import BaseModelReference, Entry, Stage, load_stage
+from pipelines.file.config import PATH_KEYS, Pipeline, with_place
+from pipelines.file.yaml_source import KeyPath
+from serving.bundle import install
+
+if TYPE_CHECKING:
+    from compressor.account import Plan
+
+
+EXTRAS = {"openvino": "openvino", "nncf": "openvino"}
+"""Which extra of this project installs a package that only some configs need."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A pipeline whose model and data are there: the resolved base and the data files' sha256, by path."""
+
+    pipeline: Pipeline
+    base: BaseModelReference
+    data: dict[Path, str]
+
+
+def check_inputs(pipeline: Pipeline) -> Ready:
+    """Resolve the model and read the data. Raises UserErrors with all E113, E2xx and E3xx faults."""
+    from compressor.models.hub import resolve
+    from compressor.tasks import check_data, data_files
+
+    faults: list[UserError] = []
+    base = None
+    try:
+        base = resolve(pipeline.model, relative_to=pipeline.source_folder)
+        faults += length_faults(pipeline, base.folder)
+    except UserError as error:
+        faults += with_place(error, pipeline.source.where(("model",))).errors
+    for path, task in pipeline.all_tasks.items():
+        try:
+            check_data(task)
+        except UserError as error:
+            faults += with_keys(error, pipeline, path)
+    if base is None or faults:
+        raise UserErrors(faults)
+    reference = BaseModelReference(base.reference, base.folder, base.sha256)
+    files = (file for task in pipeline.all_tasks.values() for file in data_files(task))
+    return Ready(pipeline, reference, {file: sha256_of(file) for file in files})
+
+
+def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserError]:
+    """Faults of the files of the task at `path`, each with the line and the key of the pipeline that name the file."""
+    task, faults = pipeline.all_tasks[path], []
+    for one in with_place(error, pipeline.source.where(path)).errors:
+        key = next((key for key in PATH_KEYS if f"{one.where}:".startswith(f"{getattr(task, key)}:")), None)
+        told = f"{one.what} ({pipeline.source.where((*path, key))})" if key else one.what
+        faults.append(UserError(one.code, told, one.mend, one.where))
+    return faults
+
+
+def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
+    """E113 for every length that the absolute positions of the model in this folder cannot number."""
+    from compressor.models.architectures import row_of
+
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    most = row_of(config["model_type"]).most_tokens(config)
+    asked = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
+    for number, entry in enumerate(pipeline.stages):
+        for key, length in load_stage(entry.name).lengths(entry.config):
+            asked.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
+    for path, length in asked:
+        if most is not None and length > most:
+            what = f"{length} tokens, where the model has positions for {most}"
+            yield UserError("E113", what, f"Use at most {most}", pipeline.source.where(path))
+
+
+def check_tokens(ready: Ready) -> None:
+    """Raise UserErrors E212, E213 for rows that the tokenizer makes unfit for training, before anything is written.
+
+    Only where a row can be refused: what is merely cut is told by `compress check`.
+    """
+    from compressor.models.hub import SEQUENCES, end_id
+    from compressor.tasks.kinds import kind_of
+    from pipelines.stages.loading import read_data
+
+    folder, faults = ready.base.folder, []
+    for path, task in ready.pipeline.all_tasks.items():
+        if kind_of(task.kind).auto_class == SEQUENCES and end_id(folder) is None:
+            continue
+        try:
+            read_data(folder, task)
+        except UserError as error:
+            faults += with_keys(error, ready.pipeline, path)
+    if faults:
+        raise UserErrors(faults)
+
+
+def make_plan(ready: Ready) -> Plan | None:
+    """The closed-form account of all stages, the last of `make_plans`; None when no stage changes it."""
+    plans = make_plans(ready)
+    return plans[-1] if plans else None
+
+
+def make_plans(ready: Ready) -> list[Plan]:
+    """The closed-form account after every stage. Raises UserErrors with the place of the stage that cannot be (E5xx), and of
+    rows that the tokenizer makes unfit (`check_tokens`); UserError E304 where transformers cannot make a model or a tokenizer
+    of the base.
+
+    Empty when no stage changes it: building the account is the one check that has to import torch.
+    """
+    from compressor.account import Plan
+
+    pipeline = ready.pipeline
+    if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
+        return []
+    from compressor.models.hub import config_of, tokenizer_of
+    from compressor.training.multitask import start_plan
+
+    # here rather than in the first stage that reads rows: nothing is written yet
+    config_of(ready.base.folder)
+    tokenizer_of(ready.base.folder)
+    plan = start_plan(ready.base.folder, pipeline.tasks) if pipeline.tasks else Plan.start(ready.base.folder, pipeline.task)
+    plans = []
+    for number, entry in enumerate(pipeline.stages):
+        try:
+            plan = load_stage(entry.name).plan(entry.config, plan)
+        except UserError as error:
+            raise with_place(error, pipeline.where(number)) from None
+        plans.append(plan)
+    check_tokens(ready)  # last: of an architecture that is none for the task, that is what is wrong
+    return plans
+
+
+LONGEST_NAME = 255
+"""Bytes of a file's name on the file systems of Linux and macOS; ours add up to 24 to it (`.NAME.new`, a fingerprint)."""
+
+
+def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
+    """Raise UserError E801 unless the run folder `out`/`name` with `files` in it, and the store, can be written.
+
+    Writes nothing.
+    """
+    mend = "Choose another folder with --out"
+    for part in (*Path(name).parts, *files):
+        if len(os.fsencode(part)) + 24 > LONGEST_NAME:
+            raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
+    for folder in (out / name, out / name / "logs", out / ".store"):
+        try:
+            there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError("E801", f"cannot be a folder ({reason})", mend, shortened(str(folder), 80)) from None
+        if not there.is_dir():
+            raise UserError("E801", "a file, where a folder is needed", mend, str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UserError("E801", "no permission to write here", mend, str(there))
+
+
+def check_packages(entries: Sequence[Entry]) -> None:
+    """Raise UserErrors E901 for every package that the stages need and this environment lacks."""
+    faults = {}
+    for entry in entries:
+        stage = load_stage(entry.name)
+        extras = stage.extras(entry.config)
+        for name in (name for name, found in package_versions(stage, extras).items() if not found):
+            mend = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
+            faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", mend)
+    if faults:
+        raise UserErrors(list(faults.values()))

@@ -1,0 +1,208 @@
+"""What a stage is, what it is given and what it gives back: the contract between `stages/*.py` and the runner."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
+
+from compressor.errors import UserError
+from pipelines.file import limits
+
+if TYPE_CHECKING:
+    from compressor.account import Plan
+    from compressor.tasks import TaskConfig
+
+STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")
+"""Every stage, in the order in which a pipeline usually runs them. A new stage is a file in `stages/` and a word here."""
+
+TASKS = "tasks"
+"""Folder of an artifact, and of a run, with the files of many tasks."""
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+"""Names of pipelines and ids of stages: safe as a file's name everywhere."""
+
+
+class StageConfig(BaseModel):
+    """Base of every stage's typed config. `id` names a stage that appears twice; it defaults to `tune`, `tune-2`, ..."""
+
+    # validate_default: `epochs: 2` written out and left out are the same 2.0, and so the same fingerprint
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    id: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        max_length=limits.NAME,
+        description="its name in this pipeline, default tune, tune-2, ...",
+    )
+
+
+def _count_or_share(value: int | float) -> int | float:
+    if value <= 0 or (isinstance(value, float) and value >= 1):
+        raise ValueError("a share lies in (0, 1); a count is at least 1 and has no decimal point")
+    return value
+
+
+CountOrShare = Annotated[Annotated[StrictInt, Field(le=limits.COUNT)] | StrictFloat, AfterValidator(_count_or_share)]
+"""Config type of how many: 3 is a count, 0.3 a share, 1 one and never the whole."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A fault that a stage sees in its place in the pipeline; `key` is the path inside its config, `()` for the stage."""
+
+    code: str
+    what: str
+    mend: str
+    key: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stage of one pipeline: its id (unique), its stage name and its validated config."""
+
+    id: str
+    name: str
+    config: StageConfig
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published folder. `files` maps each file's relative path to its sha256; `metadata` is what `run` returned."""
+
+    folder: Path
+    id: str
+    kind: str
+    stage: str
+    entry: str
+    files: dict[str, str]
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BaseModelReference:
+    """The pretrained model: the reference as the user wrote it, the local folder it resolved to, sha256 over its files."""
+
+    reference: str
+    folder: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a stage may see: the base, the task (or the many), the seed and the artifacts it declares (earlier ones, in order).
+
+    `threads` is for the sessions and processes that a stage starts; torch in this process has it already.
+    """
+
+    base: BaseModelReference
+    task: TaskConfig | None
+    seed: int
+    artifacts: tuple[Artifact, ...] = ()
+    dense: Artifact | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+    """Name of the pipeline and of the stages before this one, for reports; `failures` where checks of theirs failed."""
+    threads: int | None = None
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)
+    require_unchanged: Callable[[], None] = lambda: None
+    """Raises UserError E807 where the data or the base are not what the run began with. A stage calls it when it has read them
+    and before it leaves anything in `Workspace.unfinished`."""
+
+    def nearest(self, kind: str) -> Artifact | None:
+        """The nearest earlier artifact of a kind, or None."""
+        return next((artifact for artifact in reversed(self.artifacts) if artifact.kind == kind), None)
+
+
+class Progress(Protocol):
+    """One bar: `advance(n)` moves it, `note` shows a short live figure beside it (a loss, a file name)."""
+
+    def advance(self, steps: int = 1) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Workspace(Protocol):
+    """Where a stage writes and how it speaks. `folder` is empty and private; the runner publishes it when `run` returns.
+
+    `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
+    cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
+    `cache` (it may not exist yet) keeps what is measured once on a machine, for every run; `again` says that the user asked
+    to make this stage anew. `say` puts one line into the terminal that stays. `proven` takes the record of every comparison as
+    soon as there is one: a run that ends early still has what was proven so far.
+    """
+
+    folder: Path
+    log_folder: Path
+    unfinished: Path
+    cache: Path
+    again: bool
+    log: logging.Logger
+
+    def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
+
+    def say(self, text: str) -> None: ...
+
+    def proven(self, record: dict[str, Any]) -> None: ...
+
+
+def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
+    """What most stages say of `tasks`: E117."""
+    if many:
+        mend = "Leave it out, or give the pipeline the task it is about: `task` instead of `tasks`"
+        yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", mend)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row of the stage table.
+
+    `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
+    the distributions whose versions enter the fingerprint, `extras` those that only some configs need; `version` is raised
+    when the stage's own results change.
+    `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
+    `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
+    it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
+    key, to be compared with the model's positions. `with_tasks` looks at the config once more, knowing whether the pipeline has
+    many tasks. `surroundings` are facts of this machine that decide the result of such a config. Where `optional`, a CheckError
+    of `run` does not end the pipeline: it is a failure of the run, and later stages go on without this one's artifact.
+
+    In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "mend"})
+    that failed though it went on: the run tells them, and ends with exit code 3.
+    """
+
+    name: str
+    summary: str
+    config: type[StageConfig]
+    produces: str
+    run: Callable[[Any, Inputs, Workspace], dict[str, Any]]
+    needs: tuple[str, ...] = ()
+    accepts: tuple[str, ...] = ()
+    uses_dense: bool = False
+    reads_data: bool | Callable[[Any], bool] = True
+    packages: tuple[str, ...] = ("torch", "transformers")
+    extras: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    version: int = 1
+    check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
+    plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
+    with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
+    lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
+    surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
+    optional: bool = False
+
+
+def load_stage(name: str) -> Stage:
+    """The stage called `name`. Raises UserError E103 for an unknown name."""
+    if name not in STAGE_NAMES:
+        raise UserError("E103", f"unknown stage '{name}'", f"Stages: {', '.join(STAGE_NAMES)}")
+    return importlib.import_module(f"pipelines.stages.{name}.config").STAGE
+
+
+def all_stages() -> Iterator[Stage]:
+    """Every stage of the table, in its order."""
+    return (load_stage(name) for name in STAGE_NAMES)

@@ -1,0 +1,240 @@
+"""The artifact store: folders that are whole or absent, named by the fingerprint of everything that decides their content.
+
+`DIR/.store/STAGE-FINGERPRINT/` holds a stage's files and `artifact.json`: kind, sha256 of every file, metadata; no time, no
+machine, no absolute path, so that equal work gives equal bytes. `artifact.sha256` seals that, in the form of `sha256sum`. A
+stage works in `.work-*` beside it, and is published by fsync and rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compressor.digests import sha256_of
+from compressor.errors import UserError
+from pipelines.engine.stage import Artifact
+
+MANIFEST = "artifact.json"
+SEAL = "artifact.sha256"
+
+
+def canonical(value: Any) -> bytes:
+    """JSON in one form only: sorted keys, no spaces, UTF-8. Equal values give equal bytes in every process."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def fingerprint(parts: dict[str, Any]) -> str:
+    """sha256 over the canonical JSON of what decides an artifact's content."""
+    return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def digest(artifact: Artifact) -> str:
+    """sha256 over kind, files and metadata: what a later stage can see of an artifact."""
+    return fingerprint({"kind": artifact.kind, "files": artifact.files, "metadata": artifact.metadata})
+
+
+class Locked(Exception):
+    """Another process holds a lock; `pid` is what it wrote there."""
+
+    def __init__(self, pid: str):
+        super().__init__(pid)
+        self.pid = pid
+
+
+@contextlib.contextmanager
+def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold the file at `path` as a process lock, and remove it afterwards.
+
+    The kernel frees it when the process dies, however it dies. When another holds it: raises Locked, or, with `on_wait`,
+    calls that with the holder's pid and waits.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _acquire(handle, on_wait)
+        except BaseException:
+            os.close(handle)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                break
+        os.close(handle)  # its holder removed it between our open and our lock
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _acquire(handle: int, on_wait: Callable[[str], None] | None) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(handle, 32, 0).decode() or "unknown"
+        if on_wait is None:
+            raise Locked(pid) from None
+        on_wait(pid)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace a file by new content, or leave it as it was."""
+    replace_files({path: content})
+
+
+def replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Replace several files, in order: all new content is on the disk before the first of them moves to its place."""
+    beside = {path: path.with_name(f".{path.name}.new") for path in contents}
+    try:
+        for path, content in contents.items():
+            beside[path].write_bytes(content)
+            _sync(beside[path])
+        for path, new in beside.items():
+            new.replace(path)
+    except BaseException:
+        for new in beside.values():
+            new.unlink(missing_ok=True)
+        raise
+
+
+def sealed(content: bytes, name: str = MANIFEST) -> bytes:
+    """The seal of a file called `name`: `sha256sum -c artifact.sha256` checks that of a manifest, too."""
+    return f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+KEEP_UNFINISHED = 7 * 24 * 3600
+"""Seconds after which a training that nobody went on with is given up."""
+
+
+class Store:
+    """The artifacts below one folder. Reading needs no lock; making one is `with store.making(...)`."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def folder(self, stage: str, fingerprint: str) -> Path:
+        """Where an artifact is, or would be."""
+        return self.root / f"{stage}-{fingerprint[:16]}"
+
+    def find(self, stage: str, fingerprint: str, entry: str) -> Artifact | None:
+        """The published artifact, or None. Its files are not looked at: `verify` does that.
+
+        Raises UserError E803 when its manifest is unreadable, is not what was published, or another stage's.
+        """
+        folder = self.folder(stage, fingerprint)
+        if not folder.is_dir():
+            return None
+        manifest = _manifest(folder, entry)
+        if manifest["fingerprint"] != fingerprint:
+            raise _damaged(MANIFEST, "belongs to another stage", folder, entry)
+        files = {name: file["sha256"] for name, file in manifest["files"].items()}
+        return Artifact(folder, folder.name, manifest["kind"], manifest["stage"], entry, files, manifest["metadata"])
+
+    def verify(self, artifact: Artifact) -> None:
+        """Compare every file with the manifest, sizes first. Raises UserError E803 naming the first that differs."""
+        folder, entry = artifact.folder, artifact.entry
+        sizes = {name: file["size"] for name, file in _manifest(folder, entry)["files"].items()}
+        own = (folder / MANIFEST, folder / SEAL)
+        present = {str(path.relative_to(folder)): path for path in _files(folder) if path not in own}
+        for name in sorted(sizes.keys() | present.keys()):
+            if name not in present or name not in sizes:
+                raise _damaged(name, "is missing" if name in sizes else "does not belong there", folder, entry)
+            if (size := present[name].stat().st_size) != sizes[name]:
+                raise _damaged(name, f"has {size} bytes instead of {sizes[name]}", folder, entry)
+        for name, path in sorted(present.items()):
+            if sha256_of(path) != artifact.files[name]:
+                raise _damaged(name, "has changed", folder, entry)
+
+    @contextlib.contextmanager
+    def making(self, stage: str, fingerprint: str, on_wait: Callable[[str], None]) -> Iterator[Path]:
+        """An empty work folder for one artifact, ours alone. Whatever is still there at the end is removed.
+
+        While another process makes the same artifact, calls `on_wait` with its pid and waits.
+        """
+        name = self.folder(stage, fingerprint).name
+        with lock(self.root / f".lock-{name}", on_wait):
+            work = self.root / f".work-{name}"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            try:
+                yield work
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+
+    @property
+    def cache(self) -> Path:
+        """Where stages keep what they measure once on a machine."""
+        return self.root / ".cache"
+
+    def unfinished(self, stage: str, fingerprint: str) -> Path:
+        """Where a stage that is cut off leaves what it goes on from. Inside `making` it is ours alone."""
+        return self.root / f".unfinished-{self.folder(stage, fingerprint).name}"
+
+    def publish(self, work: Path, stage: str, fingerprint: str, kind: str, metadata: dict[str, Any]) -> None:
+        """Write the manifest of a work folder and move it to its place, on the disk before it is seen there."""
+        files = {str(path.relative_to(work)): {"sha256": sha256_of(path), "size": path.stat().st_size} for path in _files(work)}
+        manifest = {"kind": kind, "stage": stage, "fingerprint": fingerprint, "files": files, "metadata": metadata}
+        content = f"{json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
+        (work / MANIFEST).write_bytes(content)
+        (work / SEAL).write_bytes(sealed(content))
+        for path in [*_files(work), *(path for path in work.rglob("*") if path.is_dir()), work]:
+            _sync(path)
+        place = self.folder(stage, fingerprint)
+        if place.exists():  # made again by force
+            old = self.root / f".old-{place.name}"
+            shutil.rmtree(old, ignore_errors=True)
+            place.rename(old)
+            work.rename(place)
+            shutil.rmtree(old)
+        else:
+            work.rename(place)
+        _sync(self.root)
+        shutil.rmtree(self.unfinished(stage, fingerprint), ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what killed processes left behind, unfinished trainings after a week; what a living one works on stays."""
+        old = [left for left in self.root.glob(".unfinished-*") if time.time() - left.stat().st_mtime > KEEP_UNFINISHED]
+        for left in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
+            name = left.name.split("-", 1)[1]
+            with contextlib.suppress(Locked, FileNotFoundError), lock(self.root / f".lock-{name}"):
+                if not left.name.startswith(".lock-"):
+                    shutil.rmtree(left)
+
+
+def _manifest(folder: Path, entry: str) -> dict[str, Any]:
+    """The manifest of an artifact, exactly as it was published. Raises UserError E803."""
+    try:
+        content, seal = (folder / MANIFEST).read_bytes(), (folder / SEAL).read_bytes()
+    except FileNotFoundError as error:
+        raise _damaged(Path(error.filename).name, "is missing", folder, entry) from None
+    except OSError:
+        raise _damaged(MANIFEST, "cannot be read", folder, entry) from None
+    if seal != sealed(content):
+        raise _damaged(MANIFEST, f"has changed, or its seal '{SEAL}' has", folder, entry)
+    return json.loads(content)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _damaged(name: str, fault: str, folder: Path, entry: str) -> UserError:
+    return UserError("E803", f"artifact file '{name}' {fault}", f"Run again with --force {entry}", str(folder))

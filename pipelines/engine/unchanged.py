@@ -1,0 +1,85 @@
+"""What is hashed is what is used: the data files and the base of a run, watched from the first hash to the last stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.digests import sha256_of
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from pipelines.engine.preflight import Ready
+
+Mark = tuple[int, ...]
+"""What a file system says of a file. The time of its last change (ctime) cannot be set by a program."""
+
+
+class Originals:
+    """The data files and the base that a run's fingerprints name.
+
+    A stage may use what it read only when the files held what was hashed before it began, hold it at its end, and nobody
+    touched them in between: one that is exchanged and put back has equal bytes again, and other marks.
+    """
+
+    def __init__(self, ready: Ready):
+        self._ready = ready
+        self._marks = self._look()
+
+    def before(self) -> None:
+        """Look whether anything was touched since the last look, before a stage begins. Raises UserError E807."""
+        marks = self._look()
+        if marks != self._marks:
+            self._marks = marks
+            self._compare()
+
+    def require(self) -> None:
+        """Hash everything again. Raises UserError E807 unless the files hold what the fingerprints say, untouched since."""
+        self._compare()
+        for path, mark in self._look().items():
+            if mark != self._marks.get(path):
+                raise _changed("was written to while the run was reading it", path)
+
+    def _compare(self) -> None:
+        # not `resolve`: the folder was found to be sound, and only its bytes are asked after
+        from compressor.models.hub import _digest
+
+        base = self._ready.base
+        for path, sha256 in self._ready.data.items():
+            try:
+                found = sha256_of(path)
+            except OSError:
+                raise _changed("went away while the run was reading it", path) from None
+            if found != sha256:
+                raise _changed("changed while the run was reading it", path)
+        try:
+            found = _digest(base.folder)
+        except (UserError, OSError) as error:
+            raise _changed("the model's folder changed while the run was reading it", base.folder) from error
+        if found != base.sha256:
+            raise _changed("the model's folder changed while the run was reading it", base.folder)
+
+    def _look(self) -> dict[Path, Mark | None]:
+        return {path: _mark(path) for path in self._files()}
+
+    def _files(self) -> Iterator[Path]:
+        from compressor.models.hub import TOKENIZER_FILES
+
+        folder = self._ready.base.folder
+        yield from self._ready.data
+        yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))
+        yield from sorted({*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")})
+
+
+def _mark(path: Path) -> Mark | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _changed(what: str, path: Path) -> UserError:
+    mend = "Nothing of this stage was kept: run the same command again, and leave the file alone meanwhile"
+    return UserError("E807", what, mend, str(path))

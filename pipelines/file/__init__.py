@@ -1,0 +1,1 @@
+"""Pipeline files: YAML -> a checked, typed pipeline, or every fault in it."""

@@ -1,0 +1,342 @@
+"""A pipeline file -> a checked `Pipeline`, or every fault in it, each in one line with its file, line and key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from compressor.errors import UserError, UserErrors
+from compressor.tasks import TaskConfig
+from pipelines.engine import stage as stage_table
+from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
+from pipelines.file import limits
+from pipelines.file.faults import nearest, validated
+from pipelines.file.yaml_source import KeyPath, Source, dotted, first_of, parse, read_yaml
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+PATH_KEYS = ("train", "validation")
+"""Of a task: data files."""
+
+
+class PipelineFile(BaseModel):
+    """The top level of a pipeline file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=NAME_PATTERN, max_length=limits.NAME, description="of the run's folder")
+    model: str = Field(
+        min_length=1, max_length=limits.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
+    )
+    task: TaskConfig | None = Field(default=None, description="what is learnt: kind, files and columns")
+    tasks: dict[str, TaskConfig] | None = Field(
+        default=None, min_length=1, max_length=limits.TASKS, description="many tasks by name, instead of task"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**32, description="of every random number")
+    threads: int | None = Field(default=None, ge=1, le=1024, description="default: OMP_NUM_THREADS, or the physical cores")
+    stages: list[Any] = Field(min_length=1, max_length=limits.STAGES, description="what is done, from top to bottom")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A checked pipeline. Paths in its tasks are absolute; a folder in `model` is relative to `source_folder`.
+
+    `task` is the one task, or None where there are many: `tasks`, by name, in the order of their names.
+    """
+
+    name: str
+    model: str
+    task: TaskConfig | None
+    seed: int
+    threads: int | None
+    stages: tuple[Entry, ...]
+    source_folder: Path
+    source: Source
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)
+
+    @property
+    def all_tasks(self) -> dict[KeyPath, TaskConfig]:
+        """The one task or the many, by their places in the file."""
+        return {("task",): self.task} if self.task else {("tasks", name): task for name, task in self.tasks.items()}
+
+    def where(self, number: int) -> str:
+        """Place of the stage `number` (from 0) in its file, for errors."""
+        return self.source.where(self.source.locate(("stages", number, self.stages[number].name)))
+
+    def number(self, entry_id: str, option: str) -> int:
+        """Place of an entry in `stages`. Raises UserError E111, naming the option that asked for it."""
+        ids = [entry.id for entry in self.stages]
+        if entry_id not in ids:
+            raise UserError("E111", f"{option}: no stage '{entry_id}' in this pipeline", nearest(entry_id, ids, "Stages"))
+        return ids.index(entry_id)
+
+
+def find_pipeline(name: str) -> Path:
+    """The file called `name`, or the bundled recipe of that name. Raises UserError E110."""
+    recipes = {recipe.stem: recipe for recipe in sorted(RECIPES.glob("*.yaml"))}
+    try:
+        if Path(name).exists():
+            return Path(name)
+    except OSError:  # a name that is too long
+        pass
+    if name not in recipes:
+        raise UserError(
+            "E110", f"no pipeline file '{name:.200}'", nearest(name, list(recipes), "Give a file, or a bundled recipe")
+        )
+    return recipes[name]
+
+
+def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
+    """Read, override (`tune.rank=8`) and check a pipeline file.
+
+    Raises UserErrors with every fault found: E101 to E109, and what the stages' own checks say about their places.
+    """
+    source = read_yaml(path)
+    if not isinstance(source.data, dict):
+        raise UserError("E101", "not a mapping of keys to values", "Start with name, model, task and stages", source.where(()))
+    faults: list[UserError] = []
+    _normalize(source)
+    for text in overrides:
+        faults += _collect(_override, source, text)
+    top, top_faults = validated(PipelineFile, source, ())
+    entries, stage_faults = _entries(source)
+    faults += top_faults + stage_faults + (list(_task_faults(source, top)) if top else [])
+    if not faults:
+        faults = list(_unfit_faults(source, entries, top.tasks is not None)) or list(_order_faults(source, entries))
+    if faults or top is None:
+        raise UserErrors(first_of(faults))
+    folder = path.resolve().parent
+    task = _with_paths(top.task, folder) if top.task else None
+    # sorted: in another order they would be other random numbers, though the file says the same
+    tasks = {name: _with_paths(one, folder) for name, one in sorted((top.tasks or {}).items())}
+    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks)
+
+
+def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
+    """The task with absolute paths."""
+    return task.model_copy(update={key: folder / Path(getattr(task, key)).expanduser() for key in PATH_KEYS})
+
+
+def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
+    """No task, both forms, names of tasks that no file can have, or kinds that go alone."""
+    from compressor.models.hub import SEQUENCES
+    from compressor.tasks.kinds import kind_of
+
+    if top.task is None and top.tasks is None:
+        yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
+    if top.task is not None and top.tasks is not None:
+        mend = "Keep task for one task, or tasks to train several together"
+        yield UserError("E116", "task and tasks exclude each other", mend, source.where(("tasks",)))
+    for name in top.tasks or ():
+        if not re.fullmatch(NAME_PATTERN, name):
+            mend = "Use letters, digits, '_', '-' and '.', a letter or digit first"
+            yield UserError("E104", f"a task cannot be called {name!r}", mend, source.where(("tasks", name)))
+    for name, task in (top.tasks or {}).items():
+        if kind_of(task.kind).auto_class != SEQUENCES:
+            what = f"a task of kind {task.kind} cannot share a base with others yet"
+            yield UserError("E118", what, "Give it a pipeline of its own, as task", source.where(("tasks", name, "kind")))
+
+
+def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
+    """The first stage that does not go with one task, or with many: the rest would say the same."""
+    for place, entry in enumerate(entries):
+        for problem in load_stage(entry.name).with_tasks(entry.config, many):
+            where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
+            yield UserError(problem.code, problem.what, problem.mend, where)
+            return
+
+
+def _collect(action: Callable[..., object], *arguments: object) -> list[UserError]:
+    """The faults that a call raises."""
+    try:
+        action(*arguments)
+    except UserErrors as error:
+        return error.errors
+    except UserError as error:
+        return [error]
+    return []
+
+
+def _normalize(source: Source) -> None:
+    """A stage may be written as a bare word, `- merge`: that is the mapping `merge:` without values."""
+    stages = source.data.get("stages")
+    for number, item in enumerate(stages if isinstance(stages, list) else ()):
+        if isinstance(item, str):
+            stages[number] = {item: None}
+
+
+def _raw_stages(source: Source) -> list[tuple[int, str, Any]]:
+    """(place, stage name, raw config) of every item that looks like a stage."""
+    stages = source.data.get("stages")
+    items = enumerate(stages) if isinstance(stages, list) else ()
+    return [(place, *next(iter(item.items()))) for place, item in items if isinstance(item, dict) and len(item) == 1]
+
+
+def _ids(source: Source) -> dict[int, str]:
+    """Place -> id of every stage: its own, or its name, or name-2, name-3, ... when those are taken."""
+    raw = _raw_stages(source)
+    explicit = {
+        place: config["id"] for place, _, config in raw if isinstance(config, dict) and isinstance(config.get("id"), str)
+    }
+    taken, ids, last = set(explicit.values()), dict(explicit), {}
+    for place, name, _ in raw:
+        if place in explicit:
+            continue
+        number = last.get(name, 0) + 1
+        while (candidate := name if number == 1 else f"{name}-{number}") in taken:
+            number += 1
+        ids[place], last[name] = candidate, number
+        taken.add(candidate)
+    return dict(sorted(ids.items()))
+
+
+def _override(source: Source, text: str) -> None:
+    """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
+    mark = f"--set {text}"
+    key, equals, value_text = text.partition("=")
+    parts: list[str | int] = [int(part) if part.isdecimal() and len(part) < 10 else part for part in key.split(".")]
+    if not equals or "" in parts:
+        raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
+    value = parse(value_text, mark).data
+    path, rest = _start_of(source, parts, mark)
+    for part in rest[:-1]:
+        path = _step(source, path, part, mark)
+    if rest:
+        here = source.get(path)
+        if here is None:
+            source.put(path, {}, mark)
+        elif not isinstance(here, dict | list):
+            raise UserError("E109", f"'{dotted(path)}' holds a value, not keys", "Set it as a whole", mark)
+        path = _step(source, path, rest[-1], mark) if isinstance(here, list) else (*path, rest[-1])
+    source.put(path, _from_here(path, value), mark)
+
+
+def _start_of(source: Source, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
+    """Where an override begins, a top-level key or a stage by its id, and the parts that are left."""
+    ids = {entry_id: place for place, entry_id in _ids(source).items()}
+    first = str(parts[0])
+    if first in PipelineFile.model_fields and parts != ["stages"]:
+        return (first,), parts[1:]
+    if first not in ids:
+        known = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
+        raise UserError("E109", f"neither a stage nor a key is called '{first}'", nearest(first, known, "There are"), mark)
+    place = ids[first]
+    if len(parts) == 1:
+        raise UserError("E109", f"'{first}' is a whole stage", f"Set one of its keys: {first}.KEY=VALUE", mark)
+    return ("stages", place, next(iter(source.data["stages"][place]))), parts[1:]
+
+
+def _step(source: Source, path: KeyPath, part: str | int, mark: str) -> KeyPath:
+    """One part further down. A list stands for its `items`, and a mapping without `items` for a list of one."""
+    here = source.get(path)
+    if (isinstance(here, list) and part == "items") or (isinstance(here, dict) and part in ("items", 0) and part not in here):
+        return path
+    if isinstance(here, dict) and part in here:
+        return (*path, part)
+    if isinstance(here, list) and part in range(len(here)):
+        return (*path, part)
+    known = list(here) if isinstance(here, dict) else [str(place) for place in range(len(here or ()))]
+    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(str(part), known, "There are"), mark)
+
+
+def _from_here(path: KeyPath, value: Any) -> Any:
+    """A path given on the command line is relative to the current folder, not to the pipeline file."""
+    if not isinstance(value, str):
+        return value
+    data_file = path[0] in ("task", "tasks") and path[-1] in PATH_KEYS
+    if data_file or (path == ("model",) and (value.startswith((".", "~")) or Path(value).is_dir())):
+        return str(Path.cwd() / Path(value).expanduser())
+    return value
+
+
+def _entries(source: Source) -> tuple[list[Entry], list[UserError]]:
+    """Every stage with its validated config. A stage with a fault is left out."""
+    entries: list[Entry] = []
+    faults = list(_shape_faults(source))
+    ids, seen = _ids(source), {}
+    for place, name, _ in _raw_stages(source):
+        path = ("stages", place, name)
+        if name not in stage_table.STAGE_NAMES:
+            mend = nearest(name, list(stage_table.STAGE_NAMES), "Stages")
+            faults.append(UserError("E103", f"unknown stage '{name:.60}'", mend, source.where(path)))
+            continue
+        config, found = validated(load_stage(name).config, source, path)
+        faults += found
+        if config is None or found:
+            continue
+        if ids[place] in seen:
+            mend = "Give each stage its own id, or none"
+            what = f"id '{ids[place]}' is taken by {seen[ids[place]]}"
+            faults.append(UserError("E108", what, mend, source.where((*path, "id"))))
+        seen.setdefault(ids[place], f"stages[{place}].{name}")
+        entries.append(Entry(ids[place], name, config))
+    return entries, faults
+
+
+def _shape_faults(source: Source) -> Iterator[UserError]:
+    stages = source.data.get("stages")
+    for place, item in enumerate(stages if isinstance(stages, list) else ()):
+        if not isinstance(item, dict) or len(item) != 1:
+            what = f"{len(item)} keys in one stage" if isinstance(item, dict) else "not a stage"
+            yield UserError("E104", what, "Write each stage as '- NAME: {KEY: VALUE}'", source.where(("stages", place)))
+
+
+def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
+    """What is wrong with the order of stages that are right in themselves."""
+    said: set[tuple[str, str]] = set()
+    for place, entry in enumerate(entries):
+        earlier, stage = tuple(entries[:place]), load_stage(entry.name)
+        problems = list(stage.check(entry.config, earlier))
+        # one missing stage must not be reported by everything that comes after it
+        if not problems and not said:
+            problems = list(_needs(stage, earlier))
+        for problem in problems:
+            if problem.key or (problem.code, problem.what) not in said:
+                said.add((problem.code, problem.what))
+                where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
+                yield UserError(problem.code, problem.what, problem.mend, where)
+    if not said:
+        yield from _unused(source, entries)
+
+
+def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
+    """A select whose places nobody reads: the next select hides them, a prune cuts the matrices that they index."""
+    for place, entry in enumerate(entries):
+        if load_stage(entry.name).produces != "omega":
+            continue
+        after = [load_stage(later.name) for later in entries[place + 1 :]]
+        end = next((stage for stage in after if stage.name == "prune" or "omega" in (stage.produces, *stage.accepts)), None)
+        if end is None or "omega" not in end.accepts:
+            what = f"no stage uses the places that '{entry.id}' chooses" + (f" before the {end.name} after it" if end else "")
+            where = source.where(source.locate(("stages", place, entry.name)))
+            yield UserError("E114", what, "Put a tune or a recover right after it, or remove it", where)
+
+
+def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
+    stages = [load_stage(entry.name) for entry in earlier]
+    for kind in stage.needs:
+        if kind not in [one.produces for one in stages]:
+            makers = [name for name in stage_table.STAGE_NAMES if name != stage.name and load_stage(name).produces == kind]
+            what = f"no stage before it makes the '{kind}' that {stage.name} needs"
+            yield Problem("E107", what, f"Put {' or '.join(makers)} before it")
+            return
+    if stage.uses_dense and "tune" not in [one.name for one in stages]:
+        yield Problem("E107", f"no tune before it makes the dense model that {stage.name} needs", "Put a tune before it")
+
+
+def without_id(config: StageConfig) -> dict[str, Any]:
+    """A stage's config as plain data: what decides the result, so not its id, nor keys that say nothing.
+
+    A key that a later version adds, and that nobody gives, leaves old artifacts what they are.
+    """
+    return config.model_dump(mode="json", exclude={"id"}, exclude_none=True)
+
+
+def with_place(error: UserError, where: str) -> UserErrors:
+    """The error (or each of several) with a place, where it has none of its own."""
+    several = error.errors if isinstance(error, UserErrors) else [error]
+    return UserErrors([one if one.where else UserError(one.code, one.what, one.mend, where) for one in several])

@@ -1,0 +1,186 @@
+"""The JSON schema of a whole pipeline file, for editors, and of one stage, for tables."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from compressor.models.modules import MODULES
+from pipelines.engine.stage import all_stages, load_stage
+from pipelines.file.config import PipelineFile
+
+DIALECT = "http://json-schema.org/draft-07/schema#"
+"""What editors know best."""
+SHARE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+NO_BOUND = 10**9
+"""What is larger only keeps slips of the keyboard out, and is not told in a table."""
+REFERENCE = "#/$defs/{model}"
+
+Schema = dict[str, Any]
+
+
+def schema_text() -> str:
+    """The schema of a pipeline file, as it is written."""
+    return json.dumps(pipeline_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def pipeline_schema() -> Schema:
+    """JSON schema of a pipeline file: what `compress check` takes, but for what only its own checks know (order, methods)."""
+    top, forms = _tidy(PipelineFile.model_json_schema(ref_template=REFERENCE)), {}
+    definitions = top.pop("$defs")
+    for stage in all_stages():
+        forms[stage.name], more = stage_schema(stage.name)
+        definitions |= more
+    bare = [name for name, form in forms.items() if {"type": "null"} in form["anyOf"]]
+    mapping = {"type": "object", "properties": forms, "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+    top["properties"]["stages"]["items"] = {"anyOf": [mapping, {"enum": bare}]}
+    several = {"oneOf": [{"required": ["task"]}, {"required": ["tasks"]}]}
+    return {"$schema": DIALECT, "title": "A pipeline of compress", **top, **several, "$defs": definitions}
+
+
+def stage_schema(name: str) -> tuple[Schema, dict[str, Schema]]:
+    """(what may stand behind the name of a stage, the definitions that it refers to)."""
+    config = config_schema(name)
+    definitions, own = config.pop("$defs", {}), load_stage(name).config.__name__
+    definitions[own] = config
+    reference = {"$ref": REFERENCE.format(model=own)}
+    if name == "prune":
+        forms = [reference, *_short_prunes(definitions)]
+    else:
+        forms = [reference, *([] if config.get("required") else [{"type": "null"}])]
+    return {"description": load_stage(name).summary, "anyOf": forms}, definitions
+
+
+def config_schema(name: str) -> Schema:
+    """The schema of a stage's config, with what its validators take besides."""
+    schema = _tidy(load_stage(name).config.model_json_schema(ref_template=REFERENCE))
+    keys = schema["properties"]
+    for key in ("precision", "runtime") if name == "export" else ():  # one word stands for a list of it
+        keys[key]["anyOf"] = [keys[key]["items"], {part: keys[key].pop(part) for part in ("type", "items", "minItems")}]
+    if name == "recover":
+        keys["distill"]["enum"].insert(0, True)
+    if name == "prune":  # an item of weights is another kind of item
+        schema["$defs"]["PruneItem"]["properties"]["structure"]["enum"].remove("weights")
+    return schema
+
+
+def _short_prunes(definitions: dict[str, Schema]) -> list[Schema]:
+    """A prune without the keys `items` and `search`: a list of items, one item, or a search."""
+    items = definitions["PruneConfig"]["properties"]["items"]["items"]
+    forms: list[Schema] = [{"type": "array", "items": items, "minItems": 1}]
+    for name in ("PruneItem", "WeightsItem", "Search"):
+        form = copy.deepcopy(definitions[name])
+        form["properties"]["id"] = definitions["PruneConfig"]["properties"]["id"]
+        definitions[f"{name}Alone"] = form
+        forms.append({"$ref": REFERENCE.format(model=f"{name}Alone")})
+    return forms
+
+
+def _tidy(part: Any) -> Any:
+    """Without the titles that only repeat the keys, with the bounds of counts and shares; `oneOf` of kinds that only code can
+    tell apart becomes `anyOf`."""
+    if isinstance(part, list):
+        return [_tidy(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    found = {}
+    for key, value in part.items():
+        if key == "properties":
+            found[key] = {name: _tidy(one) for name, one in value.items()}
+        elif key == "oneOf":
+            found["anyOf"] = _tidy(value)
+        elif key == "anyOf" and _counts(value):
+            found[key] = [{**value[0], "minimum": 1}, SHARE, *value[2:]]
+        elif key not in ("title", "discriminator", "format"):
+            found[key] = _tidy(value)
+    return found
+
+
+def _counts(forms: list[Schema]) -> bool:
+    """Whether this is how pydantic shows `CountOrShare`, of whose bounds it does not know the lower."""
+    return forms[0].get("type") == "integer" and forms[1] == {"type": "number"}
+
+
+Row = tuple[str, str, str, str, str]
+
+
+def tables(name: str) -> Iterator[tuple[str, list[Row]]]:
+    """(title, rows) of a stage's keys, and of every mapping inside them: key, type, default, bounds, meaning."""
+    schema = config_schema(name)
+    definitions, todo, seen = schema.get("$defs", {}), [(name, schema)], set()
+    while todo:
+        title, config = todo.pop(0)
+        required = config.get("required", [])
+        yield title, [_row(key, form, key in required) for key, form in config["properties"].items()]
+        for key, form in config["properties"].items():
+            for model in _models(form):
+                if model not in seen:
+                    seen.add(model)
+                    structure = definitions[model]["properties"].get("structure", {}).get("const")
+                    kind = f" with structure: {structure}" if structure else ""
+                    todo.append((f"{title}.{key}{kind}", definitions[model]))
+
+
+def _models(form: Schema) -> Iterator[str]:
+    """Names of the definitions that a key's values may be."""
+    if "$ref" in form:
+        yield form["$ref"].rpartition("/")[2]
+    for part in (*form.get("anyOf", ()), *([form["items"]] if "items" in form else ())):
+        yield from _models(part)
+
+
+def _row(key: str, form: Schema, required: bool) -> Row:
+    default = "required" if required else _value(form.get("default"))
+    return key, _type(form), default, ", ".join(dict.fromkeys(_bounds(form))), form.get("description", "")
+
+
+def _value(value: Any) -> str:
+    """A default as a pipeline file would say it; nothing for null."""
+    if value is None or value == list(MODULES):
+        return "" if value is None else "all"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', "")
+
+
+NAMES = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "keys"}
+
+
+def _type(form: Schema) -> str:
+    """What a value may be, in words."""
+    if "anyOf" in form:
+        words = list(dict.fromkeys(filter(None, map(_type, form["anyOf"]))))
+        if words[1:] == [f"list of {words[0]}"]:
+            return f"{words[0]}, or a list of those"
+        return (" | " if all("enum" in part for part in form["anyOf"]) else " or ").join(words)
+    if "enum" in form:
+        return " | ".join(map(_value, form["enum"]))
+    if "const" in form:
+        return _value(form["const"])
+    if "$ref" in form:
+        return "keys, see below"
+    if form.get("type") == "array":
+        inner = _type(form.get("items", {}))
+        return f"list of {inner}" if inner else "list"
+    return NAMES.get(form.get("type"), "")
+
+
+BOUNDS = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "exclusiveMaximum": "< {}",
+    "minItems": "{} or more",
+    "pattern": "letters, digits, _ . -",
+}
+
+
+def _bounds(form: Schema) -> Iterator[str]:
+    """What a value must keep to; of a count or a share, both."""
+    if SHARE in form.get("anyOf", ()) and form["anyOf"][0].get("type") == "integer":
+        yield "≥ 1, or a share > 0 and < 1"
+        return
+    for part in (form, *form.get("anyOf", ()), form.get("items", {})):
+        for key, words in BOUNDS.items():
+            if key in part and (key == "pattern" or part[key] < NO_BOUND):
+                yield words.format(part[key])

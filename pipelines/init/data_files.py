@@ -1,0 +1,209 @@
+"""`compress init`: which files of a folder train and validate, and what is in them, header or not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.tasks import PACKED, ending
+from pipelines.init.column_names import KNOWN
+
+ENDINGS = (".tsv", ".csv", ".jsonl", ".conll", ".txt")
+ROLES = {
+    "train": ("train", "training", "trainset"),
+    "validation": ("dev", "devset", "development", "val", "valid", "validation"),
+    "test": ("test", "testset", "testing"),
+}
+"""Words in the names of files, and what such a file is for."""
+PAPERS = ("readme", "license", "licence", "source", "notice", "copying", "requirements")
+"""Text files that hold no data."""
+BETWEEN = "||"
+"""What stands between a prompt and its target in the line format of the E2E data."""
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One data file: its rows, column by column. `copy` says why a pipeline cannot read it as it is, and needs a copy."""
+
+    path: Path
+    rows: Sequence[dict[str, Any]]
+    copy: str = ""
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.rows[0])
+
+    def values(self, column: str) -> list[Any]:
+        """One column, None where a row has no such key."""
+        return [row.get(column) for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The training file, and what validates: a file, or None. `test` is a file called test."""
+
+    train: Path
+    validation: Path | None = None
+    test: Path | None = None
+
+
+def role_of(path: Path) -> str | None:
+    """train, validation or test, by the words of a file's name; None for any other file."""
+    stem = path.name.removesuffix(PACKED).removesuffix(ending(path)).lower()
+    words = set(re.split(r"[^a-z]+", stem))
+    return next((role for role, names in ROLES.items() if words & set(names)), None)
+
+
+def find_files(data: Path) -> Files:
+    """The files in a folder, or a file and what lies beside it. Raises UserError E201 (there is none), E130 (not clear)."""
+    require_name(data.absolute())
+    if not data.exists():
+        raise UserError("E201", "no such file or folder", "Give a data file, or a folder with them", str(data))
+    if data.is_dir():
+        return _in_folder(data)
+    if role_of(data) is None:
+        return Files(data)
+    by_role = _by_role([path for path in _data_files(data.absolute().parent) if path.name != data.name], data)
+    return Files(data, _only(by_role["validation"], data, "validate"), _only(by_role["test"], data, "test"))
+
+
+def _in_folder(folder: Path) -> Files:
+    files = _data_files(folder)
+    if not files:
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        mend = f"Give files that end in {', '.join(ENDINGS)}, packed ({PACKED}) or not"
+        raise UserError("E130", f"no data files here; there is: {there}", mend, str(folder))
+    by_role = _by_role(files, folder)
+    train = _only(by_role["train"], folder, "train")
+    if train is None and len(files) > 1:
+        what = f"which of {', '.join(path.name for path in files[:5])} trains?"
+        raise UserError("E130", what, "Name it: compress init FILE --validation FILE", str(folder))
+    train = train or files[0]
+    return Files(train, _only(by_role["validation"], folder, "validate"), _only(by_role["test"], folder, "test"))
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Files that may hold rows, by their names."""
+    try:
+        found = [path for path in sorted(folder.iterdir()) if path.is_file() and ending(path) in ENDINGS]
+    except OSError as error:
+        raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(folder)) from None
+    for path in found:
+        require_name(path)
+    return [path for path in found if not path.name.lower().startswith(PAPERS)]
+
+
+def require_name(path: Path) -> None:
+    """Raise UserError E130 for a name that neither a terminal nor a pipeline file can hold."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError("E130", f"the name {str(path)!r} is not UTF-8", "Give the file another name") from None
+
+
+def _by_role(files: Sequence[Path], data: Path) -> dict[str, list[Path]]:
+    return {role: [path for path in files if role_of(path) == role] for role in ROLES}
+
+
+def _only(files: list[Path], data: Path, purpose: str) -> Path | None:
+    """The one file of a role, or None. Raises UserError E130 for several."""
+    if len(files) < 2:
+        return files[0] if files else None
+    if purpose == "test":
+        return None
+    mend = "Name them: compress init FILE --validation FILE"
+    raise UserError("E130", f"several files could {purpose}: {', '.join(path.name for path in files)}", mend, str(data))
+
+
+def read_table(path: Path) -> Table:
+    """The rows of a file. One without a header has the columns column1, column2, ..., and lines of `prompt||target` are such.
+
+    Raises UserError E201, E202, E203, E204, E205 (an empty header), E210.
+    """
+    from compressor.tasks.reading import read_rows
+
+    kind = ending(path)
+    if kind in (".tsv", ".csv", ".txt") and path.is_file():
+        fields = _fields(path)
+        if kind == ".txt" and fields and BETWEEN in fields[0][0]:
+            return Table(path, _prompts(fields, path), f"lines of prompt{BETWEEN}target")
+        if kind != ".txt" and len(fields) > 1 and not is_header(fields):
+            return Table(path, _unnamed(fields, path), "no header line")
+    rows = [row for _, row in read_rows(path)]
+    if not rows:
+        raise UserError("E204", "the file has no rows", "Give at least one row", str(path))
+    return Table(path, rows)
+
+
+def _fields(path: Path) -> list[list[str]]:
+    """Every line that is not empty, in its fields; nothing is asked of them. Raises UserError E201, E203, E215."""
+    from compressor.tasks.reading import data_text
+
+    text = data_text(path)
+    if ending(path) == ".csv":
+        try:
+            return [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
+        except csv.Error:
+            return []  # the reader that is asked next says what is wrong, and where
+    lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
+    return [line.split("\t") if ending(path) == ".tsv" else [line] for line in lines]
+
+
+def is_header(fields: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line names columns: one that is usual, or else no number, no sentence, and nothing that its own column
+    holds as a value."""
+    first, rest = fields[0], fields[1:]
+    if KNOWN & {name.strip().lower() for name in first}:
+        return True
+    for place, name in enumerate(first):
+        word = name.strip()
+        if NUMBER.fullmatch(word) or len(word.split()) > 6 or (" " in word and word[-1] in ".!?"):
+            return False
+        if word and any(len(row) > place and row[place].strip() == word for row in rest):
+            return False
+    return True
+
+
+def _unnamed(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]]:
+    """Rows of a file without a header. Raises UserError E210 where they differ in length."""
+    width = len(fields[0])
+    for number, row in enumerate(fields, start=1):
+        if len(row) != width:
+            what = f"row {number} has {len(row)} fields, the first {width}, and no line names the columns"
+            raise UserError("E210", what, "Give the file a first line with the names of its columns", str(path))
+    return [{f"column{place}": value for place, value in enumerate(row, start=1)} for row in fields]
+
+
+def _prompts(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]]:
+    """Rows of lines `prompt||target`. Raises UserError E210 for a line that is none."""
+    for number, (line,) in enumerate(fields, start=1):
+        if line.count(BETWEEN) != 1:
+            what = f"row {number} is not of the form prompt{BETWEEN}target, as the first"
+            raise UserError("E210", what, f"Write '{BETWEEN}' once in each line", str(path))
+    return [dict(zip(("prompt", "target"), line.split(BETWEEN), strict=True)) for (line,) in fields]
+
+
+def split_rows(table: Table, share: float, label: str | None) -> tuple[Table, Table]:
+    """(training rows, validation rows): a random share of each class where `label` names the column of classes, the same
+    every time. A class keeps a row to train on. Raises UserError E130 where a side would be empty."""
+    groups: dict[object, list[int]] = {}
+    for number, value in enumerate(table.values(label) if label else [None] * len(table.rows)):
+        groups.setdefault(str(value), []).append(number)
+    draw, chosen = random.Random(0), set()
+    for numbers in groups.values():
+        chosen |= set(draw.sample(numbers, min(round(share * len(numbers)), len(numbers) - 1)))
+    if not chosen:
+        what = f"a share of {share:g} of {len(table.rows)} rows is none"
+        raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
+    why = f"{share:.0%} of the rows are set apart to validate"
+    sides = ([row for number, row in enumerate(table.rows) if (number in chosen) == there] for there in (False, True))
+    train, validation = (Table(table.path, rows, why) for rows in sides)
+    return train, validation

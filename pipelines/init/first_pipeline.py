@@ -1,0 +1,220 @@
+"""`compress init`: the text of a first pipeline file, every key of it explained."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.file.yaml_source import scalar
+
+PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
+"""Text that YAML reads as it stands."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the file says, and why. `kept` is the share of the rows to train on (None for all), `sparse` whether robust
+    PCA finds places in so wide a model, `deploys` whether a Triton is installed that `deploy` could prove the model on."""
+
+    name: str
+    data: str
+    model: str
+    kind: str
+    train: str
+    validation: str
+    text: Sequence[str]
+    label: str
+    max_length: int
+    sparse: bool
+    epochs: int
+    rows: int
+    kept: float | None
+    deploys: bool
+    why: dict[str, str]
+    schema: str | None = None
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there is a task head: all kinds but generation."""
+        return self.kind != "generation"
+
+
+def quoted(value: str) -> str:
+    """A text as YAML, with quotes where it would be read as something else."""
+    try:
+        plain = PLAIN.fullmatch(value) and not value.endswith(":") and ": " not in value and scalar(value) == value
+    except ValueError:
+        plain = False
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def pipeline_text(facts: Facts) -> str:
+    """The whole file."""
+    parts = [_head(facts) + _task(facts), _training(facts), _pruning(facts), _recovery(facts), _export(facts)]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _comment(text: str) -> str:
+    """A reason as a comment: one line, whatever the data holds."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def _head(facts: Facts) -> str:
+    schema = f"# yaml-language-server: $schema={facts.schema}\n" if facts.schema else ""
+    return f"""
+{schema}# Made by `compress init` from {_comment(facts.data)}. Every value may be changed; what was guessed says why.
+#
+#   compress check FILE              reads the model and the data, trains nothing
+#   compress run FILE                runs the stages; a second run reuses what is done
+#   compress list stages tune        every key of a stage, with its default
+name: {quoted(facts.name)}
+# A Hugging Face id, a folder, or package:NAME/PATH inside an installed package
+model: {quoted(facts.model)}
+"""
+
+
+def _task(facts: Facts) -> str:
+    columns = quoted(facts.text[0]) if len(facts.text) == 1 else f"[{', '.join(map(quoted, facts.text))}]"
+    pair = "" if facts.kind in ("tokens", "generation") else "; two make a pair: [first, second]"
+    subset = (
+        f"""
+  # A first run in minutes: a random part of the {facts.rows:,} training rows. Remove the next line to train on all of them
+  subset: {{share: {facts.kept:g}, seed: 0}}"""
+        if facts.kept
+        else """
+  # A random part of the training rows only:
+  # subset: {share: 0.5, seed: 0}"""
+    )
+    return f"""task:
+  # classification, regression, tokens or generation; guessed: {_comment(facts.why["kind"])}
+  kind: {facts.kind}
+  # Files: .tsv, .csv, .jsonl, .conll, .txt, packed (.gz) or not; relative to this file
+  train: {quoted(facts.train)}
+  validation: {quoted(facts.validation)}
+  # Columns{pair}; guessed: {_comment(facts.why["text"])}
+  text: {columns}
+  # guessed: {_comment(facts.why["label"])}
+  label: {quoted(facts.label)}
+  # Tokens of a row; {_comment(facts.why["max_length"])}
+  max_length: {facts.max_length}{subset}
+# Another seed draws other random numbers; the same one gives the same result
+seed: 0
+# Threads of every computation; by default the physical cores
+# threads: 2
+"""
+
+
+def _training(facts: Facts) -> str:
+    places = _places(facts) if facts.sparse else ""
+    return f"""
+# The stages run from top to bottom; each may appear again further down
+stages:
+{places}  # Train a small change of the frozen model. `compress list methods` tells what there is
+  - tune:
+{_method(facts)}
+      modules: {_modules(facts)}
+      # passes over the training rows
+      epochs: {facts.epochs}
+      # diverges (E406)? Divide by 3
+      learning_rate: 1.0e-3
+      # rows of a step; fewer take less memory
+      batch_size: {_batch(facts)}
+"""
+
+
+def _modules(facts: Facts) -> str:
+    return "[query, value]" if facts.kind in ("classification", "regression") else "all"
+
+
+def _batch(facts: Facts) -> int:
+    """Rows of a step: of a model that generates few, since each of its tokens has logits for a whole vocabulary."""
+    return 32 if facts.classifies else 8
+
+
+def _places(facts: Facts) -> str:
+    return f"""  # Choose the places of the weights that the sparse part of the tuning may change, by robust PCA
+  - select:
+      # or: magnitude, pafi, random; by the gradients of the task: fish, sam, d3
+      score: rpca
+      # places in each matrix
+      count: 16
+      # or: all, or some of query, key, value, output, ffn_in, ffn_out
+      modules: {_modules(facts)}
+
+"""
+
+
+def _method(facts: Facts) -> str:
+    if facts.sparse:
+        return """      # low-rank plus sparse; or: lora (no select before it), full (every weight; learning_rate 5.0e-5)
+      method: dsee
+      rank: 16"""
+    return """      # low-rank; or: dsee (low-rank plus sparse, a select before it), full (every weight; learning_rate 5.0e-5)
+      method: lora
+      rank: 16"""
+
+
+def _pruning(facts: Facts) -> str:
+    return """
+  # Remove for good what the tuning says matters least. A count (6) is of each layer; a share lies between 0 and 1
+  - prune:
+      # heads by how little the tuning changed them
+      - {structure: heads, criterion: delta, remove: 0.5}
+      # neurons of the feed-forward layers by what the loss says of them
+      - {structure: neurons, criterion: taylor, remove: 0.5}
+  # Less quality lost? remove: 0.25 in both. Or ask for a speed instead of the two items, measured on this machine:
+  # - prune: {target: {speedup: 2.0, batch: 8, length: LENGTH}}
+""".replace("LENGTH", str(facts.max_length))
+
+
+def _recovery(facts: Facts) -> str:
+    select = """
+  # Choose places again, in the shapes that are left, for the recovery
+  - select: {score: rpca, count: 16, modules: all}
+"""
+    other = "lora" if facts.sparse else "dsee (a select before it)"
+    return f"""{select if facts.sparse else ""}
+  # Train what is left, with the tuned model before pruning as the teacher
+  - recover:
+      # or: same (go on with what tune trains), {other}, full
+      method: {"dsee" if facts.sparse else "lora"}
+      rank: 8
+      modules: all
+      epochs: {facts.epochs}
+      learning_rate: 1.0e-3
+      batch_size: {_batch(facts)}
+      # or: false (labels alone), hidden, both
+      distill: logits
+
+  # Fold the changes into the weights: from here on it is an ordinary model
+  - merge:
+"""
+
+
+def _export(facts: Facts) -> str:
+    deploy = """
+  # A model repository for Triton Inference Server, proven on a live server
+  - deploy: {name: NAME}
+"""
+    without = """
+  # A model repository for Triton Inference Server; needs the extra `triton` (compress doctor says what it lacks)
+  # - deploy: {name: NAME}
+"""
+    served = (deploy if facts.deploys else without).replace("NAME", quoted(facts.name)) if facts.classifies else ""
+    auto = " or: auto (the fastest that loses at most half a point)" if facts.classifies else ""
+    runtime = "\n      # or, faster on many processors: [openvino], with the extra `openvino`" if facts.classifies else ""
+    return f"""
+  # Write the dense and the compressed model as files for a runtime, each compared with PyTorch
+  - export:
+      # fp32, int8;{auto}
+      precision: [fp32, int8]{runtime}
+      runtime: [onnxruntime]
+{served}
+  # Quality, bytes, FLOPs and latency of every file, for so many rows of so many tokens
+  - benchmark: {{batch: [1, 8], length: [{facts.max_length}], rounds: 20}}
+
+  # runs/NAME/report.html, report.md and report.json
+  - report:
+"""

@@ -1,0 +1,229 @@
+"""`compress init`: what a table of rows is for: the kind of task and its columns, each guess with its reason."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.tasks import ending
+from compressor.tasks.reading import WORD_FILES
+from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
+from pipelines.init.data_files import NUMBER, Table
+
+MOST_CLASSES, MOST_GRADES = 200, 20
+"""Distinct words, and distinct integers, of a column of classes."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A task's kind and columns, and why."""
+
+    kind: str
+    text: tuple[str, ...]
+    label: str
+    why: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one column holds."""
+
+    name: str
+    values: Sequence[Any]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Its values as text, without the space around them."""
+        return ["" if value is None else str(value).strip() for value in self.values]
+
+    @cached_property
+    def distinct(self) -> list[str]:
+        """Every value once, numbers in their order."""
+        found = set(self.texts)
+        return sorted(found, key=float) if self.numbers else sorted(found)
+
+    @cached_property
+    def filled(self) -> bool:
+        return all(self.texts) and not self.lists
+
+    @cached_property
+    def lists(self) -> bool:
+        return any(isinstance(value, list | dict) for value in self.values)
+
+    @cached_property
+    def numbers(self) -> bool:
+        return all(NUMBER.fullmatch(text) for text in self.texts)
+
+    @property
+    def fractions(self) -> bool:
+        """Numbers, at least one of them written with a decimal point."""
+        return self.numbers and any(not text.lstrip("+-").isdigit() for text in self.texts)
+
+    @cached_property
+    def wordy(self) -> bool:
+        """Several words to a value."""
+        words = sum(len(text.split()) for text in self.texts) / len(self.texts)
+        return not self.lists and not self.numbers and words >= 2.5
+
+    @property
+    def free(self) -> bool:
+        """Sentences, of which few are there twice."""
+        return self.wordy and 2 * len(self.distinct) > len(self.texts)
+
+    @property
+    def classes(self) -> bool:
+        """Few values, none of them empty, each on several rows."""
+        most = min(MOST_CLASSES, max(len(self.texts) // 2, 2))
+        return self.filled and not self.free and 2 <= len(self.distinct) <= most
+
+    @property
+    def counted(self) -> bool:
+        """Classes that are the integers 0, 1, .. without a gap."""
+        return self.classes and self.distinct == [str(number) for number in range(len(self.distinct))]
+
+    @property
+    def labels(self) -> bool:
+        """Whether these may be labels: classes, or numbers."""
+        return self.filled and (self.classes or (self.numbers and len(self.distinct) > 1))
+
+    def sample(self) -> str:
+        """Some of its values, for a message."""
+        shown = ["".join(letter if letter.isprintable() else " " for letter in text[:30]) for text in self.distinct[:4]]
+        return ", ".join(shown) + (", ..." if len(self.distinct) > len(shown) else "")
+
+
+def guess(table: Table, text: Sequence[str] = (), label: str | None = None, kind: str | None = None) -> Guess:
+    """What the rows are for; `text`, `label` and `kind` where the user said so.
+
+    Raises UserError E205 (a column that was named is not there), E131 (not clear what a column is for).
+    """
+    columns = {name: Column(name, table.values(name)) for name in table.columns}
+    for name in (*text, *([label] if label else ())):
+        if name not in columns:
+            near = difflib.get_close_matches(name, list(columns), n=1)
+            mend = f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(columns)}"
+            raise UserError("E205", f"no column '{name}'", mend, str(table.path))
+    if kind == "tokens" or (kind is None and _is_tagged(table, columns)):
+        return _tagged(table, columns, text, label)
+    if not (text and label):
+        known = None if label or text or kind not in (None, "generation") else _prompted(columns, kind)
+        if known:
+            why = f"columns called {known[0]} and {known[1]}"
+            return Guess("generation", known[:1], known[1], {"kind": why, "text": why, "label": why})
+    label, why_label = (label, "as you said") if label else _label(table, columns, text)
+    text, why_text = (tuple(text), "as you said") if text else _text(table, columns, label)
+    kind, why_kind = (kind, "as you said") if kind else _kind(table, columns[label])
+    return Guess(kind, text, label, {"kind": why_kind, "text": why_text, "label": why_label})
+
+
+def _is_tagged(table: Table, columns: dict[str, Column]) -> bool:
+    lists = sum(all(isinstance(value, list) for value in column.values) for column in columns.values())
+    return not table.copy and (ending(table.path) in WORD_FILES or lists > 1)
+
+
+def _tagged(table: Table, columns: dict[str, Column], text: Sequence[str], label: str | None) -> Guess:
+    """Words with tags. Raises UserError E131 where no column has them, or the file has no tags."""
+    from compressor.tasks.tokens import is_tag
+
+    words = text[0] if text else _named(WORDS, columns)
+    tags = label or _named(TAGS, [name for name in columns if name != words])
+    if not words or not tags:
+        mend = "Name them: --text COLUMN --label COLUMN"
+        raise UserError("E131", f"no columns of words and of tags among {', '.join(columns)}", mend, str(table.path))
+    first = next((tag for row in columns[tags].values if isinstance(row, list) for tag in row if not is_tag(tag)), None)
+    if first is not None and ending(table.path) in WORD_FILES:
+        what = f"{first!r:.60} is no tag (O, B-TYPE, I-TYPE), and a {ending(table.path)} file has a word and its tag a line"
+        mend = "For a table with tabs or commas, let the name end in .tsv or .csv"
+        raise UserError("E131", what, mend, str(table.path))
+    why = "a word and its tag in each line" if ending(table.path) in WORD_FILES else "lists of words and of tags"
+    return Guess("tokens", (words,), tags, {"kind": why, "text": why, "label": why})
+
+
+def _prompted(columns: dict[str, Column], kind: str | None) -> tuple[str, str] | None:
+    """The columns of prompts and of texts that follow, unless another column has labels."""
+    for pair in PROMPTS:
+        found = _both(pair, columns)
+        if found is None:
+            continue
+        labels = [name for name in _all_named(LABELS, columns) if name != found[1] and columns[name].labels]
+        if (pair[0] == "prompt" or columns[found[1]].wordy) and (kind or not labels):
+            return found
+    return None
+
+
+def _label(table: Table, columns: dict[str, Column], text: Sequence[str]) -> tuple[str, str]:
+    """The column of labels: by its name, else the only one that can be. Raises UserError E131."""
+    left = {name: column for name, column in columns.items() if name not in text}
+    for name in _all_named(LABELS, left):
+        if left[name].labels:
+            return name, f"a column called {name}"
+    able = [column for column in left.values() if column.classes or (column.filled and column.fractions)]
+    for chosen, why in (
+        (able, "the only column with few values"),
+        ([one for one in able if one.counted], "the only column that counts 0, 1, ..."),
+    ):
+        if len(chosen) == 1:
+            return chosen[0].name, f"{why}: {chosen[0].sample()}"
+    seen = "; ".join(f"{column.name} ({column.sample()})" for column in (able or list(left.values()))[:6])
+    raise UserError("E131", f"which column holds the labels? {seen}", "Say it: --label COLUMN", str(table.path))
+
+
+def _text(table: Table, columns: dict[str, Column], label: str) -> tuple[tuple[str, ...], str]:
+    """The column of the text, or two of a pair. Raises UserError E131."""
+    left = {name: column for name, column in columns.items() if name != label and not column.lists and not column.numbers}
+    for pair in PAIRS:
+        if found := _both(pair, left):
+            return found, f"a pair of columns called {found[0]} and {found[1]}"
+    if named := _all_named(TEXTS, left):
+        return (named[0],), f"a column called {named[0]}"
+    free = [name for name, column in left.items() if column.free]
+    if len(free) == 1:
+        return (free[0],), "the only column with sentences"
+    if len(free) == 2:
+        return (free[0], free[1]), f"two columns with sentences: a pair (one alone: --text {free[0]})"
+    seen = "; ".join(f"{name} ({columns[name].sample()})" for name in (free or list(columns))[:6])
+    mend = "Say it: --text COLUMN, or --text COLUMN,COLUMN for a pair"
+    raise UserError("E131", f"which column holds the text? {seen}", mend, str(table.path))
+
+
+def _kind(table: Table, label: Column) -> tuple[str, str]:
+    """classification or regression, by the labels. Raises UserError E131 for what is neither."""
+    count = len(label.distinct)
+    if label.numbers and (label.fractions or count > MOST_GRADES):
+        return "regression", f"'{label.name}' holds {count} different numbers, {label.distinct[0]} to {label.distinct[-1]}"
+    if count <= MOST_CLASSES:
+        more = ". If they are grades, say --kind regression" if label.numbers and count > 3 else ""
+        return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"
+    what = f"column '{label.name}' holds {count} different texts: no classes, and no numbers"
+    mend = "Name another --label, or say --kind generation where these are texts to be written"
+    raise UserError("E131", what, mend, str(table.path))
+
+
+def _all_named(names: Sequence[str], columns: dict[str, Column]) -> list[str]:
+    """The columns that bear one of the names, in the order of the names, whatever their case."""
+    spelt = {name.strip().lower(): name for name in columns}
+    return [spelt[name] for name in names if name in spelt]
+
+
+def _named(names: Sequence[str], columns: Any) -> str | None:
+    return next(iter(_all_named(names, dict.fromkeys(columns))), None)
+
+
+def _both(pair: tuple[str, str], columns: dict[str, Column]) -> tuple[str, str] | None:
+    found = _all_named(pair, columns)
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def labelled(table: Table, guessed: Guess, train: Table) -> bool:
+    """Whether a file called test can validate: it has labels, of those that occur in training."""
+    if guessed.label not in table.columns or not set(guessed.text) <= set(table.columns):
+        return False
+    column = Column(guessed.label, table.values(guessed.label))
+    if guessed.kind == "classification":
+        known = Column(guessed.label, train.values(guessed.label)).distinct
+        return column.filled and len(column.distinct) > 1 and set(column.distinct) <= set(known)
+    return all(column.values) if column.lists else column.filled and len(column.distinct) > 1

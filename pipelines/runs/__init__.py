@@ -1,0 +1,1 @@
+"""Finished runs: opening, verifying, serving them, and sweeps over many."""

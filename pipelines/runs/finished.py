@@ -1,0 +1,95 @@
+"""A finished run, from its folder: what its lock file says, and its artifacts in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from pipelines.engine.attempt import Attempt, last_attempt
+from pipelines.engine.lockfile import LOCK_FILE, read_lock
+from pipelines.engine.stage import Artifact
+from pipelines.engine.store import Store, digest
+from pipelines.reporting.kept import layers_left
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The last run that finished in `folder`: `lock` is its pipeline.lock.yaml, `attempt` what run.json says of the last
+    attempt, which may be a later one."""
+
+    folder: Path
+    lock: dict[str, Any]
+    attempt: Attempt | None = None
+
+    @property
+    def store(self) -> Store:
+        # the name is the folder's place below `--out`: a sweep's variant lies two deep
+        return Store(self.folder.absolute().parents[len(Path(self.lock["name"]).parts) - 1] / ".store")
+
+    @property
+    def model(self) -> str:
+        """Where its pretrained model was found, or else the reference as it was written."""
+        found, model = self.attempt, self.lock["model"]
+        # a later attempt may have begun with another model
+        known = found and found.model_folder and found.model_sha256 in ("", model["sha256"])
+        return found.model_folder if known and Path(found.model_folder).is_dir() else model["reference"]
+
+    @property
+    def outdated(self) -> str:
+        """What a user has to know before anything of this run is shown; '' where it is the last attempt's."""
+        if self.attempt is None or self.attempt.finished:
+            return ""
+        told = " ".join(self.attempt.error.shown()) if self.attempt.error else ""
+        return f"note: {self.attempt.headline()}{f' ({told})' if told else ''}; this is the run before it, which finished"
+
+    def artifact(self, stage: dict[str, Any]) -> Artifact:
+        """The artifact of one row of the lock's `stages`; its files are not looked at. Raises UserError E805 (gone), E803."""
+        found = self.store.find(stage["stage"], stage["fingerprint"], stage["id"])
+        if found is None:
+            raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(self.store.root))
+        if (found.id, found.kind) != (stage["artifact"], stage["kind"]):
+            what, mend = (
+                f"'{stage['id']}' is not what the artifact {found.id} is",
+                "Run the pipeline again: what is finished is kept",
+            )
+            raise UserError("E803", what, mend, str(self.folder / LOCK_FILE))
+        return found
+
+    def verify(self, stage: dict[str, Any]) -> Artifact:
+        """The same, every file compared with the manifest, and the manifest with the lock. Raises UserError E803, E805."""
+        artifact = self.artifact(stage)
+        self.store.verify(artifact)
+        if digest(artifact) != stage["sha256"]:
+            what, mend = f"artifact {artifact.id} is not what this run made", f"Run again with --force {stage['id']}"
+            raise UserError("E803", what, mend, str(artifact.folder))
+        return artifact
+
+
+def open_run(folder: Path) -> FinishedRun:
+    """The last run that finished in a folder such as runs/quickstart.
+
+    Raises UserError E805 (there is none), E803 (its lock file or run.json is damaged).
+    """
+    attempt, path = last_attempt(folder), folder / LOCK_FILE
+    if not path.is_file() and attempt is not None:
+        raise UserError("E805", f"no run has finished here: {attempt.headline()}", "See: compress report RUN", str(folder))
+    if not path.is_file():
+        raise UserError("E805", f"no {LOCK_FILE} here", "Give a run's folder, such as runs/quickstart", str(folder))
+    lock = read_lock(path)
+    if len(folder.absolute().parents) < len(Path(lock["name"]).parts):
+        mend = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "its name is no place below a folder", mend, str(path))
+    return FinishedRun(folder, lock, attempt)
+
+
+def plan_of(folder: Path) -> list[dict[str, Any]]:
+    """`layers_left` of the last model of the run in `folder`; [] where no unit was removed. Raises UserError E805, E803."""
+    run = open_run(folder)
+    models = [run.artifact(stage) for stage in run.lock["stages"] if stage["kind"] == "model"]
+    first = next((artifact for artifact in models if artifact.stage == "prune"), None)
+    if first is None or not first.metadata.get("found"):
+        return []
+    kept = next((artifact.metadata["kept"] for artifact in reversed(models) if artifact.metadata.get("kept")), {})
+    return layers_left(kept, first.metadata["found"])

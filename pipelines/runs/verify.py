@@ -1,0 +1,392 @@
+"""`compress verify`: every hop of a finished run once more, from its artifacts. Nothing is trained and nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.errors import CheckError, CompressError, UserError
+from pipelines.engine.attempt import last_attempt
+from pipelines.engine.lockfile import LOCK_FILE
+from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress
+from pipelines.runs.finished import FinishedRun, open_run
+from pipelines.terminal.capture import captured
+from pipelines.terminal.console_table import parity_cells
+
+if TYPE_CHECKING:
+    from export.parity.compare import ParityResult
+    from pipelines.stages.export.proving import Prover
+    from pipelines.stages.loading import Data
+
+TRAINED = ("tune", "recover")
+DRIFT = 0.005
+"""Most that a metric may differ from the recorded one: another processor may turn a row that lies on the edge."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `parity` is the record of a comparison, `fault` the error's line where it failed."""
+
+    stage: str
+    hop: str
+    passed: bool
+    code: str | None = None
+    fault: str = ""
+    parity: dict[str, Any] | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """A row of the table."""
+        passed = (self.parity or {}).get("verdict", "passed")
+        verdict = passed if self.passed else f"FAILED {self.code}"
+        _, *figures, _ = parity_cells(self.stage, self.parity or {})
+        return (f"{self.stage}: {self.hop}", *figures, verdict)
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """A workspace that shows and keeps nothing; Triton's log goes into a scratch folder."""
+
+    log_folder: Path
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("compress.verify"))
+
+    @contextlib.contextmanager
+    def progress(self, _description: str, _total: int) -> Iterator[Progress]:
+        yield self
+
+    def advance(self, _steps: int = 1) -> None: ...
+
+    def note(self, _text: str) -> None: ...
+
+    def proven(self, _record: dict[str, Any]) -> None: ...
+
+
+Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
+"""(id of the stage, name of the hop, what runs it: gives a record, or nothing, or raises)."""
+
+
+def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage: str | None = None) -> list[Check]:
+    """Run every hop of the run in `folder` again; a hop that fails is a Check that did not pass, and the others go on.
+
+    Where the last attempt did not finish, that is the first Check, and it did not pass; the others are of the run before it
+    that did, if there is one. Checks that had failed in the run itself have failed here.
+
+    `model` is where the pretrained model is now, if it has moved. `serve=False` starts no server. With the id of a `stage`, of
+    the hops only those of that stage. Raises UserError E805 (no run), E803 (its lock or run.json is damaged), E111 (no such
+    stage).
+    """
+    checks = list(_unfinished(folder))
+    if checks and not (folder / LOCK_FILE).is_file():
+        return checks
+    run = open_run(folder)
+    checks += [Check(one["stage"], "as the run found", False, one["code"], _line(one)) for one in run.lock.get("failures", ())]
+    with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
+        if stage not in (None, *(row["id"] for row in run.lock["stages"])):
+            mend = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
+            raise UserError("E111", f"--stage: this run has no stage '{stage}'", mend)
+        verification = Verification(run, _Quiet(Path(scratch)), model)
+        for entry, hop, what in verification.hops(serve, stage):
+            checks.append(_carried_out(entry, hop, what))
+    return checks
+
+
+def _unfinished(folder: Path) -> Iterator[Check]:
+    """A Check that failed where the last attempt at the run did not finish."""
+    attempt = last_attempt(folder)
+    if attempt is not None and not attempt.finished:
+        error = attempt.fault()
+        yield Check(attempt.stage or "run", "the last attempt", False, error.code, str(error))
+
+
+def _line(failure: dict[str, Any]) -> str:
+    return f"{failure['code']} {failure['what']}. {failure['mend']}"
+
+
+def _readable(stage: str, hops: Callable[[], Iterable[tuple[str, Callable]]]) -> Iterator[Hop]:
+    """The hops of a stage; where what says them is damaged itself, a last one that tells."""
+    try:
+        for hop, what in hops():
+            yield stage, hop, what
+    except Exception as error:
+        yield stage, "what it holds", partial(_raise, error)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _carried_out(stage: str, hop: str, what: Callable[[], ParityResult | None]) -> Check:
+    try:
+        record = what()
+    except CompressError as error:
+        return Check(stage, hop, False, error.code, str(error))
+    except Exception as error:  # a damaged file can make any library fail in any way
+        fault = CheckError("E614", f"{hop} cannot be run ({type(error).__name__}: {error})", "Run the stage again", stage)
+        return Check(stage, hop, False, fault.code, str(fault))
+    return Check(stage, hop, True, parity=None if record is None else record.to_json())
+
+
+class Verification:
+    """The hops of one run. What several of them need (data, models) is read once, by the first that wants it."""
+
+    def __init__(self, run: FinishedRun, workspace: _Quiet, model: str | None):
+        self.run, self.workspace = run, workspace
+        self.place = model or run.model
+        self.stages, self.threads = run.lock["stages"], run.lock["threads"]
+        self.artifacts: list[Artifact] = []
+        self.base: BaseModelReference | None = None
+        self.data: Data | None = None
+
+    def hops(self, serve: bool, only: str | None) -> Iterator[Hop]:
+        """Every hop in the order of the run; what the later ones need must have been carried out before."""
+        for stage in self.stages:
+            yield stage["id"], "files and sha256", lambda stage=stage: self._files(stage)
+        yield "base", "the pretrained model", self._base
+        if "task" not in self.run.lock:  # many tasks: nothing is merged or exported
+            return
+        yield "data", "rows and labels", self._data
+        if self.base is None or self.data is None:
+            return
+        for number, stage in enumerate(self.stages):
+            made = next((one for one in self.artifacts if one.entry == stage["id"]), None)
+            if made is None or only not in (None, stage["id"]):
+                continue
+            hops = {"model": self._model_hops, "onnx": self._onnx_hops, "repository": self._repository_hops}
+            of_kind = hops.get(stage["kind"], lambda *_: ())
+            yield from _readable(stage["id"], lambda made=made, n=number, of=of_kind: of(made, self._inputs(n), serve))
+
+    def _files(self, stage: dict[str, Any]) -> None:
+        with contextlib.suppress(UserError):  # what can be read is looked at by the hops, too
+            self.artifacts.append(self.run.artifact(stage))
+        self.run.verify(stage)
+
+    def _base(self) -> None:
+        from compressor.models.hub import resolve
+
+        found, wanted = resolve(self.place), self.run.lock["model"]["sha256"]
+        self.base = BaseModelReference(self.run.lock["model"]["reference"], found.folder, found.sha256)
+        if found.sha256 != wanted:
+            raise UserError("E306", f"'{self.place}' is not the model this run began with", "Give it with --model FOLDER")
+
+    def _data(self) -> None:
+        from compressor.digests import sha256_of
+        from pipelines.stages.loading import load_data
+
+        for path, sha256 in self.run.lock["data"].items():
+            if not Path(path).is_file() or sha256_of(Path(path)) != sha256:
+                fault = "has changed since the run" if Path(path).is_file() else "is gone"
+                raise UserError("E201", f"the data file {fault}", "Put the file of the run there", path)
+        if self.base is not None:
+            self.data = load_data(self._inputs(0))
+
+    def _inputs(self, number: int) -> Inputs:
+        """What the stage of this number was given."""
+        from compressor.tasks import TaskConfig
+        from pipelines.engine.runner import dense_of
+
+        ids = [stage["id"] for stage in self.stages[:number]]
+        earlier = tuple(artifact for artifact in self.artifacts if artifact.entry in ids)
+        task = TaskConfig(**self.run.lock["task"])
+        seed = self.run.lock["seed"]
+        return Inputs(self.base, task, seed, earlier, dense_of(earlier), threads=self.threads)
+
+    def _model_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
+        previous = inputs.nearest("model")
+        yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
+        if made.stage == "merge":
+            yield "deltas -> merged", lambda: self._merged(previous, made, inputs)
+            yield "config and tokenizer", lambda: self._checkpoint(previous, made)
+        elif made.stage == "prune":
+            yield "masked -> removed", lambda: self._removed(previous, made, inputs)
+        elif previous is not None:
+            kept = previous.metadata["kept"]
+            yield "units kept", lambda: require_same("what it kept", made.metadata["kept"], kept)
+        yield "quality as recorded", lambda: self._quality(made, inputs)
+
+    def _removed(self, previous: Artifact, made: Artifact, inputs: Inputs) -> ParityResult:
+        from compressor.deltas.links import merged_copy
+        from compressor.pruning.surgery import removals_to, silence
+        from compressor.pruning.weights import unmasked
+        from pipelines.stages.hops import compare_modules
+        from pipelines.stages.loading import PARITY_ROWS, load_model
+
+        # masks over single weights that came with the units: without them both sides must agree still
+        before, after = (unmasked(load_model(artifact, inputs.base)) for artifact in (previous, made))
+        removals = removals_to(before, made.metadata["kept"])
+        masked = merged_copy(before)
+        silence(masked, removals)
+        rows = self.data.compared(PARITY_ROWS)
+        return compare_modules("masked -> removed", "removed", masked, after, rows, self.data, self.workspace)
+
+    def _merged(self, previous: Artifact, made: Artifact, inputs: Inputs) -> ParityResult:
+        from compressor.checkpoint import load
+        from pipelines.stages.hops import compare_modules
+        from pipelines.stages.loading import PARITY_ROWS, load_model
+
+        rows, model = self.data.compared(PARITY_ROWS), load_model(previous, inputs.base)
+        return compare_modules("deltas -> merged", "merged", model, load(made.folder), rows, self.data, self.workspace)
+
+    def _checkpoint(self, previous: Artifact, made: Artifact) -> None:
+        from serving.repository import tokenizer_files
+
+        config = json.loads((made.folder / "config.json").read_text(encoding="utf-8"))
+        labels = [config["id2label"][str(number)] for number in range(len(config["id2label"]))]
+        require_same("its config's labels", labels, self.data.label_names)
+        require_same("what it kept", made.metadata["kept"], previous.metadata["kept"])
+        require_same_files(tokenizer_files(self.base.folder), made.folder, "tokenizer")
+
+    def _quality(self, made: Artifact, inputs: Inputs) -> None:
+        from compressor.tasks.features import torch_forward
+        from pipelines.stages.loading import judge_rows, load_model
+
+        rows, key = self.data.validation, self.data.kind.metric.key
+
+        def judged(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            require_finite(logits)
+            return self.data.kind.judged(logits, labels)
+
+        model = load_model(made, inputs.base)
+        found = judge_rows(torch_forward(model), rows, self.data, self.workspace, "quality", judged).quality
+        require_quality(key, found[key], made.metadata["quality"][key], self.data.kind.grain(rows.labels))
+
+    def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
+        yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
+        for name, runtimes in made.metadata["files"].items():
+            # the reference is loaded by its first hop and dropped after the last
+            reference = _Reference(name, self, inputs)
+            for runtime, files in runtimes.items():
+                for precision, file in files.items():
+                    yield from self._file_hops(reference, runtime, precision, made.folder / file["path"], file)
+
+    def _file_hops(
+        self, of: _Reference, runtime: str, precision: str, path: Path, file: dict[str, Any]
+    ) -> Iterator[tuple[str, Callable]]:
+        prefix = "" if runtime == "onnxruntime" else f"{runtime} "
+        rounding = {"excluded": tuple(file.get("excluded", ())), "bits": file.get("weight_bits", 8)}
+        if (runtime, precision) == ("onnxruntime", "fp32"):
+            yield f"{of.name} -> onnx", lambda: of.graph(precision, path, plain=True)
+            yield f"{of.name} -> fused", lambda: of.graph(precision, path)
+        else:
+            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(precision, path, **rounding)
+        if self.data.kind.generates:
+            yield f"{of.name} -> {precision}, generating", lambda: of.generating(precision, path)
+
+    def _repository_hops(self, made: Artifact, inputs: Inputs, serve: bool) -> Iterator[tuple[str, Callable]]:
+        from pipelines.stages.deploy.config import DeployConfig, contents
+        from pipelines.stages.hops import compare_served
+        from pipelines.stages.loading import PARITY_ROWS
+
+        row = next(stage for stage in self.stages if stage["id"] == made.entry)
+        config, rows = DeployConfig(**row["config"]), self.data.compared(PARITY_ROWS)
+        *_, path, options = contents(config, inputs, self.data)
+        repository = made.folder / "repository"
+        yield "model, config, tokenizer", lambda: same_repository(repository, config.name, path, options)
+        if serve:
+
+            def served() -> ParityResult:
+                return compare_served(repository, config.name, path, rows, self.data, self.workspace, self.threads)
+
+            yield "served", served
+
+
+class _Reference:
+    """The PyTorch model that the files of one exported model must equal, and its answers on all validation rows."""
+
+    def __init__(self, name: str, verification: Verification, inputs: Inputs):
+        self.name, self.verification, self.inputs = name, verification, inputs
+
+    @cached_property
+    def prover(self) -> Prover:
+        """The model, live."""
+        from compressor.deltas.links import merge_all
+        from pipelines.stages.export.proving import Prover
+        from pipelines.stages.loading import load_model
+
+        inputs, of = self.inputs, self.verification
+        artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
+        model = merge_all(load_model(artifact, inputs.base))
+        return Prover(self.name, model, of.data, of.workspace, of.threads, inputs.seed)
+
+    def graph(self, precision: str, path: Path, *, plain: bool = False, **rounding: Any) -> ParityResult:
+        """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization. `rounding` says which
+        matrices are excluded, and the bits of the others. Raises CheckError E610 for a file that is shipped."""
+        hop = f"{self.name} -> {path.name}"
+        result = self.prover.compare(hop, precision, self.prover.answers(path, precision, hop, plain=plain), **rounding)
+        if not result.passed and self.prover.gated:
+            raise self.prover.failure(result, path, **rounding)
+        return result
+
+    def generating(self, precision: str, path: Path) -> ParityResult:
+        """Compare what a file with a cache generates behind random prompts."""
+        from export.generation.files import compare_generated
+        from pipelines.stages.export.generators import with_prompts
+        from pipelines.stages.hops import runs
+
+        found = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
+        with runs(f"{self.name} -> {path.name}, generating"):
+            return compare_generated(found, precision, [path], required=self.prover.gated)[0]
+
+
+OTHER_MODEL = "The model is not the one that was measured: run its stage again with --force"
+
+
+def require_finite(logits: np.ndarray) -> None:
+    """Raises CheckError E613 for logits that are not."""
+    if not np.isfinite(logits).all():
+        raise CheckError("E613", "logits are not finite", OTHER_MODEL)
+
+
+def require_quality(metric: str, found: float, recorded: float, grain: float) -> None:
+    """Raises CheckError E613 for a metric that differs from the recorded one by more than one answer (`grain`) or DRIFT."""
+    if abs(found - recorded) > max(DRIFT, grain) + 1e-9:
+        raise CheckError("E613", f"{metric} {found:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
+
+
+def require_same(what: str, found: Any, wanted: Any) -> None:
+    """Raises CheckError E612 when a fact of an artifact is not the run's."""
+    if found != wanted:
+        raise CheckError("E612", f"{what}: {_short(found)}, this run has {_short(wanted)}", "Run its stage again with --force")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def require_same_files(wanted: Sequence[Path], folder: Path, what: str) -> None:
+    """Raises CheckError E612 where `folder` lacks a file, or has other bytes in it."""
+    for path in wanted:
+        there = folder / path.name
+        if not there.is_file() or not filecmp.cmp(path, there, shallow=False):
+            fault = "is not the run's" if there.is_file() else "is missing"
+            raise CheckError("E612", f"{what} file '{path.name}' {fault}", "Run its stage again with --force", str(folder))
+
+
+def same_repository(repository: Path, name: str, model: Path, options: dict[str, Any]) -> None:
+    """A deployed model with its config, labels and tokenizer is what the run wrote. Raises CheckError E612, UserError E724."""
+    from serving.repository import files_of, make_config, read_config, tokenizer_files
+
+    folder = repository / name
+    if not all(filecmp.cmp(source, folder / "1" / target, shallow=False) for target, source in files_of(model).items()):
+        raise CheckError("E612", "the deployed model is not the exported one", "Deploy it again", str(folder))
+    labels = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
+    require_same("labels.txt", labels, options["labels"])
+    if (found := read_config(folder)) != (wanted := make_config(name, model, **options)):
+        fields = {one.name for message in (found, wanted) for one, _ in message.ListFields()}
+        odd = ", ".join(sorted(one for one in fields if getattr(found, one) != getattr(wanted, one)))
+        raise CheckError("E612", f"config.pbtxt is not the model's: {odd}", "Deploy it again", str(folder))
+    require_same_files(tokenizer_files(options["tokenizer_folder"]), folder / "tokenizer", "tokenizer")
+
+
+def to_json(folder: Path, checks: Sequence[Check]) -> dict[str, Any]:
+    """What `compress verify --json` prints."""
+    return {"run": str(folder), "passed": all(check.passed for check in checks), "checks": [asdict(check) for check in checks]}

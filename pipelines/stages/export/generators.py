@@ -1,0 +1,95 @@
+"""What the stage `export` does for a model that generates: one graph with a cache, proven on real rows and by generating."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compressor.errors import CheckError
+from pipelines.stages.export.config import Exported, hop_of, left_out, remove, stored_bytes, told
+from pipelines.stages.export.proving import Prover
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from export.standalone.source_model import Found
+    from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
+    from pipelines.stages.export.config import ExportConfig
+    from pipelines.stages.loading import Data
+
+RUNTIME = "onnxruntime"
+
+
+def export_generator(
+    name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs
+) -> Exported:
+    """`export_one` for a merged model that generates: NAME/ is a folder as `compress export` writes it, int8 of its weights.
+
+    Each file is compared with PyTorch on validation rows, prompt and target in one pass on an empty past, and by what it
+    generates behind random prompts, token by token. A compressed file in int8 that fails is left out: it has no matrices to
+    spare. Raises CheckError E610, E611, UserError E622, E623.
+    """
+    from export.graph.trace import SINGLE_FILE_LIMIT, can_fuse
+    from export.standalone.folder import SUMMARY, write_generating
+
+    folder, prover = workspace.folder / name, Prover(name, model, data, workspace, inputs.threads, inputs.seed)
+    _ = prover.reference
+    folder.mkdir()
+    with workspace.progress(f"exporting {name}", 1) as bar:
+        found, required = with_prompts(model, inputs.base, data), ("fp32",) if prover.gated else ()
+        options = {"source": inputs.base, "required": required}
+        facts = write_generating(found, folder, config.precision, can_fuse(model), SINGLE_FILE_LIMIT, **options)
+        bar.advance()
+    exported = Exported({RUNTIME: {}})
+    for key, proof in zip(list(facts["files"]), list(facts["parity"]), strict=True):
+        file = facts["files"][key]
+        if not _proven(prover, folder / file["path"], file["precision"], proof, exported):
+            del facts["files"][key]
+            facts["parity"].remove(proof)
+    if not exported.files[RUNTIME]:
+        raise CheckError(**exported.failures[0])
+    (folder / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return exported
+
+
+def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], exported: Exported) -> bool:
+    """Compare a file on the validation rows; `proof` is its comparison by what it generates. False where it was to be shipped
+    and is left out. Raises CheckError E610 for fp32, E611."""
+    hop = hop_of(prover.name, RUNTIME, precision)
+    result = prover.compare(hop, precision, prover.answers(path, precision, hop))
+    told(result, prover.workspace.say)
+    if prover.gated and not (result.passed and proof["passed"]):
+        error = not_generated(hop, proof) if result.passed else prover.failure(result, path)
+        if precision == "fp32":
+            raise error
+        prover.workspace.say(f"{hop}: left out ({error.what})")
+        exported.failures.append(left_out(error))
+        remove(path)
+        return False
+    batches = {f"generating, {how}": apart for how, apart in proof["batches"].items()}
+    generated = {key: proof[key] for key in ("generated", "generated_agreement")}
+    exported.parity.append({**result.to_json(), "batches": {**result.batches, **batches}, **generated})
+    quality = prover.quality(path, f"{prover.name} {precision}")
+    exported.files[RUNTIME][precision] = {
+        "path": f"{prover.name}/{path.name}",
+        "bytes": stored_bytes(path),
+        "quality": quality,
+    }
+    return True
+
+
+def not_generated(hop: str, proof: dict[str, Any]) -> CheckError:
+    """E610 for a file that generates otherwise than its model."""
+    what = (
+        f"{hop}: behind random prompts its tokens are not the model's (allowed: {proof['bound']}; {proof['agreement']:.1%} are)"
+    )
+    return CheckError("E610", what, "Leave int8 out of export.precision")
+
+
+def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> Found:
+    """A merged model with the random prompts that its graphs generate behind."""
+    from compressor.models.hub import tokenizer_of
+    from export.standalone.source_model import Found, random_rows
+
+    return Found(model, "generation", base.folder, random_rows(model, tokenizer_of(base.folder)), data.pad_id)

@@ -1,0 +1,181 @@
+"""`precision: auto` of the stage `export`: the files of every runtime, timed and judged; the fastest good one is kept."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from export.auto.choose import MOST_EXCLUDED, Trial, choose, judged
+from pipelines.stages.export.config import (
+    BUDGET,
+    WORDS,
+    Exported,
+    OneFile,
+    bits_told,
+    calibration,
+    in_fp32,
+    record,
+    told,
+    traced,
+    write_runtime,
+)
+from pipelines.stages.export.proving import COMPRESSED, RANKING_ROWS, Judged, Prover, repaired
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+    from pipelines.engine.stage import Inputs, Workspace
+    from pipelines.stages.export.config import ExportConfig
+    from pipelines.stages.loading import Data
+
+BATCH, LENGTH, ROUNDS = 8, 128, 10
+"""The call that is timed, and how often."""
+SHOWN = 8
+"""Most sensitive matrices that the account lists, beside those left in fp32."""
+
+
+def choose_precision(
+    model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs
+) -> tuple[Exported, dict[str, Any]]:
+    """Write the compressed file that is kept, and fp32 of its runtime beside it: (what was written, the account).
+
+    Raises CheckError E610, E611 where a file in fp32 is not the same function.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        search = Search(model, config, data, workspace, inputs, Path(scratch))
+        plain = [search.in_fp32(runtime) for runtime in config.runtime]
+        whole = [search.written(runtime, ()) for runtime in config.runtime]
+        kept, tried = choose([*plain, *whole], clock=search.clock, judge=search.judge, spared=search.spared)
+        workspace.say(f"kept: {words(kept)}, {kept.speed:.2f} x the speed of fp32")
+        told(search.judged[kept.path].result, workspace.say)
+        beside = next(trial for trial in plain if trial.runtime == kept.runtime)
+        chosen, files = list(dict.fromkeys([beside.path, kept.path])), {}
+        for path in chosen:
+            trial = kept if path == kept.path else beside
+            shutil.copytree(path.parent, workspace.folder / COMPRESSED, dirs_exist_ok=True)
+            at_home = replace(search.judged[path], path=workspace.folder / COMPRESSED / path.name)
+            files[trial.precision] = record(COMPRESSED, at_home, data, **bits_told(trial.runtime, trial.precision))
+    records = [search.judged[path].result.to_json() for path in chosen]
+    return Exported({kept.runtime: files}, records), search.account(kept, tried)
+
+
+def words(trial: Trial) -> str:
+    """'OpenVINO int8, 4 matrices in fp32'."""
+    spared = f", {in_fp32(len(trial.excluded))}" if trial.excluded else ""
+    return f"{WORDS[trial.runtime]} {trial.precision}{spared}"
+
+
+@dataclass
+class Search:
+    """What the trials of one model share: its graph, its own answers, and what was found of each file."""
+
+    model: nn.Module
+    config: ExportConfig
+    data: Data
+    workspace: Workspace
+    inputs: Inputs
+    scratch: Path
+    judged: dict[Path, Judged] = field(default_factory=dict)
+    written_files: int = 0
+
+    @cached_property
+    def prover(self) -> Prover:
+        return Prover(COMPRESSED, self.model, self.data, self.workspace, self.inputs.threads, self.inputs.seed)
+
+    @cached_property
+    def graph(self) -> onnx.ModelProto:
+        _ = self.prover.reference
+        with self.workspace.progress(f"exporting {COMPRESSED}", 1) as bar:
+            graph = traced(self.model, self.data, self.inputs.base)
+            bar.advance()
+        return graph
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """What static int8 is calibrated on."""
+        return calibration(self.config, self.data, self.inputs.seed)
+
+    @property
+    def budget(self) -> float:
+        """Points of the metric."""
+        return BUDGET if self.config.accuracy_budget is None else self.config.accuracy_budget
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """(batch, length) of the call that is timed."""
+        return self.config.batch or BATCH, self.config.length or min(LENGTH, self.inputs.task.max_length)
+
+    def written(self, runtime: str, excluded: Sequence[str], precision: str = "int8") -> Trial:
+        """A file in a folder of its own."""
+        self.written_files += 1
+        folder = self.scratch / str(self.written_files)
+        made = write_runtime(runtime, self.graph, self.model, folder, [precision], self.rows, excluded)
+        return Trial(runtime, precision, made[precision], tuple(excluded))
+
+    def in_fp32(self, runtime: str) -> Trial:
+        """The last resort, which must be the same function."""
+        trial = self.judge(self.written(runtime, (), "fp32"))
+        if not trial.result.passed:
+            raise self.prover.failure(trial.result, trial.path)
+        return replace(trial, within=True, verdict="the last resort: the same function as PyTorch")
+
+    def judge(self, trial: Trial) -> Trial:
+        """Compare a file with PyTorch on all validation rows."""
+        work = OneFile(self.prover, self.graph, trial.path.parent, trial.runtime, trial.precision, self.rows)
+        self.judged[trial.path] = found = work.judged(trial.path, trial.excluded)
+        trial = judged(trial, found.result, self.budget / 100)
+        if trial.precision != "fp32":
+            self.workspace.say(f"{words(trial)}: {trial.verdict}")
+        return trial
+
+    def clock(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials with their median milliseconds, of one interleaved run."""
+        from compressor.models.hub import end_id
+        from export.latency.measure import Variant, measure
+
+        end, size = end_id(self.inputs.base.folder), self.model.config.vocab_size
+        variants = [Variant(str(trial.path), trial.runtime, trial.path, vocabulary=size, end=end) for trial in trials]
+        with self.workspace.progress("timing what may be kept", ROUNDS) as bar:
+            options = {"threads": self.inputs.threads, "seed": self.inputs.seed, "on_round": bar.advance}
+            times = {one.variant: one.p50 for one in measure(variants, [self.cell], ROUNDS, **options)}
+        plain = min(times[str(trial.path)] for trial in trials if trial.precision == "fp32")
+        return [replace(trial, ms=(ms := times[str(trial.path)]), speed=plain / ms) for trial in trials]
+
+    def spared(self, trial: Trial) -> Iterator[Trial]:
+        """Files of an int8 trial in which 1, 2, 4, ... of the most sensitive matrices stay in fp32."""
+        from export.graph.trace import matrices
+
+        static = trial.runtime == "openvino"
+        for mixed in repaired(
+            self.prover,
+            matrices(self.graph),
+            static=static,
+            make=lambda excluded: self.written(trial.runtime, excluded),
+        ):
+            yield mixed
+            shutil.rmtree(mixed.path.parent)  # nobody stopped here: it was not good enough
+
+    def account(self, kept: Trial, tried: Sequence[Trial]) -> dict[str, Any]:
+        """What was tried and why, as it stands in the metadata."""
+        ranked = {("openvino" if static else "onnxruntime"): rows for static, rows in self.prover.rankings.items()}
+        shown = {name: rows[: max(SHOWN, len(kept.excluded))] for name, rows in ranked.items()}
+        batch, length = self.cell
+        return {
+            "budget": self.budget,
+            "rows": len(self.data.validation),
+            "ranking_rows": min(RANKING_ROWS, len(self.data.train)),
+            "most_excluded": MOST_EXCLUDED,
+            "batch": batch,
+            "length": length,
+            "rounds": ROUNDS,
+            "tried": [{**trial.to_json(), "kept": trial.path == kept.path} for trial in tried],
+            "matrices": {name: len(rows) for name, rows in ranked.items()},
+            "sensitivity": {name: [asdict(row) for row in rows] for name, rows in shown.items()},
+            "kept": {"runtime": kept.runtime, "precision": kept.precision, "excluded": list(kept.excluded)},
+        }

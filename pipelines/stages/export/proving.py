@@ -1,0 +1,186 @@
+"""The proof of exported files: each is compared with the model that it was made from, and what fails is told or repaired.
+
+What is shipped (the compressed model) is gated. A dense file is only compared with: where it lies beyond its bound it is a row
+that says so, and never stops a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from compressor.errors import CheckError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from export.auto.sensitivity import Sensitivity
+    from export.parity.compare import ParityResult
+    from pipelines.engine.stage import Workspace
+    from pipelines.stages.hops import Answers
+    from pipelines.stages.loading import Data, Rows
+
+Made = TypeVar("Made")
+
+COMPRESSED = "compressed"
+"""The model that is shipped."""
+RANKING_ROWS, RANKING_BATCH = 32, 8
+"""Training rows on which the sensitivity of each matrix is measured, and how many at a time."""
+
+
+def kind_of(precision: str) -> str:
+    """The row of the table of bounds."""
+    return "onnx" if precision == "fp32" else precision
+
+
+@dataclass
+class Prover:
+    """One PyTorch model, what it says of the validation rows, and the comparison of its files with that.
+
+    `reference` is to be read before the model's deltas are taken apart for a graph: that is to be proven as well.
+    """
+
+    name: str
+    model: nn.Module
+    data: Data
+    workspace: Workspace
+    threads: int | None = None
+    seed: int = 0
+    rankings: dict[bool, list[Sensitivity]] = field(default_factory=dict)
+    _rounded: dict[tuple[tuple[str, ...], int], np.ndarray] = field(default_factory=dict)
+
+    @property
+    def gated(self) -> bool:
+        """Whether its files are shipped."""
+        return self.name == COMPRESSED
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The validation rows; where outputs are words, as many as fit."""
+        return self.data.compared() if self.data.kind.generates else self.data.validation
+
+    @cached_property
+    def more(self) -> Rows | None:
+        """Training rows for the checks that need no labels, where there are few validation rows."""
+        from export.parity.compare import LEAST_ANSWERS
+
+        missing = LEAST_ANSWERS - len(self.rows)
+        # where outputs are words, one row has hundreds of answers
+        return self.data.train.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
+
+    @cached_property
+    def reference(self) -> Answers:
+        """What the model says in PyTorch."""
+        from compressor.tasks.features import torch_forward
+        from pipelines.stages.hops import ask
+
+        what = f"{self.name} in PyTorch"
+        return ask(torch_forward(self.model), self.rows, self.data, self.workspace, what, more=self.more)
+
+    def rounded(self, excluded: tuple[str, ...] = (), bits: int = 8) -> np.ndarray:
+        """What it says with its matrices, but for those `excluded`, rounded to int8 in PyTorch: of all rows, then of `more`."""
+        from compressor.tasks.features import torch_forward
+        from export.auto.sensitivity import rounded
+        from pipelines.stages.loading import predict_rows
+
+        if (excluded, bits) not in self._rounded:
+            every = [self.rows] if self.more is None else [self.rows, self.more]
+            what = f"{self.name} in PyTorch, rounded"
+            with rounded(self.model, excluded, bits):
+                forward = torch_forward(self.model)
+                said = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
+            self._rounded = {(excluded, bits): np.concatenate(said)}  # the last is enough: files are judged one after the other
+        return self._rounded[excluded, bits]
+
+    def answers(self, path: Path, precision: str, hop: str, *, plain: bool = False) -> Answers:
+        """What a file says of all rows; `plain`: without ONNX Runtime's own optimization. Raises CheckError E611 where it does
+        not run, UserError E602 where it is damaged."""
+        from export.graph.half import proving_session
+        from export.runtimes.sessions import plain_session, run
+        from pipelines.stages.hops import ask, runs
+
+        live = proving_session(path, precision, self.threads)
+        with runs(hop):
+            live = plain_session(path) if plain else live
+            return ask(partial(run, live), self.rows, self.data, self.workspace, hop, more=self.more)
+
+    def compare(
+        self, hop: str, precision: str, answers: Answers, excluded: tuple[str, ...] = (), bits: int = 8
+    ) -> ParityResult:
+        """The record of what a file says, `answers`, against the model; nothing is raised."""
+        from export.parity.compare import Unlabelled
+        from pipelines.stages.hops import compare_answers
+
+        unlabelled, kind = Unlabelled(self.reference.more, answers.more), kind_of(precision)
+        if kind == "int8" and not self.data.kind.generates:
+            unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits))
+        result = replace(compare_answers(hop, kind, self.reference, answers, self.rows, unlabelled), gated=self.gated)
+        self.workspace.proven(result.to_json())
+        return result
+
+    def suspect(self, result: ParityResult, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> str:
+        """The layer where a file that failed parts from the model: '' where rounding alone explains all that moves."""
+        from contextlib import nullcontext
+
+        from export.auto.sensitivity import rounded
+        from export.parity.suspects import suspect_in_graph
+        from pipelines.stages.hops import telling_rows
+
+        if result.failed == ("metric",):
+            return ""
+        # against the model as it is, every layer of an int8 file is a little off, and the first would be named
+        alike = rounded(self.model, excluded, bits) if result.rounding is not None else nullcontext()
+        with alike:
+            return suspect_in_graph(self.model, path, telling_rows(result, self.rows, self.data))
+
+    def failure(self, result: ParityResult, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> CheckError:
+        """E610 for a comparison that failed."""
+        from export.parity.compare import failure
+
+        return failure(result, self.suspect(result, path, excluded, bits))
+
+    def quality(self, path: Path, what: str) -> dict[str, Any]:
+        """The metrics of a file on all validation rows, where not all of them could be compared."""
+        from export.runtimes.sessions import run, session
+        from pipelines.stages.loading import judge_rows
+
+        live = partial(run, session(path, threads=self.threads))
+        return judge_rows(live, self.data.validation, self.data, self.workspace, what).quality
+
+    def ranking(self, names: list[str], *, static: bool) -> list[str]:
+        """The matrices called `names`, the most sensitive to int8 first; measured once, on training rows."""
+        from compressor.tasks.features import predict
+        from export.auto.sensitivity import rank
+
+        if static not in self.rankings:
+            rows = self.data.train.draw(RANKING_ROWS, self.seed)
+            how = {"rows": rows.tokens, "pad_id": self.data.pad_id, "labels": rows.labels, "batch_size": RANKING_BATCH}
+            with self.workspace.progress("sensitivity of each matrix", len(names)) as bar:
+                self.rankings[static] = rank(self.model, names, partial(predict, **how), static=static, on_step=bar.advance)
+        return [one.name for one in self.rankings[static]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A file with its comparison; `excluded` are the matrices that stay in fp32 in it, `repaired` is why, where it was refused
+    without."""
+
+    path: Path
+    answers: Answers
+    result: ParityResult
+    excluded: tuple[str, ...] = ()
+    repaired: str = ""
+
+
+def repaired(prover: Prover, names: list[str], *, static: bool, make: Callable[[tuple[str, ...]], Made]) -> Iterator[Made]:
+    """What `make` makes of int8 with ever more of the most sensitive matrices left in fp32: 1, 2, 4, ..., at most half."""
+    from export.auto.choose import counts
+
+    ranking = prover.ranking(names, static=static)
+    for count in counts(len(ranking)):
+        yield make(tuple(ranking[:count]))

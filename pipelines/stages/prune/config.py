@@ -1,0 +1,421 @@
+"""Stage `prune`: physically remove the heads and FFN neurons that matter least, or hold single weights at zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from compressor.account import Plan
+from compressor.errors import UserError
+from compressor.methods import method
+from compressor.models.modules import MODULES, STRUCTURES
+from compressor.pruning.criteria import LOSS_POWER, Criterion, Structure
+from pipelines.engine.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.file import limits
+from pipelines.stages.prune import prune_weights
+from pipelines.stages.prune.prune_weights import WeightsItem
+from pipelines.stages.prune.targets import Judged, Search, Target, closed_form, prices, surroundings, widths
+from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compressor.cost import LayerShape
+    from compressor.models.anatomy import Layer
+    from compressor.pruning.search import Widths
+    from compressor.pruning.surgery import Removal
+    from export.latency.table import LatencyTable
+    from pipelines.stages.loading import Data
+
+MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons": ("ffn_in", "ffn_gate", "ffn_out")}
+"""Where a structure's |ΔW| can come from."""
+
+
+class PruneItem(BaseModel):
+    """Remove `remove` units from every layer, or of the whole model, the lowest score first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    structure: Structure = Field(description="weights: another kind of item, with a pattern")
+    criterion: Criterion = Field(
+        default="delta",
+        description="which go first: least tuned (delta), smallest, or least missed by the loss (taylor, fisher)",
+    )
+    scope: Literal["layer", "global"] = Field(
+        default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
+    )
+    normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
+    remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher look at")
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether the units of all layers compete with each other."""
+        return self.scope == "global" or self.structure == "layers"
+
+    @model_validator(mode="after")
+    def _normalize_means_something(self) -> PruneItem:
+        if self.normalize and self.scope == "layer":
+            raise ValueError("normalize compares layers: it goes with scope: global")
+        return self
+
+
+def _kind_of(item: Any) -> str:
+    """Which config an item is read as; one without a structure that is known is told so by the first."""
+    structure = item.get("structure") if isinstance(item, dict) else getattr(item, "structure", None)
+    return "weights" if structure == "weights" else "units"
+
+
+Item = Annotated[Annotated[PruneItem, Tag("units")] | Annotated[WeightsItem, Tag("weights")], Discriminator(_kind_of)]
+
+
+class PruneConfig(StageConfig):
+    """One item or a list of them, carried out in order; or a search for what meets a target."""
+
+    items: list[Item] = Field(
+        default=[], max_length=limits.LIST, description="what is removed, one after the other; may be written without this key"
+    )
+    search: Search | None = Field(default=None, description="instead: a target to meet; may be written without this key")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return {"items": value}
+        if isinstance(value, dict) and "items" not in value and "search" not in value:
+            own = {key: item for key, item in value.items() if key != "id"}
+            name = {"id": value["id"]} if "id" in value else {}
+            if "target" not in own:
+                return {**name, "items": [own]}
+            if told := {"structure", "scope", "normalize", "remove"} & set(own):
+                raise ValueError(f"{min(told)} beside target: a target finds how much goes, of what `structures` lists")
+            return {**name, "search": own}
+        return value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PruneConfig:
+        if bool(self.items) == (self.search is not None):
+            raise ValueError("give items to remove, or a target to meet")
+        return self
+
+    @property
+    def judged(self) -> list[tuple[tuple[str | int, ...], Judged]]:
+        """Every structure of units with its criterion, behind the key of the latter."""
+        if self.search is None:
+            units = [(number, one) for number, one in enumerate(self.items) if one.structure != "weights"]
+            return [(("items", number, "criterion"), Judged(one.structure, one.criterion, one.rows)) for number, one in units]
+        rows = self.search.rows
+        return [(("search", "criterion"), Judged(*pair, rows)) for pair in self.search.criteria.items()]
+
+
+def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
+    """How many of `available` units go, where `stay` must be left: of a share as many as come nearest, of two the fewer.
+
+    Raises UserError E501 when none would go, or too many.
+    """
+    # the share as it is written, as `compressor.cost.share` takes it
+    count = math.ceil(Fraction(str(remove)) * available - Fraction(1, 2)) if isinstance(remove, float) else remove
+    if count == 0:
+        raise UserError(
+            "E501", f"remove: {remove} is less than one of the {available} {what}", f"Use at least {1 / available:.2g}"
+        )
+    if count > available - stay:
+        mend = f"Use at most {available - stay}"
+        left = max(available - count, 0) or "none"
+        raise UserError("E501", f"remove: {remove} leaves {left} of the {available} {what}", mend)
+    return count
+
+
+def least_units(item: PruneItem, layers: Sequence[Layer] | Sequence[LayerShape]) -> list[int]:
+    """How many units of an item's structure each layer must keep."""
+    return [int(layer.needed and item.structure in ("heads", "layers")) for layer in layers]
+
+
+def counts_to_remove(item: PruneItem, units: Sequence[int], stay: Sequence[int]) -> list[int]:
+    """How many units leave each layer; as evenly as can be where all layers are ranked together. Raises UserError E501."""
+    if not any(units):
+        raise UserError("E501", f"there are no {item.structure} to remove", "Leave out this item")
+    if not item.everywhere:
+        of = f"{item.structure} of a layer"
+        return [count_to_remove(item.remove, there, 1, of) if there else 0 for there in units]
+    left, counts = count_to_remove(item.remove, sum(units), max(sum(stay), 1), item.structure), [0] * len(units)
+    while left:
+        layer = max(range(len(units)), key=lambda number: units[number] - stay[number] - counts[number])
+        counts[layer], left = counts[layer] + 1, left - 1
+    return counts
+
+
+def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    tuned = [entry for entry in earlier if entry.name in ("tune", "recover")]
+    if not tuned:
+        yield Problem(
+            "E503", "nothing is tuned yet", "Put a tune before prune: its deltas, task head and quality are needed here"
+        )
+        return
+    yield from merged_problems("prune", earlier)
+    touched = _modules_tuned(earlier)
+    for number, item in enumerate(config.items):
+        if item.structure == "weights":
+            yield from prune_weights.problems(item, number, touched)
+    for key, item in config.judged:
+        modules = MODULES_OF.get(item.structure, MODULES)
+        if item.criterion == "delta" and touched is not None and not touched & set(modules):
+            yield Problem(
+                "E502",
+                f"{item.structure} by criterion delta, but no stage tunes {' or '.join(modules)}",
+                "Tune one of these modules, or use taylor or weight",
+                key,
+            )
+
+
+def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
+    """Modules that carry a delta so far; None when everything was tuned in full."""
+    touched: set[str] = set()
+    omega: Entry | None = None
+    for entry in earlier:
+        if entry.name == "select":
+            omega = entry
+        if entry.name not in ("tune", "recover") or entry.config.method == "same":
+            continue
+        row = method(entry.config.method)
+        if row.trains_base:
+            return None
+        if row.moves_modules(entry.config, on_of(entry.config, row, omega)):
+            touched |= set(entry.config.modules or (omega.config.modules if omega else DEFAULT_MODULES))
+    return touched
+
+
+def score(
+    item: PruneItem | Judged, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+) -> list[Tensor]:
+    """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
+    from compressor.pruning.scores import changes_of, loss_scores, random_scores, weight_scores
+    from pipelines.stages.loading import tensor_batches
+
+    if item.criterion == "random":
+        return random_scores(model, item.structure, seed)
+    if item.criterion not in LOSS_POWER:
+        return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
+    rows = data.train.sample(item.rows)
+    with workspace.progress(f"scoring {item.structure} by {item.criterion}", len(rows)) as bar:
+        batches = tensor_batches(rows, data.pad_id, data.batch_size)
+        return loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
+
+
+def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:
+    """Scores -> what leaves each layer. Raises UserError E501."""
+    from compressor.models.anatomy import layers_of
+    from compressor.pruning.scores import lowest, lowest_of_all, units_of
+    from compressor.pruning.surgery import Removal
+
+    stay = least_units(item, layers_of(model))
+    counts = counts_to_remove(item, units_of(model, item.structure), stay)
+    gone = lowest_of_all(scores, sum(counts), stay, normalize=item.normalize) if item.everywhere else lowest(scores, counts)
+    if item.structure == "layers":
+        return {number: Removal(whole=True) for number, units in enumerate(gone) if units}
+    return {number: Removal(**{item.structure: units}) for number, units in enumerate(gone)}
+
+
+def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Carry out every item or the search, compare removed against masked on validation rows, write the state."""
+    from compressor.checkpoint import load_state
+    from compressor.models.anatomy import layers_of
+    from pipelines.stages.loading import load_data, load_model, publish_model
+
+    data, previous = load_data(inputs), inputs.nearest("model")
+    model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
+    # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
+    base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
+    units = [{name: layer.units(name) for name in STRUCTURES} for layer in layers_of(model)]
+    steps = []
+    for item in config.items:
+        carry = prune_weights.carry_out if item.structure == "weights" else carry_out
+        steps.append(carry(item, model, base, inputs.seed, data, workspace))
+    found = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
+    published = publish_model(model, inputs, data, workspace)
+    parity = [step["parity"] for step in [*steps, found] if "parity" in step]
+    target = {"target": found} if found else {}
+    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity, "found": units}
+
+
+def carry_out(
+    item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Score, remove and prove one item, in place. Raises CheckError E6xx when removed and masked differ."""
+    scores = score(item, model, base, seed, data, workspace)
+    removals = removals_of(item, model, scores)
+    return {**item.model_dump(), "parity": cut(item.structure, removals, model, base, data, workspace)}
+
+
+def cut(
+    what: str, removals: dict[int, Removal], model: nn.Module, base: nn.Module | None, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Remove in place, and prove by validation rows that it is what silencing would be: the record of that comparison.
+
+    Raises CheckError E6xx when it is not.
+    """
+    from compressor.deltas.links import merged_copy
+    from compressor.pruning.surgery import remove, silence
+    from pipelines.stages.hops import compare_modules
+    from pipelines.stages.loading import PARITY_ROWS
+
+    masked = merged_copy(model)
+    silence(masked, removals)
+    for one in (model, base):
+        if one is not None:
+            remove(one, removals)
+    rows = data.compared(PARITY_ROWS)
+    result = compare_modules(f"{what} masked -> removed", "removed", masked, model, rows, data, workspace)
+    return result.to_json()
+
+
+def meet(
+    search: Search, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Find the widths that meet a target, where it is a time by measuring what would come of them, and cut them.
+
+    Returns the target's record. Raises UserError E520 (out of reach), E803, E901, and what `cut` raises.
+    """
+    from compressor.cost import shape_of
+    from compressor.deltas.links import merge_all, merged_copy
+    from compressor.pruning.surgery import remove
+    from pipelines.stages.loading import load_model
+    from pipelines.stages.prune.targets import Trial, latency_table, lowest_of, measured, settled
+
+    target = search.target
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    table = latency_table(target, dense, inputs, data, workspace) if target.timed else None
+    measure = table.ms if table else closed_form(target)
+    whole, before = measure(shape_of(dense)), shape_of(model)
+    record = asked_of(search, table)
+
+    def trial(found: Widths | None) -> Trial:
+        candidate = merged_copy(model)
+        if found:
+            remove(candidate, lowest_of(found, scores))
+        predicted = target.reached(measure(shape_of(candidate)), whole)
+        return Trial(found, predicted, *measured(target, dense, candidate, inputs, data, workspace))
+
+    if measure(before) <= target.budget(whole):
+        workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
+        tried = [trial(None)] if table else []
+    else:
+        ask = partial(widths, search, before, shape_of(dense), measure)
+        ask(None)  # what is out of reach is said before units are measured
+        judged = [Judged(*pair, search.rows) for pair in search.criteria.items()]
+        scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
+        choose = partial(ask, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
+        tried = settled(choose, trial, target) if table else []
+        record["widths"] = tried[-1].widths if tried else choose()
+        record["parity"] = cut("target", lowest_of(record["widths"], scores), model, base, data, workspace)
+    record["tried"] = [one.to_json(target) for one in tried]
+    record |= record["tried"][-1] if tried else {"predicted": target.reached(measure(shape_of(model)), whole)}
+    told = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}"
+    workspace.say(told)
+    return {**record, "told": told}
+
+
+def asked_of(search: Search, table: LatencyTable | None) -> dict[str, Any]:
+    """What the target's record says of the question."""
+    from pipelines.stages.prune.targets import table_name
+
+    target = search.target
+    record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
+    if table:
+        record |= {"table": table_name(table.facts), **target.model_dump(include={"batch", "length", "precision", "runtime"})}
+    return record
+
+
+def say_tried(target: Target, tried: Sequence[Mapping[str, float]]) -> str:
+    """'predicted 3.00x, measured 2.90x, then predicted 3.12x, measured 3.02x'."""
+    kinds = ("predicted", "measured")
+    return ", then ".join(", ".join(f"{kind} {target.say(one[kind])}" for kind in kinds if kind in one) for one in tried)
+
+
+def plan(config: PruneConfig, plan: Plan) -> Plan:
+    """Raises UserError E501 and E307 before anything runs."""
+    from compressor.pruning.surgery import check_heads
+
+    if config.search:
+        if "heads" in config.search.structures:
+            check_heads(plan.model)
+        return planned(config.search, plan)
+    for item in config.items:
+        if item.structure == "weights":
+            plan = prune_weights.plan(item, plan)
+            continue
+        if item.structure == "heads":
+            check_heads(plan.model)
+        layers = plan.shape.layers
+        whole = item.structure == "layers"
+        units = [1 if whole else layer.units(item.structure) for layer in layers]
+        gone = counts_to_remove(item, units, least_units(item, layers))
+        left = [there - less for there, less in zip(units, gone, strict=True)]
+        if whole:
+            plan = without_blocks(plan, {place for place, one in enumerate(left) if not one})
+        else:
+            plan = replace(plan, shape=plan.shape.left(item.structure, left))
+    return plan
+
+
+def without_blocks(plan: Plan, gone: set[int]) -> Plan:
+    """The account without some blocks (their places); a later stage must not put anything into them."""
+    from compressor.pruning.surgery import Removal, remove
+
+    remove(plan.model, {place: Removal(whole=True) for place in gone})
+    return replace(plan, shape=plan.shape.without(gone))
+
+
+def planned(search: Search, plan: Plan) -> Plan:
+    """The account with the shape that meets a closed target where all units of a structure matter alike; as it is, which bounds
+    it from above, where only a measurement can tell. Raises UserError E520, E646."""
+    if search.target.timed:
+        check_timed(search.target, plan)
+        return plan
+    shape = plan.shape
+    found = widths(search, shape, plan.tuned or plan.dense, closed_form(search.target), None)
+    for structure in STRUCTURES if found else ():
+        kept = [
+            layer.units(structure) if one is None else one.get(structure, layer.units(structure))
+            for one, layer in zip(found, shape.layers, strict=True)
+        ]
+        shape = shape.left(structure, kept)
+    return without_blocks(replace(plan, shape=shape), {place for place, one in enumerate(found or ()) if one is None})
+
+
+def check_timed(target: Target, plan: Plan) -> None:
+    """Raises UserError E646 where it would time another file than `export` writes."""
+    from compressor.models.hub import GENERATES, auto_class_of
+
+    if auto_class_of(plan.model) == GENERATES and (target.runtime, target.precision) != ("onnx", "fp32"):
+        what = "of a model that generates the pass over a prompt is timed, in fp32 by ONNX Runtime alone"
+        raise UserError("E646", what, "Leave out target.runtime and target.precision")
+
+
+def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
+    """The tokens of a row that a target speaks of; one of parameters speaks of none."""
+    if config.search and config.search.target.goal != "parameters":
+        yield ("search", "target", "length"), config.search.target.length
+
+
+STAGE = Stage(
+    name="prune",
+    summary="physically remove attention heads, FFN neurons and layers, or hold single weights at zero",
+    config=PruneConfig,
+    produces="model",
+    accepts=("model",),
+    packages=("torch", "transformers", "tokenizers"),
+    run=run,
+    version=8,
+    check=check,
+    plan=plan,
+    uses_dense=True,
+    lengths=lengths,
+    surroundings=lambda config: surroundings(config.search.target) if config.search and config.search.target.timed else {},
+)

@@ -1,0 +1,252 @@
+"""The items of stage `prune` that remove single weights: their config, their closed form, and how they are carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictFloat, Tag, model_validator
+
+from compressor.account import Plan, Sparsity
+from compressor.cost import share
+from compressor.errors import UserError
+from compressor.methods import method
+from compressor.models.modules import MODULES, Modules
+from compressor.pruning.criteria import LOSS_POWER, UNSTRUCTURED, NofM, Pattern, WeightCriterion
+from pipelines.engine.stage import Problem, Workspace
+from pipelines.file import limits
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compressor.models.anatomy import Matrix
+    from pipelines.stages.loading import Data
+
+Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
+
+
+class Shares(BaseModel):
+    """What goes of each pool of `delta_or_weight`: of the matrices that have a ΔW, and of the others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    adapted: Share = Field(description="share that goes of the matrices with a ΔW")
+    others: Share = Field(description="share that goes of all other matrices")
+
+
+OneOrTwo = Annotated[
+    Annotated[Share, Tag("one")] | Annotated[Shares, Tag("two")],
+    Discriminator(lambda value: "two" if isinstance(value, dict | Shares) else "one"),
+]
+"""Config type of one share, or of one for each pool."""
+
+
+class WeightsItem(BaseModel):
+    """Hold single weights at zero, the lowest score first: a share of them, or all but n of m in a row."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    structure: Literal["weights"] = Field(description="single weights, which are held at zero")
+    pattern: Pattern = Field(default=UNSTRUCTURED, description="unstructured, or n:m: at most n of m consecutive inputs stay")
+    criterion: WeightCriterion = Field(
+        default="delta_or_weight", description="delta_or_weight: |ΔW| where a matrix has one, |W| where not, two pools"
+    )
+    scope: Literal["matrix", "global"] | None = Field(
+        default=None, description="unstructured: a share of each matrix, or of all together (default)"
+    )
+    remove: OneOrTwo | None = Field(
+        default=None, description="unstructured: the share that is zero afterwards, or {adapted: , others: } of delta_or_weight"
+    )
+    modules: Modules = Field(default=MODULES, description="linear layers whose weights may go, default all")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher look at")
+
+    @model_validator(mode="after")
+    def _keys_fit_the_pattern(self) -> WeightsItem:
+        if self.nm is not None and (self.remove is not None or self.scope is not None):
+            raise ValueError(f"pattern {self.pattern} says what goes: leave out remove and scope")
+        if self.nm is None and self.remove is None:
+            raise ValueError("an unstructured item needs remove, the share of the weights that goes")
+        if isinstance(self.remove, Shares) and self.criterion != "delta_or_weight":
+            raise ValueError(f"criterion {self.criterion} has one pool: give remove as one share")
+        return self
+
+    @property
+    def nm(self) -> NofM | None:
+        """The pattern's numbers; None where it is unstructured."""
+        return NofM.parse(self.pattern)
+
+    def share_of(self, adapted: bool) -> float:
+        """What goes of the pool of adapted matrices, or of the others'."""
+        if isinstance(self.remove, Shares):
+            return self.remove.adapted if adapted else self.remove.others
+        return self.remove
+
+
+EVERYWHERE = ("query", "key", "value", "output", "ffn_in", "ffn_out")
+"""Modules that every architecture has."""
+
+
+def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterable[Problem]:
+    """Faults that need no model; `touched` are the modules with a ΔW, None for all."""
+    if item.criterion != "delta" or touched is None:
+        return
+    asked = EVERYWHERE if item.modules == MODULES else item.modules
+    if bare := [name for name in asked if name not in touched]:
+        what = f"weights by criterion delta, but no stage tunes {', '.join(bare)}"
+        mend = "Name the tuned modules, or use delta_or_weight"
+        yield Problem("E502", what, mend, ("items", number, "criterion"))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Matrices (`members`: their places in a list) whose `entries` are ranked together, and the share of these that goes."""
+
+    name: str
+    members: tuple[int, ...]
+    entries: int
+    share: float
+
+    @property
+    def count(self) -> int:
+        """⌊share × entries⌋. Raises UserError E501 when that is none."""
+        count = share(self.share, self.entries)
+        if not count:
+            what = f"remove: {self.share} is less than one of the {self.entries:,} weights of {self.name}"
+            raise UserError("E501", what, f"Use at least {1 / self.entries:.2g}")
+        return count
+
+
+def pools_of(item: WeightsItem, names: Sequence[str], sizes: Sequence[int], adapted: Sequence[bool]) -> list[Pool]:
+    """The pools of an unstructured item over matrices of these names and sizes, in order; `adapted`: which have a ΔW."""
+    two = item.criterion == "delta_or_weight"
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for number, name in enumerate(names):
+        own = adapted[number] and two
+        whole = ("the adapted matrices" if own else "the other matrices") if two else "all matrices"
+        groups.setdefault((name if item.scope == "matrix" else whole, own), []).append(number)
+    return [
+        Pool(name, tuple(members), sum(sizes[number] for number in members), item.share_of(own))
+        for (name, own), members in groups.items()
+    ]
+
+
+def carry_out(
+    item: WeightsItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Score, mask and prove one item, in place: masked equals the same weights overwritten with zeros, bit for bit.
+
+    Raises UserError E501, E502, E505 and CheckError E610.
+    """
+    from compressor.deltas.links import merged_copy
+    from compressor.models.anatomy import matrices_of, modules_of
+    from compressor.pruning.scores import changes_of
+    from compressor.pruning.weights import hide_all_but, hide_lowest
+    from compressor.tasks.features import torch_forward
+    from export.parity.compare import compare, require
+    from pipelines.stages.loading import PARITY_ROWS, predict_rows
+
+    changes = changes_of(model, base)
+    matrices = matrices_of(model, item.modules)
+    scores = score(item, model, matrices, changes, seed, data, workspace)
+    before, pools = merged_copy(model), []
+    if item.nm:
+        for matrix in matrices:
+            hide_all_but(matrix, scores[matrix.path], item.nm)
+    else:
+        sizes = [matrix.original.numel() for matrix in matrices]
+        adapted = [matrix.path in changes for matrix in matrices]
+        pools = pools_of(item, [matrix.path for matrix in matrices], sizes, adapted)
+        for pool in pools:
+            hide_lowest([matrices[number] for number in pool.members], scores, pool.count)
+    overwrite(before, matrices)
+    rows = data.compared(PARITY_ROWS)
+    reference = predict_rows(torch_forward(before), rows, data, workspace, "weights overwritten")
+    candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
+    result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
+    require(result)
+    asked = {**item.model_dump(), "modules": modules_of(model, item.modules)}
+    return {**asked, **account(item, matrices, pools), "parity": result.to_json()}
+
+
+def score(
+    item: WeightsItem,
+    model: nn.Module,
+    matrices: Sequence[Matrix],
+    changes: Mapping[str, Tensor],
+    seed: int,
+    data: Data,
+    workspace: Workspace,
+) -> dict[str, Tensor]:
+    """A score for every entry of `matrices`, by path."""
+    from compressor.pruning.weights import importance, loss_importance
+    from pipelines.stages.loading import tensor_batches
+
+    if item.criterion not in LOSS_POWER:
+        return importance(matrices, item.criterion, changes, seed)
+    rows = data.train.sample(item.rows)
+    with workspace.progress(f"scoring weights by {item.criterion}", len(rows)) as bar:
+        batches = tensor_batches(rows, data.pad_id, data.batch_size)
+        return loss_importance(model, matrices, item.criterion, batches, bar.advance, kind=data.kind)
+
+
+def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:
+    """Write zeros into a merged copy where the masks of `matrices`, of the model it was copied from, hide something."""
+    from compressor.models.anatomy import layers_of
+
+    hidden = {matrix.path: ~matrix.mask.keep for matrix in matrices}
+    for layer in layers_of(merged):
+        for matrix in map(layer.matrix, layer.names):
+            if matrix.path in hidden:
+                matrix.weight.detach()[hidden[matrix.path]] = 0.0
+
+
+def account(item: WeightsItem, matrices: Sequence[Matrix], pools: Sequence[Pool]) -> dict[str, Any]:
+    """How many weights the item looked at and how many of them are hidden now, pool by pool for global ones."""
+    entries = sum(matrix.original.numel() for matrix in matrices)
+    hidden = sum(int((~matrix.mask.keep).sum()) for matrix in matrices)
+    shown = [{"pool": pool.name, "entries": pool.entries, "hidden": pool.count} for pool in pools if item.scope != "matrix"]
+    return {"matrices": len(matrices), "entries": entries, "hidden": hidden, "pools": shown}
+
+
+def plan(item: WeightsItem, plan: Plan) -> Plan:
+    """Count what will be hidden. Raises UserError E302, E501 and E505 before anything runs."""
+    from compressor.models.anatomy import matrices_of
+    from compressor.pruning.weights import check_width
+
+    matrices_of(plan.model, item.modules)
+    matrices = plan.shape.matrices(item.modules)
+    if not matrices:
+        raise UserError("E501", f"no weights are left in {', '.join(item.modules)}", "Leave out this item")
+    names, sizes = [name for name, _, _ in matrices], [out * into for _, out, into in matrices]
+    if item.nm:
+        for name, _, into in matrices:
+            check_width(name, into, item.nm)
+        hidden = sum(sizes) * (item.nm.run - item.nm.keep) // item.nm.run
+    else:
+        touched = set(tuned_modules(plan))
+        # a number behind each name: with scope matrix every one is a pool of its own
+        own = [f"{name} {number}" for number, name in enumerate(names)]
+        hidden = sum(pool.count for pool in pools_of(item, own, sizes, [name in touched for name in names]))
+        _more_than_before(plan, item, hidden)
+    over = bool(item.nm) and any(set(names) & set(one.modules) for one in plan.sparsity)
+    made = Sparsity(item.pattern, tuple(dict.fromkeys(names)), sum(sizes), hidden, over)
+    return replace(plan, sparsity=(*plan.sparsity, made))
+
+
+def _more_than_before(plan: Plan, item: WeightsItem, hidden: int) -> None:
+    names = {name for name, _, _ in plan.shape.matrices(item.modules)}
+    gone = max((one.hidden for one in plan.sparsity if set(one.modules) == names and one.left(plan.shape)[1]), default=0)
+    if gone > hidden:
+        what = f"{gone:,} of these weights are gone already, {hidden:,} are to go in all"
+        raise UserError("E501", what, "remove counts those too: give a larger share")
+
+
+def tuned_modules(plan: Plan) -> Iterator[str]:
+    """The modules with a ΔW at this point of the plan."""
+    for trained in plan.trained:
+        row = method(trained.method)
+        if row.trains_base:
+            yield from MODULES
+        elif row.moves_modules(trained.options, trained.options.on):
+            yield from trained.options.modules

@@ -1,0 +1,160 @@
+"""Stage `recover`: train what is left after pruning, by default with the dense model as teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, field_validator
+
+from compressor.account import Plan
+from compressor.methods import NAMES, OPTIONS, On, method
+from pipelines.engine.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
+from pipelines.file import limits
+from pipelines.stages.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
+from pipelines.stages.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pipelines.stages.loading import Data
+
+
+class RecoverConfig(TrainingConfig):
+    """`same` goes on with the deltas that are there; another method adds its own and freezes those."""
+
+    method: Literal["same", *NAMES] = Field(
+        default="same", description="same: go on with what tune trains; another method adds its own and freezes that"
+    )
+    epochs: float = Field(default=1, gt=0, le=limits.EPOCHS, description="passes over the training rows")
+    distill: Literal[False, "logits", "hidden", "both"] = Field(
+        default="logits", description="learn from the dense model: its logits (true), its hidden states, both, or nothing"
+    )
+    hidden_weight: float | None = Field(
+        default=None, gt=0, le=limits.SCALE, description="of the distance between hidden states in the loss, default 1"
+    )
+
+    @field_validator("distill", mode="before")
+    @classmethod
+    def _true_is_logits(cls, value: Any) -> Any:
+        return "logits" if value is True else value
+
+
+def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
+        mend = "Remove the key, or say distill: hidden (or both)"
+        yield Problem("E403", "hidden_weight means nothing where no hidden states are learnt", mend, ("hidden_weight",))
+    names = [entry.name for entry in earlier]
+    if "tune" not in names:
+        yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
+        return
+    yield from merged_problems("recover", earlier)
+    since = len(names) - names[::-1].index("prune") if "prune" in names else names.index("tune") + 1
+    fresh = next((entry for entry in reversed(earlier[since:]) if entry.name == "select"), None)
+    if config.method == "same":
+        yield from same_problems(config, earlier, fresh)
+        return
+    row = method(config.method)
+    if row.takes_places(config) and fresh is None:
+        mend = "Put a select between prune and recover, or use method: lora or same"
+        yield Problem("E404", f"{told(config, row)} needs places in the matrices as they are now", mend, ("method",))
+        return
+    yield from method_problems(config, row, fresh)
+
+
+def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entry | None) -> Iterable[Problem]:
+    """`same` goes on with what is there: it takes no settings and no new places."""
+    yield from meaningless(config, OPTIONS, "same")
+    for number, entry in enumerate(earlier):
+        on = trained_on(entry, earlier[:number])
+        if on != "weights":
+            what = f"same would train the whole {on} in which '{entry.id}' trained chosen places"
+            yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its places come from", ("method",))
+            return
+    if fresh is not None:
+        mend = "Use method: dsee or selective, or drop the select"
+        yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", mend)
+
+
+def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
+    """Whose tensors the places of a stage lay in, by the config of it and of the select before it."""
+    if entry.name not in ("tune", "recover") or entry.config.method == "same":
+        return "weights"
+    omega = next((one for one in reversed(earlier) if one.name == "select"), None)
+    return on_of(entry.config, method(entry.config.method), omega)
+
+
+def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
+    """Make the parameters to train trainable, in place; returns the method that says what they are, and its settings."""
+    from compressor.deltas.links import Change, merge_deltas
+    from compressor.methods import apply, set_trainable
+
+    groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
+    before = previous.metadata["method"]
+    if config.method == "full" or (config.method == "same" and before == "full"):
+        merge_deltas(model)
+        set_trainable(model, base=True, groups=())
+        return {"method": "full"}
+    if config.method == "same":
+        set_trainable(model, base=False, groups=groups)
+        return {"method": before}
+    row, options = method(config.method), load_options(config, inputs, group=str(len(groups) + 1))
+    apply(model, row.name, options)
+    return {"method": row.name, **settings_of(row, options, model)}
+
+
+def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
+    """What `train_and_save` is told of the dense model: the logits of every training row, dropout off, or itself, alive (always
+    where its logits are too many to be kept: those of a vocabulary)."""
+    from compressor.deltas.links import merge_all
+    from compressor.tasks.features import torch_forward
+    from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
+    from pipelines.stages.loading import load_model, predict_rows
+
+    if not config.distill:
+        return {}
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    if config.distill == "logits" and not data.kind.generates:
+        return {"logits": predict_rows(torch_forward(dense), data.train, data, workspace, "asking the dense teacher")}
+    weight = 0.0 if config.distill == "logits" else config.hidden_weight or HIDDEN_WEIGHT
+    return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill != "hidden")}
+
+
+def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Train the pruned model with a fresh optimizer and schedule, and write its state."""
+    from pipelines.stages.loading import load_data
+
+    data, previous = load_data(inputs), inputs.nearest("model")
+    model = found_model(inputs, data)
+    settings = prepare(model, config, previous, inputs)
+    teaching = teach(config, model, inputs, data, workspace)
+    metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), **teaching)
+    return {**metadata, **settings, "distill": config.distill}
+
+
+def plan(config: RecoverConfig, plan: Plan) -> Plan:
+    """`same` trains all the deltas that are there; its count is an upper bound: pruning may have cut places of Ω, and the
+    network of a reparametrized prefix is dropped."""
+    if config.method == "same":
+        count = sum(trained.kept(plan.shape) for trained in plan.trained)
+        return replace(plan, trainable=(*plan.trainable, ("recover", count)))
+    own, shape = planned(config, config.method, plan)
+    there = (own,) if config.method == "full" else (*plan.trained, own)
+    return replace(plan, shape=shape, trained=there, trainable=(*plan.trainable, counted("recover", own, shape)))
+
+
+STAGE = Stage(
+    name="recover",
+    summary="train what is left after pruning, distilled from the dense model",
+    config=RecoverConfig,
+    produces="model",
+    needs=("model",),
+    accepts=("omega",),
+    uses_dense=True,
+    packages=("torch", "transformers", "accelerate", "tokenizers"),
+    version=5,
+    run=run,
+    check=check,
+    plan=plan,
+)

@@ -1,0 +1,183 @@
+"""What a training stage may be told, and what of it makes no sense: shared by select, tune and recover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from compressor.methods import (
+    GROUND,
+    OF_TRAINING,
+    OPTIONS,
+    Child,
+    Method,
+    On,
+    Options,
+    Placement,
+    Shared,
+    Strategy,
+    Timing,
+    ground_of,
+    method,
+)
+from compressor.models.modules import Modules
+from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
+from pipelines.file import limits
+
+if TYPE_CHECKING:
+    pass
+
+
+DEFAULT_MODULES = ("query", "value")
+"""What the papers tune, where neither the stage nor a select before it says otherwise."""
+
+
+class GroundConfig(StageConfig):
+    """What says in which tensors Ω lies: a select and the training after it share these keys."""
+
+    on: On | None = Field(
+        default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
+    )
+    modules: Modules | None = Field(
+        default=None,
+        description="linear layers that are trained, or all; default those of the select before it, or query, value",
+    )
+    rank: int | None = Field(default=None, ge=1, le=limits.RANK, description="rank of the low-rank part, default 16")
+    alpha: float | None = Field(
+        default=None, gt=0, le=limits.SCALE, description="scale alpha/rank of the low-rank part, default 2 x rank"
+    )
+    bottleneck: int | None = Field(default=None, ge=1, le=limits.WIDTH, description="inner width of adapters, default 64")
+    placement: Placement | None = Field(
+        default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
+    )
+
+    def ground(self, selected: Options | None = None) -> Options:
+        """These keys as options; what is not said is as in `selected`, or the default."""
+        given = {name: getattr(self, name) for name in ("on", *GROUND) if getattr(self, name) is not None}
+        if self.rank and not self.alpha:
+            given["alpha"] = 2.0 * self.rank
+        return replace(selected or Options(), **given)
+
+
+class TrainingConfig(GroundConfig):
+    """What tune and recover share. `learning_rate` defaults to the method's own."""
+
+    length: int | None = Field(default=None, ge=1, le=limits.TOKENS, description="positions of a prefix, default 64")
+    reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
+    shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
+    keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
+    mask_learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=limits.RATE,
+        description="of propetl's scores (default 10 x learning_rate) or diff_pruning's gates (0.1)",
+    )
+    final_learning_rate: float | None = Field(
+        default=None, gt=0, le=limits.RATE, description="diff_pruning: behind the projection, default 10 x learning_rate"
+    )
+    strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
+    budget: CountOrShare | None = Field(
+        default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
+    )
+    checkpoints: tuple[CountOrShare, ...] | None = Field(
+        default=None,
+        max_length=limits.LIST,
+        description="increment: smaller budgets whose deltas are kept on the way, in the unit of budget",
+    )
+    schedule: Timing | None = Field(default=None, description="increment and repeat choose at most 32 times, or at every step")
+    exp: float | None = Field(
+        default=None, ge=-limits.EXPONENT, le=limits.EXPONENT, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0"
+    )
+    eps: float | None = Field(default=None, gt=0, le=limits.SCALE, description="eps of ID3's heuristic, default 1")
+    mixout: float | None = Field(default=None, ge=0, lt=1, description="probability of a pretrained column, default 0.9")
+    penalty: float | None = Field(
+        default=None, ge=0, le=limits.SCALE, description="diff_pruning: cost of an open gate, default 1.25e-7"
+    )
+    child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
+    reserve: float | None = Field(default=None, gt=0, le=1, description="child f: share of the gradients heard, default 0.3")
+    epochs: float = Field(default=2, gt=0, le=limits.EPOCHS, description="passes over the training rows")
+    learning_rate: float | None = Field(default=None, gt=0, le=limits.RATE, description="of AdamW; default the method's own")
+    batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows of a step")
+
+    def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
+        """The method's options, defaults filled in; `selected` says where the select before it chose.
+
+        A method that takes no places from it inherits its modules alone.
+        """
+        if selected and not method(self.method).takes_places(self):
+            selected = Options(modules=selected.modules)
+        own = (name for name in OPTIONS if name not in ("on", *GROUND, *OF_TRAINING))
+        given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
+        return replace(self.ground(selected), group=group, omega=omega, **given)
+
+
+def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
+    """A fault for each of `keys` that was given although the method called `name` does not read it."""
+    for key in keys:
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to method {name}", "Remove the key, or name another method", (key,))
+
+
+def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) -> Iterable[Problem]:
+    """Faults of a method's keys that need no model: shared by tune and recover."""
+    yield from meaningless(config, (key for key in OPTIONS if key not in row.reads), row.name)
+    if row.kind_key:
+        kind = row.kind(config)
+        yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
+    wants, on = row.takes_places(config), on_of(config, row, omega)
+    yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
+    if not wants and omega is not None:
+        other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
+        what = f"{told(config, row)} does not use the places that '{omega.id}' chooses"
+        yield Problem("E404", what, f"Use {other}, or drop the select")
+    if row.needs_budget(config) and config.budget is None:
+        mend = "Say how many places, e.g. budget: 0.005"
+        yield Problem("E404", f"{told(config, row)} needs a budget", mend, (row.kind_key or "method",))
+    if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
+        mend = "Give smaller budgets in its unit: counts, or shares"
+        yield Problem("E403", f"checkpoints lie below the budget {config.budget}", mend, ("checkpoints",))
+    if wants and omega is not None:
+        yield from disagreements(config, row, omega)
+
+
+def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable[Problem]:
+    """Where a training stage and the select before it do not speak of the same tensors."""
+    chosen = omega.config.ground()
+    if "on" not in row.reads and chosen.on != "weights":
+        what = f"{row.name} takes places in the weights, '{omega.id}' chooses them on {chosen.on}"
+        yield Problem("E404", what, "Use method: selective, or on: weights in the select", ("method",))
+        return
+    missing = [name for name in chosen.modules if name not in (config.modules or chosen.modules)]
+    if chosen.on == "weights" and missing:
+        what = f"select chose places in {', '.join(missing)}, which is not tuned"
+        yield Problem("E404", what, "Make the modules agree", ("modules",))
+    for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
+        here, there = getattr(config, key), getattr(chosen, key)
+        if here is not None and here != there:
+            what = f"{key} is {_shown(here)} here and {_shown(there)} in '{omega.id}'"
+            yield Problem("E404", what, "Say it in the select alone: this stage follows it", (key,))
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:
+    """Whose tensors Ω lies in, for a stage behind the select `omega`."""
+    if "on" not in row.reads:
+        return "weights"
+    return config.on or (omega.config.on if omega is not None and row.takes_places(config) else "weights")
+
+
+def told(config: TrainingConfig, row: Method) -> str:
+    """The method for messages, with its kind where the kinds differ in whether they use the places of a select."""
+    return f"{row.name} with {row.kind_key} {row.kind(config)}" if row.omega_kinds else row.name
+
+
+def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    """A merged checkpoint has no deltas left to choose by, to train or to cut."""
+    if any(entry.name == "merge" for entry in earlier):
+        yield Problem("E504", "the model is merged already", f"Put {name} before merge")

@@ -1,0 +1,242 @@
+"""Carrying out a training: from a config and a model to the state that a stage publishes. Shared by tune and recover."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from compressor.account import Plan, Trained
+from compressor.cost import ModelShape, added_by, share
+from compressor.errors import UserError
+from compressor.methods import (
+    Method,
+    Options,
+    method,
+)
+from pipelines.engine.stage import Inputs, Progress, Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import numpy as np
+    from torch import nn
+
+    from compressor.tasks import TaskConfig
+    from compressor.tasks.kinds import Kind
+    from compressor.tasks.reading import TaskData
+    from compressor.training.distillation import HiddenTeacher
+    from compressor.training.trainer import Schedule
+    from pipelines.stages.loading import Data
+
+
+from pipelines.stages.training_config import TrainingConfig
+
+UNLEARNT = "the model is no better than one answer for every row"
+
+
+def train_and_save(
+    model: nn.Module,
+    config: TrainingConfig,
+    inputs: Inputs,
+    workspace: Workspace,
+    data: Data,
+    *,
+    row: Method,
+    logits: np.ndarray | None = None,
+    teacher: HiddenTeacher | None = None,
+) -> dict[str, Any]:
+    """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata.
+
+    `logits` (answers, outputs) are a teacher's, of every training row; `teacher` is a live one.
+    """
+    from compressor.methods import trainable_counts
+    from compressor.tasks.answers import by_row
+    from compressor.training.trainer import Rows, train
+    from pipelines.stages.loading import publish_model
+
+    schedule = schedule_of(config, row, inputs.seed)
+    trainable = trainable_counts(model)
+    taught = None if logits is None else by_row(logits, data.train.labels)
+    dataset = Rows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
+    with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
+        kept = workspace.unfinished / BUDGETS
+
+        def keep(places: int) -> None:
+            kept.mkdir(parents=True, exist_ok=True)
+            write_delta(model, kept / f"{places}.safetensors", inputs, data)
+
+        stops, work, teaching = stops_of(config, model), workspace.unfinished, {"teacher": teacher}
+        inputs.require_unchanged()
+        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep, **teaching)
+    published = publish_model(model, inputs, data, workspace)
+    if data.kind.unlearnt(published["quality"]):
+        workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
+    constant = data.kind.constant(data.validation.labels.tolist())
+    published |= {} if constant is None else {"constant": constant}
+    if told := below_constant(data.kind, published):
+        workspace.say(f"{told}: try a lower learning_rate, or more epochs")
+    if stops:
+        published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
+    return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+
+
+def below_constant(kind: Kind, metadata: dict[str, Any]) -> str | None:
+    """A sentence on a training whose main metric is less than what one answer for every row gets; None where it is not."""
+    constant, main = metadata.get("constant"), kind.metric
+    if constant is None or (value := metadata["quality"][main.key]) >= constant:
+        return None
+    return f"{main.name} is {100 * value:.1f}{main.unit}, below the {100 * constant:.1f}{main.unit} of one answer for every row"
+
+
+def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
+    """How long and how fast this stage trains, defaults filled in."""
+    from compressor.training.trainer import Schedule
+
+    rate = config.learning_rate or row.rate(config)
+    return Schedule(
+        epochs=config.epochs,
+        learning_rate=rate,
+        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
+        final_learning_rate=config.final_learning_rate or 10 * rate,
+        batch_size=config.batch_size,
+        weight_decay=0.01 if row.trains_base else 0.0,
+        seed=seed,
+    )
+
+
+def stepping(bar: Progress) -> Callable[[str], None]:
+    """What a training calls after every step."""
+
+    def on_step(note: str) -> None:
+        bar.note(note)
+        bar.advance()
+
+    return on_step
+
+
+BUDGETS = "budgets"
+"""Folder of the deltas at smaller budgets, named by their places."""
+
+
+def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
+    """The checkpoints as numbers of places in the matrices that Ω grows in."""
+    if not config.checkpoints:
+        return []
+    size = sum(matrix.original.numel() for matrix in model.growth.matrices)
+    return [share(budget, size) for budget in config.checkpoints]
+
+
+def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
+    """The model's changes and head as one delta file on the pipeline's base."""
+    from compressor.storage.delta_file import write
+
+    write(model, path, base=inputs.base.reference, base_sha256=inputs.base.sha256, label_names=data.label_names)
+
+
+def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, workspace: Workspace) -> list[dict[str, Any]]:
+    """Copy the deltas of the smaller budgets into the artifact and measure each (ID3: one run, budget against quality)."""
+    from compressor import load
+    from compressor.tasks.features import torch_forward
+    from pipelines.stages.loading import judge_rows
+
+    (workspace.folder / BUDGETS).mkdir()
+    rows = []
+    for places in sorted(stops):
+        file = f"{BUDGETS}/{places}.safetensors"
+        shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
+        model = load(base=inputs.base.folder, delta=workspace.folder / file)
+        found = judge_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
+        rows.append({"places": places, "file": file, "quality": found.quality})
+    return rows
+
+
+def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, Any]:
+    """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata.
+
+    `modules`, `rank` and `places` say what the unmerged delta computes: values on Ω of a LoRA are part of its A and B.
+    """
+    from compressor.cost import shape_of
+    from compressor.models.anatomy import modules_of
+
+    shape = shape_of(model)
+    places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
+    kept, reads = row.kept(shape, options) if row.kept else 0, row.reads_on(options.on)
+    sizes = Counter((max(size), min(size)) for _, *size in shape.matrices(options.modules) if row.low_rank)
+    return {
+        **{key: getattr(options, key) for key in reads if hasattr(options, key)},
+        **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
+        "modules": modules_of(model, options.modules) if "modules" in reads else [],
+        "matrices": [[number, *size] for size, number in sizes.items()],
+        "rank": options.rank if row.low_rank or options.on == "lora" else 0,
+        "places": places or kept if options.on == "weights" else 0,
+        "closed_form": row.count(shape, options, places),
+    }
+
+
+def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
+    """The options of a stage's method, with Ω of the nearest select (path -> int32 indices) where it takes its places."""
+    from safetensors.torch import load_file
+
+    artifact = inputs.nearest("omega")
+    if artifact is None:
+        return config.options(None, None, group)
+    ground = artifact.metadata["ground"]
+    selected = Options(**{**ground, "modules": tuple(ground["modules"])})
+    wanted = method(config.method).takes_places(config)
+    return config.options(selected, load_file(artifact.folder / "omega.safetensors") if wanted else None, group)
+
+
+def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
+    """The model as a training stage finds it, a select before it too: the base with a fresh head, or tuned so far.
+
+    What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
+    """
+    from compressor.models.hub import build
+    from compressor.tasks.kinds import kind_of
+    from pipelines.stages.loading import load_model
+
+    earlier = inputs.nearest("model")
+    if earlier is None:
+        auto_class = kind_of(inputs.task.kind).auto_class
+        return with_start(build(inputs.base.folder, data.label_names, inputs.seed, auto_class), inputs.task, data)
+    return load_model(earlier, inputs.base, inputs.seed)
+
+
+def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.Module:
+    """The model, its head as trainings of the task's kind begin, unless the base came with one for this task."""
+    from compressor.tasks.kinds import kind_of
+
+    if model.head_origin != "kept":
+        kind_of(task.kind).start(model, data.train.labels)
+    return model
+
+
+def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
+    """What a stage with this config and method would train at this point of the plan, and the shape it leaves.
+
+    Raises UserError E104 (a rank above that of every matrix), E302 and E407.
+    """
+    from compressor.methods import apply
+
+    options = config.options(plan.places.ground if plan.places else None, None, group=str(len(plan.trainable) + 1))
+    check_rank(method(name), options, plan.shape)
+    apply(plan.model, name, options)
+    return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
+
+
+def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
+    """Raises UserError E104 for a rank that no matrix of the method's modules can have."""
+    if not (row.low_rank or options.on == "lora"):
+        return
+    full = max((min(out, into) for _, out, into in shape.matrices(options.modules)), default=options.rank)
+    if options.rank > full:
+        what = f"rank {options.rank:,}, where the matrices have at most {full:,} rows and columns"
+        raise UserError("E104", what, f"Use at most {full:,}; 4 to 64 are usual")
+
+
+def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:
+    """A row of the plan: what the stage trains, and in its name how much of that is left, where that is less."""
+    count, kept = own.count(shape), own.kept(shape)
+    return (stage if kept == count else f"{stage}, {kept:,} kept", count)

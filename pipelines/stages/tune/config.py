@@ -1,0 +1,109 @@
+"""Stage `tune`: train a small change of the frozen model (DSEE, LoRA), or the whole model as the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from compressor.account import Plan
+from compressor.methods import (
+    NAMES,
+    Combine,
+    Options,
+    method,
+)
+from pipelines.engine.stage import Entry, Inputs, Problem, Stage, Workspace
+from pipelines.file import limits
+from pipelines.stages.training_config import TrainingConfig, method_problems, told
+from pipelines.stages.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
+
+if TYPE_CHECKING:
+    pass
+
+
+class TuneConfig(TrainingConfig):
+    """Train a method's parameters and the task head. Where Ω lies is said in the select before it, if there is one."""
+
+    method: Literal[NAMES] = Field(default="dsee", description="what is trained; compress list methods tells them apart")
+    combine: Combine | None = Field(default=None, description="many tasks: how layer and task masks are joined, default or")
+    temperature: float | None = Field(
+        default=None,
+        gt=0,
+        le=limits.SCALE,
+        description="many tasks: drawn by size^(1/temperature), 1 by size, large evenly; default 10",
+    )
+
+    def of_tasks(self, options: Options, count: int) -> Options:
+        """The options where so many tasks share what the method adds."""
+        return replace(options, tasks=count, combine=self.combine or options.combine)
+
+
+def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
+    """Only some methods train many tasks together, and only there do some keys mean anything."""
+    row = method(config.method)
+    if many and not row.many_tasks:
+        mend = (
+            "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: `compress delta convert` "
+            "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
+        )
+        yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", mend, ("method",))
+    for key in () if many else ("combine", "temperature"):
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} means nothing to one task", "Remove the key, or list several under tasks", (key,))
+
+
+def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
+        yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
+    row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.name == "select"), None)
+    if row.takes_places(config) and omega is None:
+        what = f"{told(config, row)} needs places for its sparse part"
+        yield Problem("E404", what, "Put a select before it, or use method: lora")
+    yield from method_problems(config, row, omega)
+
+
+def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Build the model with its task head, attach the method's deltas, train, and write the state (of many: their files)."""
+    from compressor.methods import apply
+    from compressor.models.hub import HEAD_ORIGINS
+    from pipelines.stages.loading import load_data
+
+    if inputs.tasks:
+        from pipelines.stages.tune.many_tasks import tune_tasks
+
+        return tune_tasks(config, inputs, workspace)
+    data = load_data(inputs)
+    model = found_model(inputs, data)
+    if model.head_origin != "fresh":
+        workspace.say(HEAD_ORIGINS[model.head_origin])
+    options = load_options(config, inputs, group="1")
+    row = method(config.method)
+    apply(model, row.name, options)
+    metadata = train_and_save(model, config, inputs, workspace, data, row=row)
+    return {**metadata, **settings_of(row, options, model), "head": model.head_origin}
+
+
+def plan(config: TuneConfig, plan: Plan) -> Plan:
+    own, shape = planned(config, config.method, plan)
+    if hasattr(plan.model, "tasks"):
+        own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
+    trainable = (*plan.trainable, counted("tune", own, shape))
+    return replace(plan, shape=shape, tuned=shape, trained=(own,), trainable=trainable)
+
+
+STAGE = Stage(
+    name="tune",
+    summary="train a small change of the frozen model (see list methods), or everything (full)",
+    config=TuneConfig,
+    produces="model",
+    accepts=("omega",),
+    packages=("torch", "transformers", "accelerate", "tokenizers"),
+    version=4,
+    run=run,
+    check=check,
+    plan=plan,
+    with_tasks=with_tasks,
+)

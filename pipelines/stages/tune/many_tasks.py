@@ -1,0 +1,88 @@
+"""Many tasks tuned together: one base, what they share in one file, and a small file for each task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipelines.engine.stage import TASKS, Inputs, Workspace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipelines.stages.loading import Data
+    from pipelines.stages.tune.config import TuneConfig
+
+TEMPERATURE = 10.0
+"""Of the draw of tasks, as in ProPETL appendix C.2."""
+
+
+def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Train one model with a head for every task of `inputs.tasks`, write the task files, and measure each as it is stored."""
+    from compressor.methods import apply, method, trainable_counts
+    from compressor.models.hub import build
+    from compressor.storage.task_files import SHARED, write_tasks
+    from compressor.training.multitask import Mixture, join_heads, trained_parts
+    from compressor.training.trainer import Rows, train
+    from pipelines.stages.loading import load_data
+    from pipelines.stages.trainings import load_options, schedule_of, settings_of, stepping, with_start
+
+    data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
+    pad_id = next(iter(data.values())).pad_id
+    row, temperature = method(config.method), config.temperature or TEMPERATURE
+    built = ((name, build(inputs.base.folder, one.label_names, inputs.seed)) for name, one in data.items())
+    model = join_heads((name, with_start(model, inputs.tasks[name], data[name])) for name, model in built)
+    options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
+    apply(model, row.name, options)
+
+    mixture = Mixture([Rows(one.train.tokens, one.train.labels.tolist(), kind=one.kind) for one in data.values()], temperature)
+    schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
+    inputs.require_unchanged()
+    with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
+        losses = train(model, mixture, pad_id, schedule, workspace.unfinished, stepping(bar))
+
+    labels = {name: one.label_names for name, one in data.items()}
+    folder, base = workspace.folder / TASKS, inputs.base
+    files = write_tasks(model, folder, base=base.reference, base_sha256=base.sha256, label_names=labels)
+    return {
+        "method": row.name,
+        "merged": False,
+        "weights_moved": False,
+        "kept": {},
+        "tasks": measure(files, data, temperature, inputs, workspace),
+        "shared_file": {"file": f"{TASKS}/{SHARED}", "bytes": (folder / SHARED).stat().st_size},
+        "trainable": {**trainable, **trained_parts(model)},
+        "formula": row.formula,
+        "losses": losses,
+        **settings_of(row, options, model),
+        "combine": options.combine,
+        "temperature": temperature,
+    }
+
+
+def measure(
+    files: dict[str, Path], data: dict[str, Data], temperature: float, inputs: Inputs, workspace: Workspace
+) -> list[dict[str, Any]]:
+    """Quality on all validation rows, size and share of the training of every task, each from its file on one live base."""
+    from compressor import load
+    from compressor.tasks.features import torch_forward
+    from compressor.training.multitask import probabilities
+    from pipelines.stages.loading import judge_rows
+
+    rows, model = [], inputs.base.folder
+    shares = probabilities([len(one.train) for one in data.values()], temperature)
+    for (name, one), share in zip(data.items(), shares, strict=True):
+        model = load(model, delta=files[name])
+        found = judge_rows(torch_forward(model), one.validation, one, workspace, f"validating {name}")
+        rows.append(
+            {
+                "task": name,
+                "file": f"{TASKS}/{files[name].name}",
+                "bytes": files[name].stat().st_size,
+                "metric": one.kind.metric.key,
+                "quality": found.quality,
+                "labels": one.label_names,
+                "rows": len(one.train),
+                "probability": float(share),
+            }
+        )
+    return rows

@@ -1,0 +1,50 @@
+"""What is left to do with an error that nobody expected: one line for the user, and its traceback in a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from compressor.errors import CompressError
+from pipelines.engine.disk import disk_fault, shortened
+
+
+def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:
+    """The error as one with a code: itself, E804 or E801 of the disk, or E899 with its traceback in a file.
+
+    `doing` says what failed; the file lies in the first of `folders` that takes it, else where the user keeps such files.
+    """
+    if fault := disk_fault(error, out):
+        return fault
+    if isinstance(error, CompressError):
+        return error
+    path = write_traceback(error, [*folders, *_usual_folders()])
+    told = f"its traceback is in {path}" if path else "its traceback could not be written anywhere"
+    reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return CompressError("E899", f"{doing} failed unexpectedly ({shortened(reason)})", f"This is a bug; {told}")
+
+
+def _usual_folders() -> list[Path]:
+    state = os.environ.get("XDG_STATE_HOME")
+    try:
+        return [*([Path(state) / "compress"] if state else []), Path(tempfile.gettempdir())]
+    except OSError:  # nothing on this machine can be written
+        return []
+
+
+def write_traceback(error: BaseException, folders: Sequence[Path]) -> Path | None:
+    """Write the error's traceback into the first folder that takes it; None where none does."""
+    text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+    for folder in folders:
+        path = folder / f"compress-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text)
+        except (OSError, ValueError):
+            continue
+        return path
+    return None

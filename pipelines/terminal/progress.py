@@ -1,0 +1,167 @@
+"""One display for a whole run: bars on a terminal, and in a CI log a line now and then that still reads well."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from pipelines.engine.stage import Progress
+
+if TYPE_CHECKING:
+    from rich import progress
+    from rich.console import Console
+
+QUIET_SECONDS = 10
+"""Off a terminal, lines of one bar are at least this far apart, ..."""
+QUIET_SHARE = 0.1
+"""... and at least this share of the bar, ..."""
+LONGEST_SILENCE = 30
+"""... unless nothing was said for this many seconds: then a line comes whatever the stage is at, with a bar or without one.
+Who sees nothing for longer takes a run for dead, and so does CI."""
+
+
+def human_seconds(seconds: float) -> str:
+    """0.42 -> '0.4 s', 78 -> '78 s', 3700 -> '1 h 2 min'."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Display:
+    """Says on `console` where a run of `total` stages stands. `width` is the longest stage id."""
+
+    def __init__(self, console: Console, total: int, width: int, clock: Callable[[], float] = time.monotonic):
+        self.console, self.total, self.width, self.clock = console, total, width, clock
+        self.label = ""
+        self._live: progress.Progress | None = None
+        self._bars: list[_Lines] = []
+        self.last_said = clock()
+
+    def say(self, text: str) -> None:
+        """One plain line above whatever moves."""
+        self.last_said = self.clock()
+        (self._live.console if self._live else self.console).print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def stage(self, number: int, entry: str) -> Iterator[None]:
+        """Name the stage that what follows is about; on a terminal a spinner turns beside its name."""
+        self.label = f"[{number:>{len(str(self.total))}}/{self.total}] {entry:<{self.width}}"
+        if not self.console.is_terminal:
+            with self._never_silent():
+                yield
+            return
+        with _live(self.console) as live:
+            live.add_task(self.label, total=None, note="")
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    @contextlib.contextmanager
+    def _never_silent(self) -> Iterator[None]:
+        """A line whenever nothing was said for LONGEST_SILENCE, from a thread that sleeps until then."""
+        ended, start = threading.Event(), self.clock()
+        self.last_said = start
+
+        def watch() -> None:
+            while not ended.wait(max(self.last_said + LONGEST_SILENCE - self.clock(), 0.01)):
+                self.break_silence(start)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def break_silence(self, start: float) -> None:
+        """Say where the stage that began at `start` is, if nothing was said for LONGEST_SILENCE."""
+        now = self.clock()
+        if now - self.last_said >= LONGEST_SILENCE:
+            bars = [*self._bars]  # another thread opens and closes them
+            self.result(bars[-1].line(now) if bars else f"working, {human_seconds(now - start)} so far")
+
+    def result(self, text: str) -> None:
+        """A line of the stage that stays: how it ended, or what a user should know of it."""
+        self.say(f"{self.label}  {text}")
+
+    @contextlib.contextmanager
+    def bar(self, description: str, total: int) -> Iterator[Progress]:
+        """A bar of `total` steps inside the current stage."""
+        if self._live is None:
+            lines = _Lines(self, description, total)
+            self._bars.append(lines)
+            try:
+                yield lines
+            finally:
+                self._bars.remove(lines)
+            return
+        row = self._live.add_task(description, total=total, note="")
+        try:
+            yield _Row(self._live, row)
+        finally:
+            self._live.remove_task(row)
+
+
+def _live(console: Console) -> progress.Progress:
+    from rich import progress
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=24),
+        progress.TaskProgressColumn(),
+        progress.TimeRemainingColumn(compact=True),
+        progress.TextColumn("{task.fields[note]}", markup=False),
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # during a stage these go to its log
+        redirect_stderr=False,
+    )
+
+
+class _Row:
+    """A bar on a terminal."""
+
+    def __init__(self, live: progress.Progress, row: progress.TaskID):
+        self._live, self._row = live, row
+
+    def advance(self, steps: int = 1) -> None:
+        self._live.advance(self._row, steps)
+
+    def note(self, text: str) -> None:
+        self._live.update(self._row, note=text)
+
+
+class _Lines:
+    """A bar as lines of a log."""
+
+    def __init__(self, display: Display, description: str, total: int):
+        self._display, self._description, self._total = display, description, total
+        self._done, self._said, self._note = 0, 0, ""
+        self._start = self._last = display.clock()
+
+    def advance(self, steps: int = 1) -> None:
+        self._done += steps
+        now = self._display.clock()
+        silence, share = now - self._last, (self._done - self._said) / max(self._total, 1)
+        is_due = silence >= QUIET_SECONDS and share >= QUIET_SHARE and self._done < self._total
+        if is_due or now - self._display.last_said >= LONGEST_SILENCE:
+            self._display.result(self.line(now))
+
+    def note(self, text: str) -> None:
+        self._note = text
+
+    def line(self, now: float) -> str:
+        """'training: 40 %, loss 0.3, about 15 s left'; it counts as said."""
+        self._last, self._said = now, self._done
+        left = (now - self._start) / max(self._done, 1) * max(self._total - self._done, 0)
+        rest = f"about {human_seconds(left)} left" if self._done else f"{human_seconds(now - self._start)} so far"
+        parts = [f"{100 * self._done / max(self._total, 1):.0f} %", self._note, rest]
+        return f"{self._description}: {', '.join(part for part in parts if part)}"
