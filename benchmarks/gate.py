@@ -40,7 +40,8 @@ from pipelines.engine.runner import dense_of
 from pipelines.engine.stage import BaseModelReference, Inputs
 from pipelines.engine.store import write_atomic
 from pipelines.runs.finished import open_run
-from pipelines.stages.export.config import STAGE, ExportConfig, calibration, traced
+from pipelines.stages.export.config import STAGE, ExportConfig
+from pipelines.stages.export.exported import calibration, traced
 from pipelines.stages.export.proving import COMPRESSED, Prover
 from pipelines.stages.loading import load_data, load_model
 

@@ -38,7 +38,8 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs
 from pipelines.engine.store import write_atomic
 from pipelines.stages.benchmark.config import STAGE
-from pipelines.stages.export.config import ExportConfig, calibration, traced
+from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.exported import calibration, traced
 from pipelines.stages.loading import Data, load_data
 
 SUMS = {"Add", "LayerNormalization"}

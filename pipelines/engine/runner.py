@@ -354,7 +354,7 @@ def _perform(run: _Run, number: int, stage: Stage, work: Path, unfinished: Path,
     with captured(log_path):
         try:
             _settle(stage, run.pipeline.seed, run.threads)
-            metadata = stage.run(entry.config, _inputs(run, number, run.artifacts), workspace)
+            metadata = stage.perform(entry.config, _inputs(run, number, run.artifacts), workspace)
             return json.loads(canonical(metadata))
         except Exception as error:
             with contextlib.suppress(OSError):

@@ -1,9 +1,10 @@
-"""What a stage is, what it is given and what it gives back: the contract between `stages/*.py` and the runner."""
+"""What a stage is, what it is given and what it gives back: the contract between `stages/*/` and the runner."""
 
 from __future__ import annotations
 
 import importlib
 import logging
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from compressor.tasks import TaskConfig
 
 STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")
-"""Every stage, in the order in which a pipeline usually runs them. A new stage is a file in `stages/` and a word here."""
+"""Every stage, in the order in which a pipeline usually runs them. A new stage is a folder in `stages/` and a word here."""
 
 TASKS = "tasks"
 """Folder of an artifact, and of a run, with the files of many tasks."""
@@ -165,12 +166,14 @@ class Stage:
     `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
     the distributions whose versions enter the fingerprint, `extras` those that only some configs need; `version` is raised
     when the stage's own results change.
-    `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
-    `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
-    it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
-    key, to be compared with the model's positions. `with_tasks` looks at the config once more, knowing whether the pipeline has
-    many tasks. `surroundings` are facts of this machine that decide the result of such a config. Where `optional`, a CheckError
-    of `run` does not end the pipeline: it is a failure of the run, and later stages go on without this one's artifact.
+    `run` names where the work is done, "module:function": it is imported when the stage runs, because the table is read by
+    commands that must start fast. The function writes into `workspace.folder` and returns JSON metadata. `check` looks at the
+    stage's place in the pipeline. `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files'
+    hashes into the fingerprint; where it depends on the config it is a function of it. `lengths` are the tokens a row that the
+    config asks for, each behind its key, to be compared with the model's positions. `with_tasks` looks at the config once more,
+    knowing whether the pipeline has many tasks. `surroundings` are facts of this machine that decide the result of such a
+    config. Where `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages go
+    on without this one's artifact.
 
     In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "mend"})
     that failed though it went on: the run tells them, and ends with exit code 3.
@@ -180,7 +183,7 @@ class Stage:
     summary: str
     config: type[StageConfig]
     produces: str
-    run: Callable[[Any, Inputs, Workspace], dict[str, Any]]
+    run: str
     needs: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
     uses_dense: bool = False
@@ -194,6 +197,10 @@ class Stage:
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
     optional: bool = False
+
+    def perform(self, config: StageConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+        """Import what `run` names, and do the work: the metadata of the artifact."""
+        return pkgutil.resolve_name(self.run)(config, inputs, workspace)
 
 
 def load_stage(name: str) -> Stage:

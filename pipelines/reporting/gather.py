@@ -10,7 +10,7 @@ from pipelines.reporting.candidates import RUNTIMES, Record, cells_of, find, p50
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes
-from pipelines.stages.trainings import UNLEARNT, below_constant
+from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
 """Precisions, the first that is there being what is shown where nothing is deployed."""

@@ -281,7 +281,8 @@ class Verification:
             yield f"{of.name} -> {precision}, generating", lambda: of.generating(precision, path)
 
     def _repository_hops(self, made: Artifact, inputs: Inputs, serve: bool) -> Iterator[tuple[str, Callable]]:
-        from pipelines.stages.deploy.config import DeployConfig, contents
+        from pipelines.stages.deploy.config import DeployConfig
+        from pipelines.stages.deploy.run import contents
         from pipelines.stages.hops import compare_served
         from pipelines.stages.loading import PARITY_ROWS
 

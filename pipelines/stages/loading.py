@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from compressor.checkpoint import load, load_state, save_state
 from compressor.errors import UserError, UserErrors
+from compressor.methods import weights_moved
+from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
+from compressor.pruning.surgery import kept_of
+from compressor.tasks import TaskConfig
+from compressor.tasks.answers import IGNORED, cut
+from compressor.tasks.features import Forward, batches, check_ends, judge, pad, predict, torch_forward
+from compressor.tasks.generation import check_end
+from compressor.tasks.kinds import Kind, kind_of
+from compressor.tasks.reading import read_task
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from compressor.tasks import TaskConfig
-    from compressor.tasks.features import Forward
-    from compressor.tasks.kinds import Kind
 
 PARITY_ROWS = 256
 """Validation rows that a parity check compares: the longest and the shortest are among them."""
@@ -53,8 +58,6 @@ class Rows:
     @property
     def most_answers(self) -> int:
         """Of one row."""
-        from compressor.tasks.answers import IGNORED
-
         return 1 if self.labels.ndim == 1 else int((self.labels != IGNORED).sum(axis=1).max())
 
 
@@ -112,12 +115,6 @@ def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
 
 def read_data(folder: Path, config: TaskConfig) -> Data:
     """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
-    from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
-    from compressor.tasks.features import check_ends
-    from compressor.tasks.generation import check_end
-    from compressor.tasks.kinds import kind_of
-    from compressor.tasks.reading import read_task
-
     tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), config_of(folder)
     if kind.generates:
         check_end(tokenizer, model, folder)
@@ -140,8 +137,6 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 
     `seed` sets torch's random state, which new deltas are drawn from afterwards.
     """
-    from compressor.checkpoint import load, load_state
-
     return load(artifact.folder) if artifact.metadata["merged"] else load_state(artifact.folder, base.folder, seed=seed)
 
 
@@ -149,8 +144,6 @@ def predict_rows(
     forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int | None = None
 ) -> np.ndarray:
     """Logits (answers, outputs) of any `Forward`, with a progress bar; batches are those of the data by default."""
-    from compressor.tasks.features import predict
-
     with workspace.progress(description, len(rows)) as bar:
         options = {"labels": rows.labels, "batch_size": batch_size or data.batch_size, "on_batch": bar.advance}
         return predict(forward, rows.tokens, data.pad_id, **options)
@@ -165,8 +158,6 @@ def judge_rows(
     judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> Judged:
     """What the kind's `judged` (or another) makes of a model's answers to `rows`, with a progress bar; see `judge`."""
-    from compressor.tasks.features import judge
-
     with workspace.progress(description, len(rows)) as bar:
         options = {"batch_size": data.batch_size, "on_batch": bar.advance}
         found = judge(forward, rows.tokens, data.pad_id, rows.labels, judged or rows.kind.judged, **options)
@@ -175,11 +166,6 @@ def judge_rows(
 
 def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """(inputs, labels) of rows of similar length, as tensors."""
-    import torch
-
-    from compressor.tasks.answers import cut
-    from compressor.tasks.features import batches, pad
-
     for chosen in batches(rows.tokens, batch_size):
         batch = pad([rows.tokens[row] for row in chosen], pad_id)
         labels = torch.from_numpy(cut(rows.labels[chosen], batch["input_ids"].shape[1]))
@@ -188,11 +174,6 @@ def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[d
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:
     """Measure quality on all validation rows and write the model's state; returns the metadata that every state has."""
-    from compressor.checkpoint import save_state
-    from compressor.methods import weights_moved
-    from compressor.pruning.surgery import kept_of
-    from compressor.tasks.features import torch_forward
-
     quality = judge_rows(torch_forward(model), data.validation, data, workspace, "validating").quality
     save_state(
         model,

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.pipelines import toys
+
 LAZY = "import sys, pipelines.cli.commands as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
 
 
@@ -66,12 +68,7 @@ def test_exit_codes(project, out, compress, trouble, code):
 
 
 def test_a_package_that_is_missing_is_named_before_anything_runs(project, out, compress, monkeypatch):
-    import dataclasses
-
-    from tests.pipelines import toys
-
-    lacking = dataclasses.replace(toys.STAGES[2], packages=("click", "no-such-package"))
-    monkeypatch.setattr(sys.modules["pipelines.stages.prune.config"], "STAGE", lacking)
+    toys.replace(monkeypatch, "prune", packages=("click", "no-such-package"))
     code, shown, error = compress("run", project, "--out", out)
     assert (code, shown, out.exists()) == (2, "", False)
     assert error == "E901 stage 'prune' needs the package no-such-package. Install it: pip install no-such-package\n"

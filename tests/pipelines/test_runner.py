@@ -1,6 +1,5 @@
 """What the runner promises: reuse, atomic publish, locks, quiet, and the same store however often it is killed."""
 
-import dataclasses
 import json
 import os
 import random
@@ -87,8 +86,7 @@ def test_only_what_changed_runs_again(project, out, change, again):
 
 def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
     monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: None)
-    computing = dataclasses.replace(toys.STAGES[1], packages=("click", "torch"))
-    monkeypatch.setattr(sys.modules["pipelines.stages.tune.config"], "STAGE", computing)
+    toys.replace(monkeypatch, "tune", packages=("click", "torch"))
     go(project, out)
     calls(out)
     monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: "NVIDIA H200")

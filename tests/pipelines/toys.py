@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -152,12 +153,14 @@ TROUBLES = {
     )
 }
 
+RUN = f"{__name__}:run"
+
 STAGES = [
-    Stage("select", "", ToyConfig, "omega", run, reads_data=False, packages=("click",)),
-    Stage("tune", "", ToyConfig, "model", run, accepts=("omega",), packages=("click",)),
-    Stage("prune", "", ToyConfig, "model", run, needs=("model",), uses_dense=True, packages=("click",)),
-    Stage("deploy", "", ToyConfig, "repository", run, needs=("model",), packages=("click",)),
-    Stage("report", "", ToyConfig, "report", run, needs=("model",), accepts=("*",), packages=("click",)),
+    Stage("select", "", ToyConfig, "omega", RUN, reads_data=False, packages=("click",)),
+    Stage("tune", "", ToyConfig, "model", RUN, accepts=("omega",), packages=("click",)),
+    Stage("prune", "", ToyConfig, "model", RUN, needs=("model",), uses_dense=True, packages=("click",)),
+    Stage("deploy", "", ToyConfig, "repository", RUN, needs=("model",), packages=("click",)),
+    Stage("report", "", ToyConfig, "report", RUN, needs=("model",), accepts=("*",), packages=("click",)),
 ]
 
 
@@ -168,6 +171,16 @@ def install(monkeypatch) -> None:
         module = types.ModuleType(stage.name)
         module.STAGE = stage
         monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}.config", module)
+
+
+def replace(monkeypatch, name: str, run=None, **traits) -> None:
+    """Give a toy stage other traits until the test ends; `run` is a function."""
+    if run is not None:
+        own = f"run_of_{name}"
+        monkeypatch.setattr(sys.modules[__name__], own, run, raising=False)
+        traits["run"] = f"{__name__}:{own}"
+    stage = next(one for one in STAGES if one.name == name)
+    monkeypatch.setattr(sys.modules[f"pipelines.stages.{name}.config"], "STAGE", dataclasses.replace(stage, **traits))
 
 
 def write_project(folder: Path, pipeline: str = PIPELINE) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from compressor.cost import LayerShape, ModelShape
 from compressor.tasks import TaskConfig
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
-from pipelines.stages.benchmark.config import cost_of
+from pipelines.stages.benchmark.run import cost_of
 from pipelines.stages.report import config as stage
 
 CONFIG = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
@@ -184,5 +184,5 @@ def write_report(
     task = TaskConfig(train=place / "train.tsv", validation=place / "dev.tsv", text="sentence", label="label")
     base = BaseModelReference(reference, place / "base", "0" * 64)
     dense = next(artifact for artifact in artifacts if artifact.entry == "tune")
-    stage.STAGE.run(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, {"name": name}), Folder(place / "out"))
+    stage.STAGE.perform(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, {"name": name}), Folder(place / "out"))
     return place / "out"

@@ -14,7 +14,7 @@ from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.tables import tables
-from pipelines.stages.benchmark.config import cost_of
+from pipelines.stages.benchmark.run import cost_of
 from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES
 
 FILES = ("report.json", "report.md", "report.html")

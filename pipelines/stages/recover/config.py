@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
-from pipelines.engine.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
+from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
-from pipelines.stages.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pipelines.stages.loading import Data
+from pipelines.stages.training_plan import counted, planned
 
 
 class RecoverConfig(TrainingConfig):
@@ -85,54 +80,6 @@ def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
     return on_of(entry.config, method(entry.config.method), omega)
 
 
-def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
-    """Make the parameters to train trainable, in place; returns the method that says what they are, and its settings."""
-    from compressor.deltas.links import Change, merge_deltas
-    from compressor.methods import apply, set_trainable
-
-    groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
-    before = previous.metadata["method"]
-    if config.method == "full" or (config.method == "same" and before == "full"):
-        merge_deltas(model)
-        set_trainable(model, base=True, groups=())
-        return {"method": "full"}
-    if config.method == "same":
-        set_trainable(model, base=False, groups=groups)
-        return {"method": before}
-    row, options = method(config.method), load_options(config, inputs, group=str(len(groups) + 1))
-    apply(model, row.name, options)
-    return {"method": row.name, **settings_of(row, options, model)}
-
-
-def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
-    """What `train_and_save` is told of the dense model: the logits of every training row, dropout off, or itself, alive (always
-    where its logits are too many to be kept: those of a vocabulary)."""
-    from compressor.deltas.links import merge_all
-    from compressor.tasks.features import torch_forward
-    from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
-    from pipelines.stages.loading import load_model, predict_rows
-
-    if not config.distill:
-        return {}
-    dense = merge_all(load_model(inputs.dense, inputs.base))
-    if config.distill == "logits" and not data.kind.generates:
-        return {"logits": predict_rows(torch_forward(dense), data.train, data, workspace, "asking the dense teacher")}
-    weight = 0.0 if config.distill == "logits" else config.hidden_weight or HIDDEN_WEIGHT
-    return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill != "hidden")}
-
-
-def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Train the pruned model with a fresh optimizer and schedule, and write its state."""
-    from pipelines.stages.loading import load_data
-
-    data, previous = load_data(inputs), inputs.nearest("model")
-    model = found_model(inputs, data)
-    settings = prepare(model, config, previous, inputs)
-    teaching = teach(config, model, inputs, data, workspace)
-    metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), **teaching)
-    return {**metadata, **settings, "distill": config.distill}
-
-
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
     """`same` trains all the deltas that are there; its count is an upper bound: pruning may have cut places of Ω, and the
     network of a reparametrized prefix is dropped."""
@@ -154,7 +101,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "tokenizers"),
     version=5,
-    run=run,
+    run="pipelines.stages.recover.run:run",
     check=check,
     plan=plan,
 )

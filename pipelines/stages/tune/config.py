@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,13 +15,10 @@ from compressor.methods import (
     Options,
     method,
 )
-from pipelines.engine.stage import Entry, Inputs, Problem, Stage, Workspace
+from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import TrainingConfig, method_problems, told
-from pipelines.stages.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
-
-if TYPE_CHECKING:
-    pass
+from pipelines.stages.training_plan import counted, planned
 
 
 class TuneConfig(TrainingConfig):
@@ -65,27 +62,6 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     yield from method_problems(config, row, omega)
 
 
-def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with its task head, attach the method's deltas, train, and write the state (of many: their files)."""
-    from compressor.methods import apply
-    from compressor.models.hub import HEAD_ORIGINS
-    from pipelines.stages.loading import load_data
-
-    if inputs.tasks:
-        from pipelines.stages.tune.many_tasks import tune_tasks
-
-        return tune_tasks(config, inputs, workspace)
-    data = load_data(inputs)
-    model = found_model(inputs, data)
-    if model.head_origin != "fresh":
-        workspace.say(HEAD_ORIGINS[model.head_origin])
-    options = load_options(config, inputs, group="1")
-    row = method(config.method)
-    apply(model, row.name, options)
-    metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    return {**metadata, **settings_of(row, options, model), "head": model.head_origin}
-
-
 def plan(config: TuneConfig, plan: Plan) -> Plan:
     own, shape = planned(config, config.method, plan)
     if hasattr(plan.model, "tasks"):
@@ -102,7 +78,7 @@ STAGE = Stage(
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
     version=4,
-    run=run,
+    run="pipelines.stages.tune.run:run",
     check=check,
     plan=plan,
     with_tasks=with_tasks,
