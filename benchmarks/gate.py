@@ -32,8 +32,10 @@ from compressor.processor import default_threads, weight_bits
 from compressor.tasks import TaskConfig
 from compressor.tasks.classification import KIND
 from compressor.tasks.metrics import paired_changes, two_errors
-from export.graph.trace import matrices, write_onnx
-from export.parity.compare import BOUNDS, RESAMPLES, loss_of
+from export.graph.trace import matrices
+from export.parity.bounds import BOUNDS
+from export.parity.compare import RESAMPLES, loss_of
+from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from pipelines.engine.environment import machine
 from pipelines.engine.runner import dense_of
@@ -60,7 +62,7 @@ COLUMNS = (
 
 def simulated(rows: int, loss: float, flips: float, times: int, seed: int = 0) -> tuple[str, ...]:
     """A row of the table: how often each rule refuses `times` draws."""
-    draw, least = np.random.default_rng(seed), KIND.agreement.least["int8"]
+    draw, least = np.random.default_rng(seed), BOUNDS["int8"].agreement[KIND.name]
     down, up = (flips + loss) / 2, (flips - loss) / 2
     counts = draw.multinomial(rows, [down, up, 1 - down - up], size=times)
     shares = 1 - (counts[:, 0] + counts[:, 1]) / rows

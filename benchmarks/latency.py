@@ -26,8 +26,8 @@ from compressor.cost import shape_of
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, resolve
 from compressor.pruning.surgery import Removal, remove
-from export.graph.trace import export_onnx
 from export.latency.measure import Measurement, Variant, measure
+from export.runtimes.onnxruntime import export_onnx
 
 CONTROL = "dense fp32 fused, again"
 PLANS = {"dense": (0.0, 0.0), "3 heads": (0.25, 0.0), "6 heads": (0.5, 0.0), "6 heads + half FFN": (0.5, 0.5)}

@@ -47,12 +47,14 @@ from compressor.models.anatomy import layers_of  # noqa: E402
 from compressor.models.hub import build, resolve  # noqa: E402
 from compressor.pruning.surgery import Removal, remove  # noqa: E402
 from compressor.tasks.features import Encoding  # noqa: E402
-from export.graph.trace import can_fuse, file_name, trace, write_onnx  # noqa: E402
-from export.graph.trace import save as save_graph  # noqa: E402
+from export.graph.files import save as save_graph  # noqa: E402
+from export.graph.rewrite import can_fuse  # noqa: E402
+from export.graph.trace import trace  # noqa: E402
 from export.latency.measure import LEAST_ROUNDS, Measurement, Unmeasurable, Variant, time_shape, workers  # noqa: E402
 from export.latency.worker import encoding  # noqa: E402
+from export.runtimes.onnxruntime import write_onnx  # noqa: E402
 from export.runtimes.openvino import export_openvino  # noqa: E402
-from export.runtimes.openvino import file_name as openvino_name  # noqa: E402
+from export.runtimes.registry import RUNTIMES  # noqa: E402
 from pipelines.engine.environment import accelerator, machine  # noqa: E402
 from pipelines.engine.store import write_atomic  # noqa: E402
 from pipelines.stages.benchmark.config import STAGE  # noqa: E402
@@ -65,6 +67,7 @@ SHAPES = {
 NEURONS_OF = 64
 """Neurons are kept in multiples of this: a GPU's kernels take the same time up to the next."""
 CONTROL_BOUND = 0.03
+file_name, openvino_name = (RUNTIMES[name].file_name for name in ("onnxruntime", "openvino"))
 STATIC = "static/model.onnx"
 CALIBRATION = (8, (16, 48, 96, 128))
 """Rows a batch, and the lengths."""

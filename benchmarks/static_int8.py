@@ -30,8 +30,10 @@ from compressor.checkpoint import load
 from compressor.models.hub import resolve
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import Forward, predict, torch_forward
-from export.graph.trace import can_fuse, save, write_onnx
+from export.graph.files import save
+from export.graph.rewrite import can_fuse
 from export.latency.measure import Measurement, Variant, measure
+from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from export.runtimes.sessions import run, session
 from pipelines.engine.environment import machine

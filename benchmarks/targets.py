@@ -112,7 +112,7 @@ class Grid:
         return Result(**figures) if figures else None
 
     def _made(self, run: Run) -> dict | None:
-        target = {"speedup": run.target, "batch": self.batch, "length": self.length, "runtime": "onnx"}
+        target = {"speedup": run.target, "batch": self.batch, "length": self.length, "runtime": "onnxruntime"}
         stages = [
             self.tune,
             {"prune": {"target": target, "criterion": run.criterion, "rows": 1024}},

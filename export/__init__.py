@@ -1,7 +1,11 @@
-"""A torch model -> ONNX Runtime and OpenVINO, sessions of both, parity and latency."""
+"""A torch model -> files of a runtime, sessions of them, parity and latency."""
 
 import sys
 
+from export.runtimes.registry import RUNTIMES
+
 # OpenVINO and NNCF report their use to Google Analytics without asking, and transformers' exporters import both where they are
-# installed. They keep silent where this package cannot be imported
-sys.modules.setdefault("openvino_telemetry", None)
+# installed. They keep silent where the module that reports cannot be imported
+for _runtime in RUNTIMES.values():
+    for _module in _runtime.reporters:
+        sys.modules.setdefault(_module, None)

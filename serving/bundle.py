@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
+from export.runtimes.registry import DEFAULT, RUNTIMES
 
 BACKENDS = Path(__file__).parent / "backends"
 
@@ -39,7 +40,7 @@ def find_bundle() -> Bundle:
 
     Raises UserError E701 (not installed), E702 (Python version), E703 (libpython), E704 (numpy 2 breaks the stub's tensors).
     """
-    for package, extra in (("pytriton", "triton"), ("onnxruntime", "cpu")):
+    for package, extra in (("pytriton", "triton"), *((package, DEFAULT.extra) for package in DEFAULT.packages)):
         if importlib.util.find_spec(package) is None:
             raise UserError("E701", f"the embedded Triton server needs {package}", install(extra))
     root = Path(importlib.util.find_spec("pytriton").submodule_search_locations[0], "tritonserver")
@@ -77,11 +78,9 @@ def stage_backends(bundle: Bundle, folder: Path) -> None:
 
 def environment(bundle: Bundle) -> dict[str, str]:
     """The environment of the server: its stub takes libpython from LD_LIBRARY_PATH and its Python prefix from PATH."""
-    from onnxruntime import get_available_providers
-
     variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-    if "CUDAExecutionProvider" not in get_available_providers():
-        variables["CUDA_VISIBLE_DEVICES"] = ""  # else Triton would place models on a GPU that this ONNX Runtime cannot use
+    if not any(runtime.offers("cuda") for runtime in RUNTIMES.values()):
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # else Triton would place models on a GPU that no runtime here can use
     for key, first in (("LD_LIBRARY_PATH", bundle.library_folders), ("PATH", (Path(sys.prefix, "bin"),))):
         variables[key] = ":".join(filter(None, (*map(str, first), os.environ.get(key))))
     return variables

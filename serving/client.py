@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
+
 from compressor.errors import UserError
-from serving.registry import served_repository
+from compressor.tasks import KINDS
+from compressor.tasks.kinds import Kind, kind_of
 from serving.repository import tokenizer_sha256
+from serving.running import served_repository
 
 if TYPE_CHECKING:
-    import numpy as np
-    from tokenizers import Encoding, Tokenizer
-
     from compressor.tasks.classification import Prediction
-    from compressor.tasks.kinds import Kind
     from compressor.tasks.regression import Estimate
     from compressor.tasks.tokens import Tagged
 
@@ -34,6 +36,7 @@ class Client:
 
     def __init__(self, url: str):
         """Raises UserError E711 for a bad URL. Connects with the first call."""
+        # it brings gevent, which a process that only trains does without
         from tritonclient.http import InferenceServerClient
 
         self.host, self.port = parse_url(url)
@@ -48,7 +51,6 @@ class Client:
     def infer(self, model: str, features: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Every output of `model` for one batch. Shapes and types are as the model's config declares them."""
         from tritonclient.http import InferInput
-        from tritonclient.utils import np_to_triton_dtype
 
         inputs = [InferInput(name, array.shape, np_to_triton_dtype(array.dtype)) for name, array in features.items()]
         for tensor, array in zip(inputs, features.values(), strict=True):
@@ -77,7 +79,6 @@ class Client:
     def _errors(self, model: str | None = None) -> Iterator[None]:
         """Turn what tritonclient raises into coded errors."""
         from geventhttpclient.response import HTTPParseError
-        from tritonclient.utils import InferenceServerException
 
         where = f"{self.host}:{self.port}"
         try:
@@ -103,8 +104,6 @@ def predict(
     Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier),
     E717 (a text).
     """
-    import numpy as np
-
     with Client(url) as client:
         config = client.config(model)
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
@@ -126,8 +125,6 @@ class Encoder:
 
     def __init__(self, model: str, config: Mapping[str, Any], parameters: Mapping[str, str], folder: Path):
         """Raises UserError E714 when the folder's tokenizer is not the model's, E716 for inputs that no tokenizer makes."""
-        from tritonclient.utils import triton_to_np_dtype
-
         self.types = {
             tensor["name"]: triton_to_np_dtype(tensor["data_type"].removeprefix("TYPE_")) for tensor in config["input"]
         }
@@ -145,8 +142,6 @@ class Encoder:
 
     def features(self, encodings: Sequence[Encoding]) -> dict[str, np.ndarray]:
         """What the model takes, int arrays (batch, length) by name."""
-        import numpy as np
-
         return {
             name: np.array([getattr(encoding, ENCODING_FIELDS[name]) for encoding in encodings], dtype=type_)
             for name, type_ in self.types.items()
@@ -162,8 +157,6 @@ class Encoder:
 
 def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
     """The tokenizer in `folder`, checked against `tokenizer_sha256`. Raises UserError E714."""
-    from tokenizers import Tokenizer
-
     mend = "Pass --tokenizer with the folder NAME/tokenizer of the model's repository"
     if not (folder / "tokenizer.json").is_file():
         raise UserError("E714", "no tokenizer.json", mend, str(folder))
@@ -210,9 +203,6 @@ def labels_of(model: str, config: Mapping[str, Any], parameters: Mapping[str, st
 
 def kind_served(model: str, parameters: Mapping[str, str]) -> Kind:
     """The kind of task that a model is for: classification where it does not say. Raises UserError E716 for an unknown one."""
-    from compressor.tasks import KINDS
-    from compressor.tasks.kinds import kind_of
-
     name = parameters.get("task", "classification")
     if name not in KINDS:
         what = f"model '{model}' is for the task '{name}', which is not known here"

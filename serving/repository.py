@@ -7,42 +7,33 @@ or openvino backend) and on the embedded server, and two writes of the same mode
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES
-from serving.bundle import BACKENDS, install
-
-if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
+from export.runtimes.registry import runtime_of
+from export.runtimes.runtime import Runtime, TensorSpec
+from serving.bundle import BACKENDS
 
 LOGITS = "logits"
 DATA_TYPES = {
-    "FLOAT16": "TYPE_FP16",
-    "FLOAT": "TYPE_FP32",
-    "DOUBLE": "TYPE_FP64",
-    "INT8": "TYPE_INT8",
-    "INT32": "TYPE_INT32",
-    "INT64": "TYPE_INT64",
-    "UINT8": "TYPE_UINT8",
-    "BOOL": "TYPE_BOOL",
-    "f16": "TYPE_FP16",
-    "f32": "TYPE_FP32",
-    "f64": "TYPE_FP64",
-    "i8": "TYPE_INT8",
-    "i32": "TYPE_INT32",
-    "i64": "TYPE_INT64",
-    "u8": "TYPE_UINT8",
-    "boolean": "TYPE_BOOL",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+    "int8": "TYPE_INT8",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "uint8": "TYPE_UINT8",
+    "bool": "TYPE_BOOL",
 }
-"""Triton's word for an element type of ONNX or OpenVINO."""
+"""Triton's word for an element type."""
 
 
 def write_repository(
@@ -50,6 +41,7 @@ def write_repository(
     name: str,
     path: Path,
     *,
+    runtime: Runtime | None = None,
     labels: Sequence[str] = (),
     tokenizer_folder: Path | None = None,
     max_batch_size: int = 32,
@@ -58,12 +50,12 @@ def write_repository(
 ) -> Path:
     """Add the model `name` to the repository `folder` and return its folder. Call again for further models.
 
-    `path` is an ONNX file, or OpenVINO's .xml with its .bin beside it. Tensors, types and dims come from it; with
-    `max_batch_size` > 0 its first axis must be dynamic and is left out of the config. `parameters` are written as strings
-    beside those that are added here, `labels` (JSON list) and `tokenizer_sha256` among them; the client reads `max_length`
-    (tokens), `pad_id` and `end_id` (a token that every text must make equally often), the backend `intra_op_thread_count`
-    (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino).
-    Raises UserError E720 (name), E721 (model file), E722 (labels), E723 (tokenizer).
+    `path` is a model file of `runtime` (default: by its ending, an ONNX file or OpenVINO's .xml with its .bin beside it).
+    Tensors, types and dims come from it; with `max_batch_size` > 0 its first axis must be dynamic and is left out of the
+    config. `parameters` are written as strings beside those that are added here, `labels` (JSON list) and `tokenizer_sha256`
+    among them; the client reads `max_length` (tokens), `pad_id` and `end_id` (a token that every text must make equally
+    often), the backend `intra_op_thread_count` (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino).
+    Raises UserError E720 (name), E721 (model file), E722 (labels), E723 (tokenizer), E901 (packages of the runtime).
     """
     model_folder = Path(folder) / name
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
@@ -71,9 +63,11 @@ def write_repository(
     if model_folder.exists():
         raise UserError("E720", f"the repository already holds a model '{name}'", "Choose another name", str(folder))
 
+    path, runtime = Path(path), runtime or runtime_of(Path(path))
     config = make_config(
         name,
-        Path(path),
+        path,
+        runtime=runtime,
         labels=labels,
         tokenizer_folder=tokenizer_folder,
         max_batch_size=max_batch_size,
@@ -81,7 +75,7 @@ def write_repository(
         parameters=parameters,
     )
     (model_folder / "1").mkdir(parents=True)
-    for target, source in files_of(Path(path)).items():
+    for target, source in runtime.files(path).items():
         shutil.copyfile(source, model_folder / "1" / target)
     write_config(config, model_folder)
     if labels:
@@ -97,6 +91,7 @@ def make_config(
     name: str,
     path: Path,
     *,
+    runtime: Runtime | None = None,
     labels: Sequence[str] = (),
     tokenizer_folder: Path | None = None,
     max_batch_size: int = 32,
@@ -104,7 +99,7 @@ def make_config(
     parameters: Mapping[str, object] | None = None,
 ) -> ModelConfig:
     """The whole config that `write_repository` writes for these arguments. Raises UserError E721, E722, E723."""
-    config = describe(path, name, max_batch_size, max_queue_delay_us)
+    config = base_config(path, runtime or runtime_of(path), name, max_batch_size, max_queue_delay_us)
     values = {key: str(value) for key, value in (parameters or {}).items()}
     if labels:
         set_labels(config, labels)
@@ -116,87 +111,28 @@ def make_config(
     return config
 
 
-def files_of(path: Path) -> dict[str, Path]:
-    """Name in the version folder -> source, of a model file and of the weights beside it."""
-    if path.suffix == ".xml":
-        return {"model.xml": path, "model.bin": path.with_suffix(".bin")}
-    # the graph knows its data file by name
-    data = path.with_name(f"{path.name}.data")
-    return {"model.onnx": path, **({data.name: data} if data.is_file() else {})}
-
-
-def describe(path: Path, name: str, max_batch_size: int, max_queue_delay_us: int) -> ModelConfig:
+def base_config(path: Path, runtime: Runtime, name: str, max_batch_size: int, max_queue_delay_us: int) -> ModelConfig:
     """The config of a model file without labels and parameters. Raises UserError E721."""
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-    backend, read = ("openvino", openvino_tensors) if path.suffix == ".xml" else ("onnxruntime", onnx_tensors)
-    config = ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
-    for fields, tensors in zip((config.input, config.output), read(path), strict=True):
+    config = ModelConfig(name=name, backend=runtime.backend, max_batch_size=max_batch_size)
+    for fields, tensors in zip((config.input, config.output), runtime.tensors(path), strict=True):
         for tensor in tensors:
-            fields.add(**tensor.fields(path, batched=max_batch_size > 0))
+            fields.add(**fields_of(tensor, path, batched=max_batch_size > 0))
     config.instance_group.add(count=1)
-    if backend == "openvino" and max_batch_size > 0:
-        # the native backend compiles for max_batch_size rows, and without this refuses every smaller request
-        config.parameters["ENABLE_BATCH_PADDING"].string_value = "YES"
     if max_batch_size > 0:
         config.dynamic_batching.max_queue_delay_microseconds = max_queue_delay_us
+    runtime.configure(config)
     return config
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output of a model file: name, the file's own word for the type, dims (-1 where dynamic)."""
-
-    name: str
-    type: str
-    dims: list[int]
-
-    def fields(self, path: Path, *, batched: bool) -> dict[str, object]:
-        """As it stands in a config, without the batch axis when `batched`. Raises UserError E721."""
-        if self.type not in DATA_TYPES:
-            raise UserError("E721", f"'{self.name}' is a tensor of {self.type}", "Export it with a number type", str(path))
-        if batched and (len(self.dims) < 2 or self.dims[0] != -1):
-            mend = "Export it with a dynamic first axis, or use max_batch_size 0"
-            raise UserError("E721", f"'{self.name}' has no batch axis: its shape is {self.dims}", mend, str(path))
-        return {"name": self.name, "data_type": DATA_TYPES[self.type], "dims": self.dims[1:] if batched else self.dims}
-
-
-def onnx_tensors(path: Path) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and outputs of an ONNX file. Raises UserError E721."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except (OSError, DecodeError) as error:
-        raise UserError("E721", f"not a readable ONNX file ({error})", "Export the model again", str(path)) from error
-
-    def tensor(value: onnx.ValueInfoProto) -> Tensor:
-        kind = value.type.tensor_type
-        dims = [axis.dim_value if axis.HasField("dim_value") else -1 for axis in kind.shape.dim]
-        return Tensor(value.name, onnx.TensorProto.DataType.Name(kind.elem_type), dims)
-
-    initializers = {value.name for value in graph.initializer}
-    return [tensor(value) for value in graph.input if value.name not in initializers], [*map(tensor, graph.output)]
-
-
-def openvino_tensors(path: Path) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and outputs of an OpenVINO model. Raises UserError E721 and E901 (OpenVINO is not installed)."""
-    if importlib.util.find_spec("openvino") is None:
-        raise UserError("E901", "the runtime openvino needs the package openvino", install("openvino"))
-    import openvino
-
-    try:
-        model = openvino.Core().read_model(path)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise UserError("E721", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
-
-    def tensor(port: openvino.Output) -> Tensor:
-        dims = [-1 if axis.is_dynamic else axis.get_length() for axis in port.partial_shape]
-        return Tensor(port.get_any_name(), port.get_element_type().get_type_name(), dims)
-
-    return [*map(tensor, model.inputs)], [*map(tensor, model.outputs)]
+def fields_of(tensor: TensorSpec, path: Path, *, batched: bool) -> dict[str, object]:
+    """An input or output as it stands in a config, without the batch axis when `batched`. Raises UserError E721."""
+    if tensor.type not in DATA_TYPES:
+        raise UserError("E721", f"'{tensor.name}' is a tensor of {tensor.type}", "Export it with a number type", str(path))
+    if batched and (len(tensor.shape) < 2 or tensor.shape[0] != -1):
+        fix = "Export it with a dynamic first axis, or use max_batch_size 0"
+        raise UserError("E721", f"'{tensor.name}' has no batch axis: its shape is {tensor.shape}", fix, str(path))
+    dims = tensor.shape[1:] if batched else tensor.shape
+    return {"name": tensor.name, "data_type": DATA_TYPES[tensor.type], "dims": dims}
 
 
 def set_labels(config: ModelConfig, labels: Sequence[str]) -> None:
@@ -234,16 +170,11 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def write_config(config: ModelConfig, model_folder: Path) -> None:
     """Write config.pbtxt. The text form sorts its maps, so equal configs are equal bytes."""
-    from google.protobuf import text_format
-
     (model_folder / "config.pbtxt").write_text(text_format.MessageToString(config), encoding="utf-8")
 
 
 def read_config(model_folder: Path) -> ModelConfig:
     """The parsed config.pbtxt of a model folder. Raises UserError E724 when it is missing or misspelt."""
-    from google.protobuf import text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
     path = Path(model_folder, "config.pbtxt")
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
-from serving import registry
+from serving import running
 from serving.bundle import Bundle, environment, find_bundle, stage_backends
 from serving.repository import model_names, refuse_code
 
@@ -118,7 +118,7 @@ class EmbeddedServer:
             self._link(models)
             self._launch(bundle)
             self._wait_until_ready()
-            registry.announce(self.ports["http"], self.repository, self.process.pid)
+            running.announce(self.ports["http"], self.repository, self.process.pid)
         except BaseException:
             self.stop()
             raise
@@ -183,7 +183,7 @@ class EmbeddedServer:
     def stop(self) -> None:
         """Stop the server with everything it started, and remove its traces. Harmless when it is not running."""
         if self.process is not None:
-            registry.withdraw(self.ports["http"])
+            running.withdraw(self.ports["http"])
             try:
                 self.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -131,7 +131,6 @@ KIND = Kind(
         labels_agree,
         "labels agree",
         "labels agree on",
-        {"int8": 0.97, "int8 on random rows": 0.9, "int8 on random tokens": 0.9, "int4 on random tokens": 0.5},
         two_errors,
         decided_labels_agree,
     ),

@@ -149,7 +149,7 @@ KIND = Kind(
         Metric("perplexity", "perplexity", perplexity),
         Metric("accuracy", "token accuracy", token_accuracy, " %"),
     ),
-    agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", {"int8": 0.9}, two_errors, decided_labels_agree),
+    agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", two_errors, decided_labels_agree),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     auto_class=GENERATES,

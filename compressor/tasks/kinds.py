@@ -54,16 +54,15 @@ class Metric:
 class Agreement:
     """How far two models say the same, whatever the labels are.
 
-    `measure` takes two arrays of outputs (answers, outputs) and gives 1.0 where they say the same. `least` is what a hop that
-    bounds no single difference must reach, by the kind of hop; `name` heads a column, `words` come before the share.
-    `chance` of (a share, answers) is how far that many answers may be below a share that holds for all. `beyond` is `measure`
-    without the answers that a noise of their margins alone may turn.
+    `measure` takes two arrays of outputs (answers, outputs) and gives 1.0 where they say the same; how far a hop must reach
+    stands in export/parity/bounds.py. `name` heads a column, `words` come before the share. `chance` of (a share, answers) is
+    how far that many answers may be below a share that holds for all. `beyond` is `measure` without the answers that a noise
+    of their margins alone may turn.
     """
 
     measure: Callable[[np.ndarray, np.ndarray], float]
     name: str
     words: str
-    least: Mapping[str, float]
     chance: Callable[[float, int], float]
     beyond: Callable[[np.ndarray, np.ndarray, float], float]
 

@@ -106,7 +106,6 @@ KIND = Kind(
         concordance,
         "concordance",
         "concordance",
-        {"int8": 0.99, "int8 on random rows": 0.9},
         chance=lambda least, answers: 0.0,
         beyond=lambda reference, candidate, noise: concordance(reference, candidate),
     ),

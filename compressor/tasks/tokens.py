@@ -201,7 +201,7 @@ KIND = Kind(
     distillation=distillation_loss,
     metrics=(Metric("f1", "entity F1", entity_f1, " %", chance=0.0), Metric("accuracy", "token accuracy", word_accuracy, " %")),
     # most words are O to every model: agreement is easier to reach than between classes
-    agreement=Agreement(labels_agree, "tags agree", "tags agree on", {"int8": 0.98}, two_errors, decided_labels_agree),
+    agreement=Agreement(labels_agree, "tags agree", "tags agree on", two_errors, decided_labels_agree),
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     written=written,

@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from compressor.tasks.features import Forward, torch_forward
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 Range = tuple[float, float]
 
@@ -98,7 +96,6 @@ def _watching(modules: dict[str, nn.Module]) -> Iterator[dict[str, Range]]:
 @contextlib.contextmanager
 def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterator[None]:
     """One module with its weight rounded to `bits` and its inputs to 8. `inputs` is their range; None: that of each call."""
-    from torch import nn
 
     def hook(_module: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (_rounded(given[0], inputs or (float(given[0].min()), float(given[0].max()))), *given[1:])
@@ -117,8 +114,6 @@ def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterato
 
 def _rounded(values: Tensor, limits: Range) -> Tensor:
     """Values (any shape) on the 256 steps between the limits, 0 among them."""
-    import torch
-
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     scale = max((high - low) / 255, 1e-12)
     return torch.fake_quantize_per_tensor_affine(values, scale, round(-low / scale), 0, 255)
@@ -126,8 +121,6 @@ def _rounded(values: Tensor, limits: Range) -> Tensor:
 
 def _rounded_weight(module: nn.Module, bits: int) -> Tensor:
     """The weight in 8 bits (or fewer): one scale an output channel, for an embedding one in all."""
-    from torch import nn
-
     weight = module.weight.detach()
     if isinstance(module, nn.Embedding):
         return _rounded(weight, (float(weight.min()), float(weight.max())))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from export.runtimes.sessions import PAST, session
+from export.runtimes.feeds import PAST
+from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, OrtValue

@@ -12,8 +12,7 @@ Names are those that optimum gave such graphs: `past_key_values.0.key`, `present
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import onnx
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
@@ -22,9 +21,6 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from compressor.errors import UserError
 from export.graph.trace import trace, trace_named, unchanged
-
-if TYPE_CHECKING:
-    import onnx
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 5, 7
 """Sizes of the sample that is traced: all different, none 1."""

@@ -10,17 +10,14 @@ another: the same operators in fp32 with every result rounded to bf16 (`emulated
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import onnx
-    import onnxruntime
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-    from export.runtimes.sessions import OpenVINOSession
-
-FOR_CUDA = ("fp16", "bf16")
-"""Precisions that are no gain on a CPU: files to be run by CUDA."""
 KEPT_IN_FP32 = ("LayerNormalization", "Softmax", "ReduceMean", "Pow", "Sqrt")
 """Operators whose sums or squares leave fp16 (65504)."""
 ANGLES = ("Cos", "Sin")
@@ -31,7 +28,7 @@ LARGEST = 1e4
 
 def half(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, what lies between them and rotary angles stay in fp32."""
-    import onnx
+    # of an extra
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     copy = onnx.ModelProto()
@@ -83,9 +80,6 @@ def _own_weights(proto: onnx.ModelProto, kept: set[str]) -> None:
 def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Hand on between two nodes in fp32 what the converter casts to fp16 and back (a square would overflow on the way), drop
     the casts that nobody reads then, and put the nodes into their order."""
-    import onnx_ir
-    from onnx import TensorProto
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     def source(name: str, to: int) -> str | None:
         node = makers.get(name)
@@ -109,9 +103,6 @@ def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def brain(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The unfused fp32 graph in bf16, where `half` would have fp16. Weights are rounded once, from fp32."""
-    import ml_dtypes
-    import numpy as np
-    from onnx import AttributeProto, TensorProto, numpy_helper
 
     def rounded(tensor: onnx.TensorProto) -> onnx.TensorProto:
         values = numpy_helper.to_array(exact.get(tensor.name, tensor)).astype(np.float32)
@@ -135,9 +126,6 @@ def brain(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def emulated(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A bf16 graph for a runtime without bf16 kernels: each operator in fp32, its result rounded to bf16 by a cast."""
-    import numpy as np
-    import onnx
-    from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
     def wide(tensor: onnx.TensorProto) -> onnx.TensorProto:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
@@ -164,23 +152,3 @@ def emulated(proto: onnx.ModelProto) -> onnx.ModelProto:
     del made.graph.node[:], made.graph.value_info[:]
     made.graph.node.extend(nodes)
     return made
-
-
-def proving_session(path: Path, precision: str, threads: int | None) -> onnxruntime.InferenceSession | OpenVINOSession:
-    """A session on the CPU that answers for the file at `path`: of the file, or, for bf16, of what it is `emulated` by.
-
-    Raises UserError E602 where the file is missing or damaged.
-    """
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    from compressor.errors import UserError
-    from export.runtimes.sessions import failures, plain_session, session
-
-    if precision != "bf16":
-        return session(path, threads=threads)
-    try:
-        return plain_session(emulated(onnx.load(path)).SerializeToString())
-    except (OSError, ValueError, DecodeError, onnx.shape_inference.InferenceError, *failures()) as error:
-        reason = " ".join(str(error).split())[-160:]
-        raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import onnx
+import onnx
+from onnx import helper, numpy_helper
 
 BLOCK = 32
 """Weights of a row that share a scale."""
@@ -23,8 +22,6 @@ def quantized_weights(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     A scale a block of BLOCK inputs, symmetric, rounded to nearest; norms, biases and sums stay fp32, and so do embeddings: one
     that is the head, too, then stands there twice, once in `bits`.
     """
-    import onnx
-
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     _as_products(copy.graph)
@@ -47,8 +44,6 @@ def _quantizer() -> type:
 
 def _as_products(graph: onnx.GraphProto) -> None:
     """Write what the quantizer passes by as products with constants: a Gemm (GPT-2), a transposed embedding (a tied head)."""
-    from onnx import helper
-
     weights = {tensor.name: tensor for tensor in graph.initializer}
     turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
     nodes = []
@@ -75,8 +70,6 @@ def _plain(given: dict[str, Any]) -> bool:
 
 def _turned(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> str:
     """The name of a transposed matrix, which is added to the graph."""
-    from onnx import numpy_helper
-
     name = f"{tensor.name}_turned"
     graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(tensor).T), name))
     return name

@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 
 from compressor.errors import UserError
+from export.runtimes.runtime import Device
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3
@@ -47,9 +48,10 @@ class Variant:
     """What a worker loads: a file of the runtime, or a checkpoint folder for PyTorch. Names are unique within a run."""
 
     name: str
-    runtime: Literal["onnxruntime", "openvino", "pytorch", "torch.compile", "cuda graphs"]
+    runtime: str
+    """A word of export/runtimes/registry.py, or how PyTorch runs: "pytorch", "torch.compile" or "cuda graphs"."""
     path: Path
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     half: bool = False
     """PyTorch's weights and activations in fp16; a file of a runtime has the precision that it was written in."""
     vocabulary: int = 1000

@@ -1,4 +1,4 @@
-"""How long the parts of a model take in ONNX Runtime or OpenVINO: a table that prices every pruned model of the same dense one.
+"""How long the parts of a model take in a runtime: a table that prices every pruned model of the same dense one.
 
 Whole models are timed, with all blocks at one width, in one interleaved run: caches, fusions and threads are then those of a
 real model, which a block of its own would not have. The differences to the dense model, shared out among the blocks, are what
@@ -15,18 +15,22 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
+from torch import nn
 
+from compressor.cost import ModelShape, shape_of
 from compressor.errors import UserError
+from compressor.models.anatomy import layers_of
+from compressor.models.hub import end_id_of
+from compressor.models.modules import STRUCTURES
+from compressor.pruning.sizes import stacks_of
+from compressor.pruning.surgery import Removal, remove
+from export.graph.trace import trace
 from export.latency.measure import Measurement, Variant, measure
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from compressor.cost import ModelShape
-    from compressor.pruning.surgery import Removal
+from export.runtimes.registry import DEFAULT, RUNTIMES
 
 KNOTS = (0.0, 0.25, 0.5)
 """Shares of a structure's units at which models are timed, beside all of them."""
@@ -77,11 +81,6 @@ class LatencyTable:
 
 def probes(model: nn.Module) -> list[dict[int, Removal]]:
     """What is cut to learn the price of every structure that `model` has; blocks that others rely on stay as they are."""
-    from compressor.models.anatomy import layers_of
-    from compressor.models.modules import STRUCTURES
-    from compressor.pruning.sizes import stacks_of
-    from compressor.pruning.surgery import Removal
-
     layers = dict(enumerate(layers_of(model)))
     found = []
     for structure in STRUCTURES:
@@ -101,10 +100,6 @@ def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> 
 
     Nothing takes less than no time, and no sublayer less with more units: that is what noise may not suggest.
     """
-    from scipy.optimize import nnls
-
-    from compressor.models.modules import STRUCTURES
-
     seen = {name: {layer.units(name) for shape, _ in timed for layer in shape.layers} | {0} for name in STRUCTURES}
     knots = {name: sorted(units) for name, units in seen.items() if len(units) > 1}
 
@@ -130,7 +125,7 @@ def measure_table(
     *,
     batch: int,
     length: int,
-    runtime: str = "onnx",
+    runtime: str = DEFAULT.key,
     precision: str = "fp32",
     threads: int | None = None,
     rounds: int = 20,
@@ -141,9 +136,6 @@ def measure_table(
     `encoding` is a sample to trace with, int64 (2 or more, 2 or more). `on_step(n)` is called with n of `steps(model, rounds)`.
     Raises UserError E603, E901.
     """
-    from compressor.cost import shape_of
-    from compressor.pruning.surgery import remove
-
     asked = probes(model)
     with tempfile.TemporaryDirectory() as scratch:
         variants, shapes = [], []
@@ -184,20 +176,13 @@ def exported(
     encoding: dict[str, np.ndarray],
     folder: Path,
     precision: str = "fp32",
-    runtime: str = "onnx",
+    runtime: str = DEFAULT.key,
 ) -> Variant:
-    """A model as a variant of a latency run, exported below `folder` for a runtime: "onnx" or "openvino". Raises E901.
+    """A model as a variant of a latency run, exported below `folder` for a runtime. Raises UserError E901.
 
-    OpenVINO's static int8 is calibrated on `encoding`: how long a graph takes does not depend on its scales.
+    Static int8 is calibrated on `encoding`: how long a graph takes does not depend on its scales.
     """
-    from compressor.models.hub import end_id_of
-    from export.graph.trace import export_onnx, trace
-    from export.runtimes.openvino import export_openvino
-    from export.runtimes.sessions import runtime_of
-
-    if runtime == "openvino":
-        paths = export_openvino(trace(model, encoding), folder / name, precisions=(precision,), rows=[encoding])
-    else:
-        paths = export_onnx(model, encoding, folder / name, precisions=(precision,))
-    path = paths[precision]
-    return Variant(name, runtime_of(path), path, vocabulary=model.config.vocab_size, end=end_id_of(model))
+    row = RUNTIMES[runtime]
+    options = {"precisions": (precision,), "rows": [encoding], "fuse": row.can_fuse(model)}
+    path = row.write(trace(model, encoding), folder / name, **options)[precision]
+    return Variant(name, runtime, path, vocabulary=model.config.vocab_size, end=end_id_of(model))

@@ -1,5 +1,7 @@
 """The process behind one variant of a latency run: `python -m export.latency.worker`, JSON lines on stdin and stdout.
 
+torch is imported for PyTorch's variants alone: its thread pool would disturb another runtime's times.
+
 First line in: the variant. First line out: {"loaded": true}. Then {"batch", "length"} in, {"ms"} out, until stdin ends.
 """
 
@@ -16,6 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from export.runtimes.feeds import feeds_of, run
+from export.runtimes.registry import RUNTIMES
+from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,16 +41,16 @@ def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lam
 
 
 def session_timer(variant: dict[str, Any]) -> Timer:
-    """Times one run in ONNX Runtime or OpenVINO, inputs handed over as numpy; on a GPU they are there already, as PyTorch's."""
-    from export.runtimes.sessions import Bound, run, session
-
-    device = variant["device"]
-    live = session(Path(variant["path"]), device=device, threads=variant["threads"])
+    """Times one run in a runtime, inputs handed over as numpy; on a GPU they are there already, as PyTorch's."""
+    runtime, device = RUNTIMES[variant["runtime"]], variant["device"]
+    live = session(Path(variant["path"]), runtime=runtime, device=device, threads=variant["threads"])
 
     def timer(batch: int, length: int) -> float:
         inputs = encoding_of(variant, batch, length)
+        if device == "cpu":
+            return milliseconds(functools.partial(run, live, inputs))
         # a bound batch waits for the card by itself
-        return milliseconds(functools.partial(run, live, inputs) if device == "cpu" else Bound(live, inputs, device))
+        return milliseconds(runtime.bound(live, feeds_of(live, inputs), device))
 
     return timer
 
@@ -137,8 +143,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     variant = json.loads(sys.stdin.readline())
-    sessions = variant["runtime"] in ("onnxruntime", "openvino")
-    timer = session_timer(variant) if sessions else torch_timer(variant)
+    timer = session_timer(variant) if variant["runtime"] in RUNTIMES else torch_timer(variant)
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:
         replies.write(json.dumps({"ms": timer(**json.loads(line))}) + "\n")

@@ -1,4 +1,4 @@
-"""Is it still the same function? Logits before and after each hop, compared on real rows, with a bound a kind.
+"""Is it still the same function? Logits before and after each hop, compared on real rows (bounds: export/parity/bounds.py).
 
 Where precision is given up on purpose (int8), no single difference is bounded. Refused is then what is *shown* to be wrong: a
 loss of the metric that chance does not explain, labels that change beyond what rounding changes, or outputs that move further
@@ -20,73 +20,16 @@ from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import Forward, answers_of
 from compressor.tasks.kinds import Kind
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
+from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, Bound, row_of
 
 Batches = dict[str, np.ndarray]
 """Logits (answers, classes) of some rows in several batch compositions, by the name of the composition."""
 
 RESAMPLES = 1000
-GENERATED = ", generated"
-"""Ends the rows of the table of bounds for models whose outputs are the words of a vocabulary."""
 MORE_ROWS = 128
 """Rows that are compared once more, in other batches."""
-ROUNDING = 1e-5
-"""|Δlogit| that is allowed there even where equal bits are asked for: PyTorch's kernels for one row, and so the last bits,
-depend on where in memory the weights begin."""
-
-
-ROUNDING_FACTOR = 1.35
-"""How much further than by rounding outputs may move. Sound files move .5 (OpenVINO) to 1.15 times as far; where a matrix's
-scale is wrong by a quarter .9 to 7 times, 4 bits 3 to 11 times (docs/results/gate.md)."""
-LEAST_ANSWERS = 800
-"""Of the checks that need no labels: where there are fewer validation rows, training rows join them."""
 ONE_SIDED, NINE_OF_TEN = 1.645, 1.282
 """Normal quantiles of .95 and .9."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`, or
-    times the largest of those in its row when `of_row`: where every word is one product with one state, it rounds them alike.
-
-    Where there is none, `metric_loss` is the most that the task's metric may be shown to fall, the kind of task says how far
-    the outputs must agree (`Agreement.least`), and `rounding` is the most that the outputs may move, as a multiple of what
-    rounding to the precision moves them in PyTorch.
-    """
-
-    difference: float | None = None
-    relative: bool = False
-    of_row: bool = False
-    metric_loss: float = 0.0
-    rounding: float = ROUNDING_FACTOR
-
-
-BOUNDS = {
-    "removed": Bound(difference=1e-4),
-    "merged": Bound(difference=0.0),
-    "onnx": Bound(difference=1e-4, relative=True),
-    "onnx, generated": Bound(difference=1e-4, relative=True, of_row=True),
-    # behind random words some states are sums of large numbers that cancel: rounding moves their logits further
-    "onnx on random tokens": Bound(difference=1e-3, relative=True, of_row=True),
-    "removed, generated": Bound(difference=1e-4, relative=True, of_row=True),
-    "merged, generated": Bound(difference=0.0, relative=True, of_row=True),
-    "served": Bound(difference=1e-5),
-    "int8": Bound(metric_loss=0.01),
-    # nats a token: 5 % of the perplexity. A likelihood of .2 % cannot fall by a point
-    "int8, generated": Bound(metric_loss=0.05),
-    "fp16": Bound(difference=2e-2, relative=True),
-    # bf16 has 3 bits less
-    "bf16": Bound(difference=0.16, relative=True),
-    "int8 on random rows": Bound(metric_loss=0.1),
-    "int8 on random tokens": Bound(metric_loss=0.1),
-    "int4 on random tokens": Bound(metric_loss=0.5),
-}
-"""Every hop's bound, in one table. Where logits are bounded, two logits closer than the bound may swap the label."""
-
-
-def row_of(kind: str, task: Kind) -> str:
-    """The row of the table for a kind of hop: one whose outputs are the words of a vocabulary has some of its own."""
-    own = f"{kind}{GENERATED}"
-    return own if task.generates and own in BOUNDS else kind
 
 
 @dataclass(frozen=True)
@@ -221,7 +164,7 @@ def compare(
     """
     kind = row_of(kind, task)
     bound, others = BOUNDS[kind], {name: (batches[0][name], theirs) for name, theirs in batches[1].items()}
-    loose = replace(bound, difference=ROUNDING) if bound.difference == 0.0 else bound
+    loose = replace(bound, difference=BIT_EXACT_TOLERANCE) if bound.difference == 0.0 else bound
     if reference.shape != candidate.shape or not len(reference):
         return _incomparable(hop, kind, labels, f"shape {reference.shape}, got {candidate.shape}")
     rows = rows_of(labels)
@@ -233,10 +176,10 @@ def compare(
     (ours, known), (theirs, _) = (task.judged(outputs, labels) for outputs in (reference, candidate))
     before, after = (task.metric.value(found, known) for found in (ours, theirs))
     if bound.difference is None:
-        facts, failed, noise = _of_a_precision(kind, bound, reference, candidate, unlabelled, task)
+        facts, failed, noise = _of_a_precision(bound, reference, candidate, unlabelled, task)
         facts["loss"] = loss = loss_of(bound, task, ours, theirs, known)
         failed += ("metric",) * loss.too_large
-        within = partial(_agrees, kind, task, noise)
+        within = partial(_agrees, bound, task, noise)
     else:
         within = partial(_is_near, loose)
         facts, failed = {}, () if _is_near(bound, reference, candidate) else ("difference",)
@@ -253,7 +196,7 @@ def compare(
         metric_candidate=after,
         metric_interval=task.change(theirs, ours, known, resamples=RESAMPLES),
         worst_row=int(rows[(difference / _scale(bound, reference)).max(axis=1).argmax()]),
-        bound=describe(bound, kind, task),
+        bound=in_words(bound, task),
         passed=not failed,
         batches={name: float(np.abs(one - other).max()) for name, (one, other) in others.items()},
         agreement_in_batches={name: task.agreement.measure(*pair) for name, pair in others.items()},
@@ -273,15 +216,15 @@ def _is_near(bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool
     return bool((np.abs(candidate - reference) <= bound.difference * _scale(bound, reference)).all())
 
 
-def _agrees(kind: str, task: Kind, noise: float, reference: np.ndarray, candidate: np.ndarray) -> bool:
+def _agrees(bound: Bound, task: Kind, noise: float, reference: np.ndarray, candidate: np.ndarray) -> bool:
     """Whether outputs agree as far as the kind of hop asks, but for what so many answers leave to chance; False for a NaN."""
-    least = task.agreement.least[kind.removesuffix(GENERATED)]
+    least = bound.agreement[task.name]
     enough = least - task.agreement.chance(least, len(reference))
     return bool(np.isfinite(candidate).all()) and task.agreement.beyond(reference, candidate, noise) >= enough
 
 
 def _of_a_precision(
-    kind: str, bound: Bound, reference: np.ndarray, candidate: np.ndarray, unlabelled: Unlabelled, task: Kind
+    bound: Bound, reference: np.ndarray, candidate: np.ndarray, unlabelled: Unlabelled, task: Kind
 ) -> tuple[dict[str, Any], tuple[str, ...], float]:
     """What needs no labels: (facts of the record, checks that refuse, the noise of rounding alone in the margins)."""
     if unlabelled.reference is not None:
@@ -294,7 +237,7 @@ def _of_a_precision(
         facts["rounding"] = output_distance(reference, rounded)
         failed = ("rounding",) * (facts["distance"] > bound.rounding * facts["rounding"])
     facts["agreement_beyond_noise"] = task.agreement.beyond(reference, candidate, noise)
-    return facts, failed + ("agreement",) * (not _agrees(kind, task, noise, reference, candidate)), noise
+    return facts, failed + ("agreement",) * (not _agrees(bound, task, noise, reference, candidate)), noise
 
 
 def loss_of(bound: Bound, task: Kind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
@@ -348,12 +291,11 @@ def in_other_batches(
     }
 
 
-def describe(bound: Bound, kind: str, task: Kind) -> str:
-    """The bound of a hop's kind in words."""
+def in_words(bound: Bound, task: Kind) -> str:
+    """A bound in words, for a kind of task."""
     if bound.difference is None:
-        agree, most = task.agreement, bound.metric_loss
+        agree, least, most = task.agreement, bound.agreement[task.name], bound.metric_loss
         loss = f"{most:g} {unit_of(task)}" if task.generates else f"{100 * most:.1f} points of {task.metric.name}"
-        least = agree.least[kind.removesuffix(GENERATED)]
         return f"{agree.words} {least:.0%} but for chance, no loss of more than {loss} is shown, rounding explains what moves"
     if bound.difference == 0.0:
         return "equal bit for bit"

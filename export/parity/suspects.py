@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor, nn
 
 from compressor.errors import UserError
-from compressor.tasks.features import Encoding
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-SHARE = 0.1
-"""A block is suspected when its difference is this share of the largest; rounding before the fault is far below it."""
+from compressor.models.anatomy import layers_of
+from compressor.pruning.surgery import kept_of
+from compressor.tasks.features import Encoding, torch_forward
+from export.parity.bounds import BLOCKS_AGREE, MATRIX_DIFFERS, SUSPECT_SHARE
+from export.runtimes.registry import runtime_of
+from export.runtimes.runtime import Runtime
 
 BEFORE, AFTER, UNKNOWN = "the embeddings", "the pooler or the task head, behind the last block", "cannot be told"
 Outputs = dict[str, np.ndarray]
@@ -33,23 +32,22 @@ def suspect_module(reference: nn.Module, candidate: nn.Module, encoding: Encodin
     block = _first_apart({name: _difference(ours[name], theirs[name]) for name in blocks})
     # the matrices of the block in the anatomy's order, which is that of the computation
     inside = [name for name in shared if name.startswith(f"{block}/")]
-    matrix = next((name for name in inside if _difference(ours[name], theirs[name]) > 1e-5), None)
+    matrix = next((name for name in inside if _difference(ours[name], theirs[name]) > MATRIX_DIFFERS), None)
     return f"{block}, from its {matrix.partition('/')[2]} on" if matrix else block
 
 
-def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding) -> str:
-    """The first block of the PyTorch `model` whose output no value in the ONNX graph at `path` comes near to.
+def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding, runtime: Runtime | None = None) -> str:
+    """The first block of the PyTorch `model` whose output no value in the file at `path` comes near to.
 
     Fusion and quantization rename values and equal initializers are stored once, so values are matched by content, not by name.
     """
-    from export.runtimes.sessions import failures, runtime_of
-
-    if runtime_of(path) != "onnxruntime":
-        return f"{UNKNOWN} ({runtime_of(path)} shows no values between the blocks)"
+    runtime = runtime or runtime_of(path)
     try:
+        values = runtime.values(path, encoding)
+        if values is None:
+            return f"{UNKNOWN} ({runtime.title} shows no values between the blocks)"
         ours = {name: value for name, value in outputs_of(model, encoding).items() if "/" not in name}
-        values = graph_values(path, encoding)
-    except (UserError, *failures()) as error:
+    except (UserError, *runtime.failures()) as error:
         return f"{UNKNOWN} ({getattr(error, 'what', 'its graph does not run with every value shown')})"
     nearest, there = {}, encoding["attention_mask"] == 1
     for name, wanted in ours.items():
@@ -67,8 +65,6 @@ def outputs_of(model: nn.Module, encoding: Encoding) -> Outputs:
 
     Blocks are numbered as in the dense model. Raises UserError E301 for an architecture without a row.
     """
-    from compressor.tasks.features import torch_forward
-
     with _watching(model) as seen:
         torch_forward(model)(encoding)
     return {name: tensor.float().cpu().numpy() for name, tensor in seen.items()}
@@ -77,9 +73,6 @@ def outputs_of(model: nn.Module, encoding: Encoding) -> Outputs:
 @contextlib.contextmanager
 def _watching(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Hooks on the blocks and their matrices; what they saw is in the dict when the model has run."""
-    from compressor.models.anatomy import layers_of
-    from compressor.pruning.surgery import kept_of
-
     seen: dict[str, Tensor] = {}
     handles, layers = [], layers_of(model)
     numbers = list(kept_of(model)) or [str(number) for number in range(len(layers))]
@@ -108,21 +101,6 @@ def _watching(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def graph_values(path: Path, encoding: Encoding) -> list[np.ndarray]:
-    """Every float value of three axes that the graph computes from `encoding`, in order; nothing is optimized away."""
-    import onnx
-
-    from export.runtimes.sessions import plain_session, taken
-
-    proto = onnx.load(path)
-    names = [name for node in proto.graph.node for name in node.output if name]
-    shown = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)
-    live = plain_session(proto.SerializeToString())
-    values = live.run(None, taken(live, encoding))
-    return [value for value in values if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3]
-
-
 def _difference(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Largest difference against the spread of the reference; infinite for a NaN."""
     difference = np.abs(candidate - reference).max() / max(float(reference.std()), 1e-12)
@@ -132,6 +110,6 @@ def _difference(reference: np.ndarray, candidate: np.ndarray) -> float:
 def _first_apart(differences: dict[str, float]) -> str:
     """The first whose difference is a good share of the largest; behind all of them when they are all alike."""
     largest = max(differences.values(), default=0.0)
-    if largest < 1e-4:
+    if largest < BLOCKS_AGREE:
         return AFTER
-    return next(name for name, difference in differences.items() if difference >= SHARE * largest)
+    return next(name for name, difference in differences.items() if difference >= SUSPECT_SHARE * largest)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from export.parity.compare import BOUNDS, Batches, ParityResult, compare
+from export.parity.bounds import BOUNDS
+from export.parity.compare import Batches, ParityResult, compare
 
 
 def compare_tokens(

@@ -1,4 +1,4 @@
-"""ONNX -> OpenVINO: fp32 as it is, and static int8 by NNCF, calibrated on real rows. The files are model.xml with model.bin.
+"""OpenVINO on the CPU: fp32 as it is, and static int8 by NNCF, calibrated on real rows. The files are model.xml with model.bin.
 
 A graph with int8 weights and calibrated activations is the fastest way to run a dense encoder on a CPU with VNNI.
 """
@@ -6,38 +6,102 @@ A graph with int8 weights and calibrated activations is the fastest way to run a
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from export.graph.trace import save
+from export.runtimes.runtime import Device, Runtime, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
     import openvino
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-PACKAGES = ("openvino", "nncf")
-"""What the extra `openvino` installs."""
+ELEMENT_TYPES = {
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "i8": "int8",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "boolean": "bool",
+}
+"""numpy's name for OpenVINO's. (Its own `to_dtype` calls bf16 a float16.)"""
 AUTOMATIC_NAME = re.compile(r"\w+_\d+")
 """What OpenVINO calls a node that has no name of its own: Type_NUMBER, counted over the life of the process."""
 
 
-def require_openvino() -> None:
-    """Raises UserError E901 with the extra to install where OpenVINO or NNCF is missing."""
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        mend = "Run: pip install 'compress-pipeline[openvino]'"
-        raise UserError("E901", f"the runtime openvino needs the package {' and '.join(missing)}", mend)
+class OpenVINO(Runtime):
+    """The row of OpenVINO."""
+
+    def files(self, path: Path) -> dict[str, Path]:
+        return {"model.xml": path, "model.bin": path.with_suffix(".bin")}
+
+    def write(
+        self,
+        graph: onnx.ModelProto,
+        folder: Path,
+        *,
+        precisions: Sequence[str],
+        rows: Sequence[dict[str, np.ndarray]] = (),
+        excluded: Sequence[str] = (),
+        fuse: bool = True,
+    ) -> dict[str, Path]:
+        return export_openvino(graph, folder, precisions=precisions, rows=rows, excluded=excluded)
+
+    def open(self, path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]) -> OpenVINOSession:
+        if swapped:
+            raise UserError("E645", "OpenVINO takes no other weights for a file", "Use the ONNX file", str(path))
+        return open_session(path, device, threads)
+
+    def computes_with(self, device: Device) -> str:
+        return "CPU, fp32 around int8"
+
+    def tensors(self, path: Path) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        self.require()
+        import openvino
+
+        try:
+            model = openvino.Core().read_model(path)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            what = f"not a readable OpenVINO model ({reason})"
+            raise UserError("E721", what, "Export the model again", str(path)) from error
+        return [*map(_tensor_spec, model.inputs)], [*map(_tensor_spec, model.outputs)]
+
+    def configure(self, config: ModelConfig) -> None:
+        if config.max_batch_size > 0:
+            # the native backend compiles for max_batch_size rows, and without this refuses every smaller request
+            config.parameters["ENABLE_BATCH_PADDING"].string_value = "YES"
 
 
-def file_name(precision: str) -> str:
-    """The graph's file of a precision inside an exported folder; its weights lie beside it, as .bin."""
-    return "model.xml" if precision == "fp32" else f"model_{precision}.xml"
+RUNTIME = OpenVINO(
+    key="openvino",
+    title="OpenVINO",
+    label="OpenVINO",
+    precisions={"fp32": ("cpu",), "int8": ("cpu",)},
+    suffix=".xml",
+    packages=("openvino",),
+    writers=("nncf",),
+    extra="openvino",
+    reporters=("openvino_telemetry",),
+    calibrated=True,
+    symbols={"fp32": "circle-open", "int8": "diamond-open"},
+    backend="openvino",
+)
+
+
+def _tensor_spec(port: openvino.Output) -> TensorSpec:
+    name = port.get_element_type().get_type_name()
+    shape = [-1 if axis.is_dynamic else axis.get_length() for axis in port.partial_shape]
+    return TensorSpec(port.get_any_name(), ELEMENT_TYPES.get(name, name), shape)
 
 
 def export_openvino(
@@ -55,10 +119,12 @@ def export_openvino(
     `export.graph.trace.matrices`) stay fp32 in it. Equal inputs give equal bytes.
     Raises UserError E901 (extra missing), E605 (int8 without rows).
     """
-    require_openvino()
+    RUNTIME.require(writing=True)
     if "int8" in precisions and not rows:
         raise UserError("E605", "static int8 needs rows to calibrate on", "Give training rows, or leave out int8")
     import openvino
+
+    from export.graph.files import save
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
@@ -70,7 +136,7 @@ def export_openvino(
             if precision == "int8":
                 model = quantized_static(model, rows, excluded)
             name_nodes(model)
-            paths[precision] = folder / file_name(precision)
+            paths[precision] = folder / RUNTIME.file_name(precision)
             # without the argument fp32 weights are stored as fp16
             openvino.save_model(model, paths[precision], compress_to_fp16=False)
     return paths
@@ -89,7 +155,7 @@ def quantized_static(
         dataset = nncf.Dataset(rows, lambda row: {name: row[name] for name in names})
         options = {"subset_size": len(rows), "model_type": nncf.ModelType.TRANSFORMER}
         # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a name that was fused away is none that was misspelt
-        both = [name for one in excluded for name in (one, f"{one}/WithoutBiases")]
+        both = [name for node in excluded for name in (node, f"{node}/WithoutBiases")]
         return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=both, validate=False), **options)
 
 
@@ -98,3 +164,74 @@ def name_nodes(model: openvino.Model) -> None:
     for number, node in enumerate(model.get_ordered_ops()):
         if AUTOMATIC_NAME.fullmatch(node.get_friendly_name()):
             node.set_friendly_name(f"{node.get_type_name()}_{number}")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Name and shape of an input or output, a free axis as None, as ONNX Runtime's session gives them."""
+
+    name: str
+    shape: list[int | None]
+
+
+class OpenVINOSession:
+    """A compiled OpenVINO model with the face of ONNX Runtime's session. Not for several threads at a time.
+
+    Ids outside the vocabulary are no error to OpenVINO: their embedding is 0.
+    """
+
+    def __init__(self, path: Path, options: dict[str, str]):
+        self.path, self.options = path, options
+        self._compile()
+
+    def _compile(self) -> None:
+        import openvino
+
+        self.compiled = openvino.Core().compile_model(self.path, "CPU", self.options)
+        self.request = self.compiled.create_infer_request()
+
+    def get_inputs(self) -> list[Tensor]:
+        return [_tensor(port) for port in self.compiled.inputs]
+
+    def get_outputs(self) -> list[Tensor]:
+        return [_tensor(port) for port in self.compiled.outputs]
+
+    def run(self, outputs: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs in order; they are copies, so the next run leaves them alone. Raises RuntimeError, also for a name that
+        the model has not."""
+        try:
+            results = self.request.infer(feeds)
+        except RuntimeError:
+            # a run that fails leaves the compiled model broken: it would then refuse good rows too
+            self._compile()
+            raise
+        try:
+            return [results[name] for name in outputs]
+        except KeyError as error:
+            raise RuntimeError(f"the model has no output {error}") from None
+
+
+def _tensor(port: openvino.ConstOutput) -> Tensor:
+    return Tensor(port.get_any_name(), [None if axis.is_dynamic else axis.get_length() for axis in port.partial_shape])
+
+
+def open_session(path: Path, device: Device, threads: int | None) -> OpenVINOSession:
+    """OpenVINO's session of an existing file, computing in fp32 around the int8. Raises UserError E602, E901, E904."""
+    RUNTIME.require()
+    import openvino
+
+    if device != "cpu":
+        raise UserError("E904", f"{device} was asked for, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
+    # one request at a time has all threads. f32: where the CPU has bf16 kernels, OpenVINO would use them even for a model
+    # in fp32, and the same file would answer otherwise on another machine
+    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+    if threads:
+        options["INFERENCE_NUM_THREADS"] = str(threads)
+    try:
+        session = OpenVINOSession(path, options)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1][-160:].strip(" .")
+        raise UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
+    if session.compiled.get_property("INFERENCE_PRECISION_HINT") != openvino.Type.f32:
+        raise UserError("E904", "OpenVINO does not compute in fp32 here", "Use the runtime onnxruntime")
+    return session

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from export.runtimes.runtime import Runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,19 @@ MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
 """The last is what the RTX wheels install: NVIDIA's package `tensorrt_rtx`, which only hands it on, is not on PyPI."""
 RTX = "tensorrt_rtx"
 ENGINE, SCRIPT, CACHE = "model.plan", "build_engine.sh", "timing.cache"
+
+
+RUNTIME = Runtime(
+    key="tensorrt",
+    title="TensorRT",
+    label="TensorRT",
+    precisions={"fp16": ("cuda",)},
+    suffix=".plan",
+    packages=("tensorrt",),
+    extra="tensorrt-rtx",
+    # an engine runs on the kind of GPU that it is built for, so here it is only written
+    runs=False,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,28 @@ def has_two_of_four(proto: onnx.ModelProto) -> bool:
 def _fits(rows: np.ndarray) -> bool:
     """Whether (outputs, inputs) has at most 2 non-zeros in each 4 inputs of an output."""
     return rows.shape[1] % 4 == 0 and bool(((rows.reshape(-1, 4) != 0).sum(axis=1) <= 2).all())
+
+
+def write_engine(graph: onnx.ModelProto, folder: Path, profile: Profile) -> tuple[Path, dict[str, Any]]:
+    """Write FOLDER/model_fp16.onnx and the script that builds its engine, and the engine where TensorRT is installed.
+
+    `graph` is the unfused fp32 graph. Returns the path of the fp16 graph and what stands of the engine in export.json.
+    """
+    from export.graph.files import carry_over, save
+    from export.graph.half import half
+
+    path, sparse = folder / "model_fp16.onnx", has_two_of_four(graph)
+    # without the fused operators: TensorRT knows none of ONNX Runtime's
+    narrow = half(graph)
+    carry_over(graph, narrow)
+    save(narrow, path)
+    script = write_script(path, folder, profile, sparse=sparse)
+    facts = {"script": script.name, "sparse": sparse, "profile": asdict(profile), "engine": None}
+    if (module := find_module()) is not None:
+        plan = build_engine(path, folder, profile, sparse=sparse)
+        # not compared: that needs the GPU it is for
+        facts |= {"engine": plan.name, "compared": False, "library": library_of(module), "version": module.__version__}
+    return path, facts
 
 
 def build_engine(path: Path, folder: Path, profile: Profile, *, sparse: bool = False) -> Path:

@@ -7,24 +7,34 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from compressor.errors import UserError
-from compressor.models.hub import TOKENIZER_FILES
+from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.processor import weight_bits
+from compressor.tasks.answers import every_token
+from compressor.tasks.features import pad, predict, torch_forward
+from compressor.tasks.kinds import kind_with
+from export.auto.sensitivity import rounded
+from export.generation.generator_files import prove_generator, special_tokens, write_generator
+from export.graph.decoder import trace_generator
+from export.graph.files import SINGLE_FILE_LIMIT
+from export.graph.rewrite import can_fuse
+from export.graph.trace import OPSET, stamp, trace
+from export.parity.bounds import kind_on
+from export.parity.compare import ParityResult, Unlabelled, compare, in_other_batches, require
+from export.parity.suspects import suspect_in_graph
+from export.parity.token_outputs import compare_tokens
+from export.runtimes import tensorrt as engines
+from export.runtimes.onnxruntime import RUNTIME, write_onnx
+from export.runtimes.sessions import run, session
+from export.standalone.source_model import Found, find_model
 
-if TYPE_CHECKING:
-    import onnx
-
-    from compressor.models.hub import Reference
-    from export.parity.compare import ParityResult, Unlabelled
-    from export.runtimes.tensorrt import Profile
-    from export.standalone.source_model import Found
-
-PRECISIONS = ("fp32", "int8", "int4")
+PRECISIONS = RUNTIME.generating
 SUMMARY = "export.json"
 
 
@@ -35,34 +45,29 @@ def export_folder(
     precisions: Sequence[str] = ("fp32", "int8"),
     fuse: bool = True,
     force: bool = False,
-    tensorrt: Profile | None = None,
-    limit: int | None = None,
+    engine: engines.Profile | None = None,
+    limit: int = SINGLE_FILE_LIMIT,
 ) -> dict[str, Any]:
     """Write OUT/model.onnx, OUT/model_int8.onnx, the tokenizer and OUT/export.json, which is returned.
 
     `reference` is a Hugging Face folder, `package:NAME/PATH`, a hub id, or a checkpoint or state of this project: a classifier
-    of sequences or tokens, or a model that generates (export/generation/files.py; int8 and int4 are then of its weights alone).
-    Every file is compared with PyTorch on random rows. Nothing is written when anything fails. Weights of `limit` bytes and
-    more (default: 2 GB) lie beside their graph.
+    of sequences or tokens, or a model that generates (export/generation/generator_files.py; int8 and int4 are then those of
+    its weights alone). Every file is compared with PyTorch on random rows. Nothing is written when anything fails. Weights of
+    `limit` bytes and more lie beside their graph.
 
-    With a profile for `tensorrt`: OUT/model_fp16.onnx too, the script that builds its engine, and the engine where TensorRT is
-    installed.
+    With a profile for a TensorRT `engine`: OUT/model_fp16.onnx too, the script that builds the engine, and the engine where
+    TensorRT is installed.
 
     Raises UserError E303, E304 and E305 (damaged), E620 (the folder is taken), E621 (no such model), E622 (it cannot be
     traced), E623 (its cache), E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
     """
-    from compressor.models.hub import reference_to
-    from export.graph.trace import OPSET, SINGLE_FILE_LIMIT, can_fuse
-    from export.standalone.source_model import find_model
-
     require_free(out, force)
     found = find_model(reference)
     with replacing(out, force) as folder:
         fuse = fuse and can_fuse(found.model)
-        _check_kind(found, precisions, tensorrt, reference)
+        _check_kind(found, precisions, engine, reference)
         write = write_generating if found.kind == "generation" else _write_classifier
-        source, limit = reference_to(reference), SINGLE_FILE_LIMIT if limit is None else limit
-        more = write(found, folder, precisions, fuse, limit, tensorrt, source)
+        more = write(found, folder, precisions, fuse, limit, engine, reference_to(reference))
         for name in (*TOKENIZER_FILES, "config.json", "generation_config.json"):
             if (found.folder / name).is_file():
                 shutil.copyfile(found.folder / name, folder / name)
@@ -80,12 +85,12 @@ def export_folder(
     return summary
 
 
-def _check_kind(found: Found, precisions: Sequence[str], tensorrt: Profile | None, reference: str) -> None:
+def _check_kind(found: Found, precisions: Sequence[str], engine: engines.Profile | None, reference: str) -> None:
     """Raise UserError E624 for what only the other kind of model can be given."""
     generates = found.kind == "generation"
     if "int4" in precisions and not generates:
         raise UserError("E624", "int4 is for models that generate; this is a classifier", "Take int8", reference)
-    if tensorrt and found.kind != "sequence classification":
+    if engine and found.kind != "sequence classification":
         raise UserError("E624", "TensorRT is for classifiers of sequences", "Leave out --tensorrt", reference)
 
 
@@ -107,25 +112,24 @@ def _write_classifier(
     precisions: Sequence[str],
     fuse: bool,
     limit: int,
-    tensorrt: Profile | None,
+    engine: engines.Profile | None,
     source: Reference,
 ) -> dict[str, Any]:
     """The files of a classifier, and what the summary tells of them."""
-    from compressor.tasks.features import pad
-    from export.graph.trace import stamp, trace, write_onnx
-
     with _tracing(found.folder):
         graph = stamp(trace(found.model, pad([found.rows[0], found.rows[-1]], found.pad_id)), found.model, source)
     if "int8" in precisions and weight_bits() < 8:
         found.notes.append("this processor has no VNNI: int8 has weights of 7 bits, because products of 8 bits overflow on it")
     paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit, weight_bits=weight_bits())
-    engine = write_tensorrt(graph, folder, tensorrt, paths) if tensorrt else None
+    built = None
+    if engine:
+        paths["fp16"], built = engines.write_engine(graph, folder, engine)
     labels = found.model.config.id2label
     return {
         "labels": [labels[number] for number in sorted(labels)],
         "files": {precision: describe(path, precision) for precision, path in paths.items()},
         "parity": [{"precision": one, **prove(found, one, path).to_json()} for one, path in paths.items()],
-        "tensorrt": engine,
+        engines.RUNTIME.key: built,
     }
 
 
@@ -135,17 +139,13 @@ def write_generating(
     precisions: Sequence[str],
     fuse: bool,
     limit: int,
-    tensorrt: None = None,
+    engine: None = None,
     source: Reference | None = None,
     *,
     required: Sequence[str] = PRECISIONS,
 ) -> dict[str, Any]:
     """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, and CheckError E610
     for a precision of those `required`; of another the summary says that it failed."""
-    from export.generation.files import prove_generator, special_tokens, write_generator
-    from export.graph.decoder import trace_generator
-    from export.graph.trace import stamp
-
     with _tracing(found.folder):
         graphs = {name: stamp(graph, found.model, source) for name, graph in trace_generator(found.model).items()}
     paths = write_generator(graphs, folder, precisions=precisions, fuse=fuse, limit=limit)
@@ -155,29 +155,8 @@ def write_generating(
         "parity": [
             {"precision": one, **prove_generator(found, one, parts, required=one in required)} for one, parts in paths.items()
         ],
-        "tensorrt": tensorrt,
+        engines.RUNTIME.key: engine,
     }
-
-
-def write_tensorrt(graph: onnx.ModelProto, folder: Path, profile: Profile, paths: dict[str, Path]) -> dict[str, Any]:
-    """Add the fp16 graph to `paths`, write its script, and build its engine where TensorRT is installed."""
-    from export.graph.half import half
-    from export.graph.trace import carry_over, file_name, save
-    from export.runtimes import tensorrt
-
-    paths["fp16"], sparse = folder / file_name("fp16"), tensorrt.has_two_of_four(graph)
-    narrow = half(graph)
-    carry_over(graph, narrow)
-    save(narrow, paths["fp16"])
-    script = tensorrt.write_script(paths["fp16"], folder, profile, sparse=sparse)
-    module = tensorrt.find_module()
-    facts = {"script": script.name, "sparse": sparse, "profile": asdict(profile), "engine": None}
-    if module is not None:
-        plan = tensorrt.build_engine(paths["fp16"], folder, profile, sparse=sparse)
-        # its answers are never asked for: that needs the GPU it is for
-        built = {"engine": plan.name, "compared": False}
-        facts |= {**built, "library": tensorrt.library_of(module), "version": module.__version__}
-    return facts
 
 
 def require_free(out: Path, force: bool) -> None:
@@ -210,16 +189,8 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
 
 def prove(found: Found, precision: str, path: Path) -> ParityResult:
     """Compare an exported classifier with its model. Raises CheckError E610 with the block where they part."""
-    from compressor.tasks.answers import every_token
-    from compressor.tasks.features import pad, predict, torch_forward
-    from compressor.tasks.kinds import kind_with
-    from export.parity.compare import Unlabelled, compare, in_other_batches, require
-    from export.parity.suspects import suspect_in_graph
-    from export.parity.token_outputs import compare_tokens
-    from export.runtimes.sessions import run, session
-
     sides, worst = [torch_forward(found.model), partial(run, session(path))], found.rows[-1]
-    kind = {"fp32": "onnx", "int8": "int8 on random rows"}.get(precision, precision)
+    kind = kind_on(precision, "random rows")
     hop = f"PyTorch -> {path.name}"
     asked = every_token(found.rows) if found.kind == "token classification" else None
     logits = [predict(side, found.rows, found.pad_id, labels=asked) for side in sides]
@@ -237,18 +208,12 @@ def prove(found: Found, precision: str, path: Path) -> ParityResult:
 
 def _rounded(found: Found) -> Unlabelled:
     """What the model says of its rows with all its matrices in int8, in PyTorch."""
-    from compressor.tasks.features import predict, torch_forward
-    from export.auto.sensitivity import rounded
-    from export.parity.compare import Unlabelled
-
     with rounded(found.model, bits=weight_bits()):
         return Unlabelled(rounded=predict(torch_forward(found.model), found.rows, found.pad_id))
 
 
 def describe(path: Path, precision: str) -> dict[str, Any]:
     """Name, precision, bytes (external data included), inputs and outputs of an ONNX file."""
-    import onnx
-
     graph = onnx.load(path, load_external_data=False).graph
     shapes = {
         side: {
@@ -257,5 +222,5 @@ def describe(path: Path, precision: str) -> dict[str, Any]:
         }
         for side in ("input", "output")
     }
-    size = sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}.data")) if file.is_file())
-    return {"path": path.name, "precision": precision, "bytes": size, "inputs": shapes["input"], "outputs": shapes["output"]}
+    facts = {"path": path.name, "precision": precision, "bytes": RUNTIME.stored_bytes(path)}
+    return {**facts, "inputs": shapes["input"], "outputs": shapes["output"]}

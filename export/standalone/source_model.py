@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig
 
+from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load, read_description
+from compressor.deltas.links import merge_all
 from compressor.errors import UserError
+from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+from compressor.models.auto import HEADS, class_for
 from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
 from compressor.models.model_folder import (
     CONFIG,
@@ -21,10 +28,7 @@ from compressor.models.model_folder import (
     reading_by_library,
     stored_tensors,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PretrainedConfig
+from compressor.pruning.sizes import BY_STACK
 
 ROWS, MAX_LENGTH = 128, 128
 """Random rows that are compared, and the tokens of the longest."""
@@ -56,8 +60,6 @@ class Found:
 
 def find_model(reference: str) -> Found:
     """The model behind a reference with random rows for it. Raises UserError E303, E304 and E305 (damaged), E621."""
-    from compressor.models.architectures import ARCHITECTURES, COMPRESSED
-
     folder = find_folder(reference)
     model = _ours(folder) or _stock(reference, folder)
     notes = []
@@ -77,8 +79,6 @@ def find_model(reference: str) -> Found:
 
 def _auto_class(config: PretrainedConfig) -> type:
     """The Auto class that `config.architectures` asks for; where it says nothing that we know, that of sequence classifiers."""
-    from compressor.models.auto import HEADS, class_for
-
     try:
         return class_for(config)
     except UserError:
@@ -87,10 +87,6 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 def _ours(folder: Path) -> nn.Module | None:
     """A state, or a checkpoint that stock transformers refuses; None for any other folder."""
-    from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load
-    from compressor.deltas.links import merge_all
-    from compressor.pruning.sizes import BY_STACK
-
     config = {}
     if (folder / CONFIG).is_file():
         with door("E304", "the folder", str(folder)):
@@ -103,8 +99,6 @@ def _ours(folder: Path) -> nn.Module | None:
 
 def _base_of(folder: Path) -> Path:
     """Where a state's tokenizer is. Raises UserError E304 for any other folder without one."""
-    from compressor.checkpoint import STATE_FILE, read_description
-
     if not (folder / STATE_FILE).is_file():
         raise UserError("E304", "no tokenizer.json", "Save the fast tokenizer beside the weights", str(folder))
     return find_folder(read_description(folder)["base"]["reference"])
@@ -112,9 +106,6 @@ def _base_of(folder: Path) -> Path:
 
 def _stock(reference: str, folder: Path) -> nn.Module:
     """A Hugging Face folder with a task head that is in its file. Raises UserError E304 (damaged), E621."""
-    import torch
-    from transformers import AutoConfig
-
     if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         raise UserError("E621", "no model.safetensors", "Pickled weights are not read: convert them", str(folder))
     with door("E304", f"model '{reference}'"):
@@ -139,8 +130,6 @@ def _stock(reference: str, folder: Path) -> nn.Module:
 def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
     """The model of a config on meta. One that is far larger than its files is refused: what they lack would be filled at
     random. Raises Damage."""
-    import torch
-
     stored = sum(tensor.numbers for tensor in stored_tensors(folder).values())
     with torch.device("meta"):
         model = _auto_class(config).from_config(config, trust_remote_code=False)

@@ -332,14 +332,14 @@ def export(
     int8 and int4 of a model that generates are those of its weights. FOLDER is a Hugging Face folder, a hub id,
     package:NAME/PATH, or a checkpoint that this project made.
     """
-    from export.runtimes.tensorrt import profile_of
+    from export.runtimes.tensorrt import RUNTIME, profile_of
     from export.standalone.folder import PRECISIONS, export_folder
 
     wanted = [word.strip() for word in precision.split(",")]
     if odd := [word for word in wanted if word not in PRECISIONS]:
         raise UserError("E109", f"--precision: unknown '{odd[0]}'", f"One or more of: {', '.join(PRECISIONS)}")
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "export.log")):
-        options = {"fuse": not no_fuse, "force": force, "tensorrt": profile_of(batch, length) if tensorrt else None}
+        options = {"fuse": not no_fuse, "force": force, "engine": profile_of(batch, length) if tensorrt else None}
         summary = export_folder(folder, out, precisions=wanted, **options)
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
@@ -354,10 +354,10 @@ def export(
             click.echo(f"inputs of {one['path']}: {_shapes(one['inputs'])}")
     what = "rows" if summary["kind"] == "sequence classification" else "tokens"
     click.echo(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {what}")
-    if engine := summary["tensorrt"]:
+    if engine := summary[RUNTIME.key]:
         made = "{engine}, by {library} {version}, compiled and not run: only {parity} was compared"
         built = made.format(**engine, parity=files[-1]["path"]) if engine["engine"] else "not installed here"
-        click.echo(f"TensorRT: {built}; {engine['script']} builds the engine in the target container")
+        click.echo(f"{RUNTIME.title}: {built}; {engine['script']} builds the engine in the target container")
     for note in summary["notes"]:
         click.echo(f"note: {note}")
     click.echo(f"export: {_near(out.absolute())}")

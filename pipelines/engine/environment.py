@@ -11,12 +11,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from compressor.processor import processor
+from export.runtimes.registry import ALTERNATIVES
 
 if TYPE_CHECKING:
     from pipelines.engine.stage import Stage
-
-ALTERNATIVES = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
-"""Distributions that provide the same module under another name."""
 
 
 def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str | None]:

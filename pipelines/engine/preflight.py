@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
+from export.runtimes.registry import EXTRAS
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import package_versions
 from pipelines.engine.stage import BaseModelReference, Entry, Stage, load_stage
@@ -20,10 +21,6 @@ from serving.bundle import install
 
 if TYPE_CHECKING:
     from compressor.account import Plan
-
-
-EXTRAS = {"openvino": "openvino", "nncf": "openvino"}
-"""Which extra of this project installs a package that only some configs need."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,6 @@ from typing import Any
 
 Record = dict[str, Any]
 
-RUNTIMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
-"""What a runtime is called in a sentence."""
-
 
 def without_samples(candidate: Record) -> Record:
     """A candidate without the time of every round, which the measurements keep."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from export.runtimes.registry import RUNTIMES
 from pipelines.reporting.format import hundredths, sentence, significant
 
 Record = dict[str, Any]
@@ -14,10 +15,7 @@ SHORT = 0.15
 DENSE, COMPRESSED, PALE = "#8492a6", "#0f9d8a", "rgba(132,146,166,0.22)"
 SYMBOLS = {
     ("pytorch", "fp32"): "square",
-    ("onnxruntime", "fp32"): "circle",
-    ("onnxruntime", "int8"): "diamond",
-    ("openvino", "fp32"): "circle-open",
-    ("openvino", "int8"): "diamond-open",
+    **{(name, precision): symbol for name, row in RUNTIMES.items() for precision, symbol in row.symbols.items()},
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 MARGIN = {"l": 8, "r": 16, "t": 8, "b": 44}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from compressor.methods import method
 from compressor.models.hub import HEAD_ORIGINS
 from compressor.tasks.kinds import kind_of
+from export.runtimes.registry import RUNTIMES
 from pipelines.engine.stage import Artifact, Inputs
-from pipelines.reporting.candidates import RUNTIMES, Record, cells_of, find, p50, without_samples
+from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes
@@ -88,7 +89,7 @@ def proof_notes(inputs: Inputs) -> list[str]:
     notes, records = [], exported.metadata["parity"]
     for runtime, files in exported.metadata["files"]["compressed"].items():
         for precision, file in files.items():
-            name = f"{RUNTIMES[runtime]} {precision}"
+            name = f"{RUNTIMES[runtime].title} {precision}"
             if why := file.get("repaired"):
                 spared = ", ".join(file["excluded"])
                 notes.append(f"{name} was refused with every matrix in int8 ({why}) and passes with these in fp32: {spared}.")
@@ -191,12 +192,12 @@ def precision(inputs: Inputs) -> Record | None:
 
 def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     """Every target that a prune was given: what it says of itself, and beside the last one what the benchmark measured of the
-    model as it is deployed, where it has that batch, length and precision."""
+    model as it is deployed, where it has that batch, length, precision and runtime."""
     found = [{"stage": a.entry, **a.metadata["target"]} for a in inputs.artifacts if "target" in a.metadata]
     if not found or "table" not in found[-1]:
         return found
     last = found[-1]
-    pair = [find(candidates, model, last["precision"], "onnxruntime") for model in ("dense", "compressed")]
+    pair = [find(candidates, model, last["precision"], last["runtime"]) for model in ("dense", "compressed")]
     cell = (last["batch"], last["length"])
     if all(pair) and cell in [(one["batch"], one["length"]) for one in pair[0]["latency"]]:
         dense, compressed = (p50(row, cell) for row in pair)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from compressor.cost import human_bytes
 from compressor.tasks.kinds import Metric
-from pipelines.reporting.candidates import RUNTIMES, Record, find, p50, timing
+from export.runtimes.registry import RUNTIMES
+from pipelines.reporting.candidates import Record, find, p50, timing
 from pipelines.reporting.format import (
     Speed,
     factor,
@@ -150,7 +151,7 @@ def gain_steps(
     runtime, narrow = (roles["compressed"][key] for key in ("runtime", "precision"))
     narrow = "int8" if narrow == "fp32" else narrow
     words = [
-        (RUNTIMES[runtime], roles.get("runtime")),
+        (RUNTIMES[runtime].title, roles.get("runtime")),
         ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
         (narrow, find(candidates, "compressed", narrow, runtime)),
     ]

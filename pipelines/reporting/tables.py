@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.cost import human_bytes
-from pipelines.reporting.candidates import RUNTIMES
+from export.runtimes.registry import RUNTIMES
 from pipelines.reporting.format import factor, hundredths, interval, milliseconds, percent, points, significant, verdict
 
 Record = dict[str, Any]
@@ -236,7 +236,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
         ("Machine", f"{computed_by}, {here['cores']} cores, {here['threads']} used, {here['system']}"),
         ("Instructions", ", ".join(here["instructions"])),
-        ("Computed by", "; ".join(f"{RUNTIMES[name]}: {what}" for name, what in measured["providers"].items())),
+        ("Computed by", "; ".join(f"{RUNTIMES[name].title}: {what}" for name, what in measured["providers"].items())),
         ("Versions", f"Python {here['python']}, {versions}"),
         (
             "Intervals",
@@ -249,7 +249,11 @@ def facts(report: Record) -> list[tuple[str, str]]:
 
 def aimed(row: Record) -> str:
     """'target 2.00x, predicted 1.97x, measured 1.94x (ONNX fp32, batch 8 × 128; heads by taylor, neurons by taylor)'."""
-    where = f"ONNX {row['precision']}, batch {row['batch']} × {row['length']}; " if "table" in row else ""
+    where = (
+        f"{RUNTIMES[row['runtime']].label} {row['precision']}, batch {row['batch']} × {row['length']}; "
+        if "table" in row
+        else ""
+    )
     return f"{row['told']} ({where}{', '.join(f'{name} by {criterion}' for name, criterion in row['criterion'].items())})"
 
 

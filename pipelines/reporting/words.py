@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from compressor.cost import human_bytes
 from compressor.tasks.kinds import Metric
-from pipelines.reporting.candidates import RUNTIMES, Record, find, p50
+from export.runtimes.registry import RUNTIMES
+from pipelines.reporting.candidates import Record, find, p50
 from pipelines.reporting.format import (
     faster,
     giga,
@@ -52,7 +53,9 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     if "runtime" in roles:
         alone = faster(speedup(dense, roles["runtime"], cells[-1]))
         ours = faster(speedup(roles["runtime"], compressed, cells[-1]))
-        words = f"{RUNTIMES[runtime]} alone, dense and in fp32: {alone} at batch {batch}. Compression on top of it: {ours}."
+        words = (
+            f"{RUNTIMES[runtime].title} alone, dense and in fp32: {alone} at batch {batch}. Compression on top of it: {ours}."
+        )
         lines.append(words)
     else:
         name = roles["compressed"]["name"].split()[1]

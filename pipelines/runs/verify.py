@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import CheckError, CompressError, UserError
+from export.runtimes.registry import DEFAULT, RUNTIMES
+from export.runtimes.runtime import Runtime
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress
@@ -270,13 +272,14 @@ class Verification:
     def _file_hops(
         self, of: _Reference, runtime: str, precision: str, path: Path, file: dict[str, Any]
     ) -> Iterator[tuple[str, Callable]]:
-        prefix = "" if runtime == "onnxruntime" else f"{runtime} "
+        row = RUNTIMES[runtime]
+        prefix = "" if row is DEFAULT else f"{runtime} "
         rounding = {"excluded": tuple(file.get("excluded", ())), "bits": file.get("weight_bits", 8)}
-        if (runtime, precision) == ("onnxruntime", "fp32"):
-            yield f"{of.name} -> onnx", lambda: of.graph(precision, path, plain=True)
-            yield f"{of.name} -> fused", lambda: of.graph(precision, path)
+        if row.optimizes and precision == "fp32":
+            yield f"{of.name} -> {prefix}onnx", lambda: of.graph(row, precision, path, plain=True)
+            yield f"{of.name} -> {prefix}fused", lambda: of.graph(row, precision, path)
         else:
-            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(precision, path, **rounding)
+            yield f"{of.name} -> {prefix}{precision}", lambda: of.graph(row, precision, path, **rounding)
         if self.data.kind.generates:
             yield f"{of.name} -> {precision}, generating", lambda: of.generating(precision, path)
 
@@ -288,13 +291,15 @@ class Verification:
 
         row = next(stage for stage in self.stages if stage["id"] == made.entry)
         config, rows = DeployConfig(**row["config"]), self.data.compared(PARITY_ROWS)
-        *_, path, options = contents(config, inputs, self.data)
+        runtime, _, path, options = contents(config, inputs, self.data)
         repository = made.folder / "repository"
-        yield "model, config, tokenizer", lambda: same_repository(repository, config.name, path, options)
+        yield "model, config, tokenizer", lambda: same_repository(repository, config.name, RUNTIMES[runtime], path, options)
         if serve:
 
             def served() -> ParityResult:
-                return compare_served(repository, config.name, path, rows, self.data, self.workspace, self.threads)
+                return compare_served(
+                    repository, config.name, RUNTIMES[runtime], path, rows, self.data, self.workspace, self.threads
+                )
 
             yield "served", served
 
@@ -317,18 +322,19 @@ class _Reference:
         model = merge_all(load_model(artifact, inputs.base))
         return Prover(self.name, model, of.data, of.workspace, of.threads, inputs.seed)
 
-    def graph(self, precision: str, path: Path, *, plain: bool = False, **rounding: Any) -> ParityResult:
-        """Compare a file with it; `plain`: as it is written, without ONNX Runtime's own optimization. `rounding` says which
+    def graph(self, runtime: Runtime, precision: str, path: Path, *, plain: bool = False, **rounding: Any) -> ParityResult:
+        """Compare a file with it; `plain`: as it is written, without the runtime's own optimization. `rounding` says which
         matrices are excluded, and the bits of the others. Raises CheckError E610 for a file that is shipped."""
         hop = f"{self.name} -> {path.name}"
-        result = self.prover.compare(hop, precision, self.prover.answers(path, precision, hop, plain=plain), **rounding)
+        answers = self.prover.answers(runtime, path, precision, hop, plain=plain)
+        result = self.prover.compare(hop, precision, answers, **rounding)
         if not result.passed and self.prover.gated:
-            raise self.prover.failure(result, path, **rounding)
+            raise self.prover.failure(result, runtime, path, **rounding)
         return result
 
     def generating(self, precision: str, path: Path) -> ParityResult:
         """Compare what a file with a cache generates behind random prompts."""
-        from export.generation.files import compare_generated
+        from export.generation.generator_files import compare_generated
         from pipelines.stages.export.generators import with_prompts
         from pipelines.stages.hops import runs
 
@@ -372,16 +378,16 @@ def require_same_files(wanted: Sequence[Path], folder: Path, what: str) -> None:
             raise CheckError("E612", f"{what} file '{path.name}' {fault}", "Run its stage again with --force", str(folder))
 
 
-def same_repository(repository: Path, name: str, model: Path, options: dict[str, Any]) -> None:
+def same_repository(repository: Path, name: str, runtime: Runtime, model: Path, options: dict[str, Any]) -> None:
     """A deployed model with its config, labels and tokenizer is what the run wrote. Raises CheckError E612, UserError E724."""
-    from serving.repository import files_of, make_config, read_config, tokenizer_files
+    from serving.repository import make_config, read_config, tokenizer_files
 
     folder = repository / name
-    if not all(filecmp.cmp(source, folder / "1" / target, shallow=False) for target, source in files_of(model).items()):
+    if not all(filecmp.cmp(source, folder / "1" / target, shallow=False) for target, source in runtime.files(model).items()):
         raise CheckError("E612", "the deployed model is not the exported one", "Deploy it again", str(folder))
     labels = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
     require_same("labels.txt", labels, options["labels"])
-    if (found := read_config(folder)) != (wanted := make_config(name, model, **options)):
+    if (found := read_config(folder)) != (wanted := make_config(name, model, runtime=runtime, **options)):
         fields = {one.name for message in (found, wanted) for one, _ in message.ListFields()}
         odd = ", ".join(sorted(one for one in fields if getattr(found, one) != getattr(wanted, one)))
         raise CheckError("E612", f"config.pbtxt is not the model's: {odd}", "Deploy it again", str(folder))

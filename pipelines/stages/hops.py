@@ -16,6 +16,7 @@ from compressor.errors import CheckError
 from compressor.tasks.features import Encoding, Forward, pad, torch_forward
 from export.parity.compare import Batches, ParityResult, Unlabelled, compare, in_other_batches, require
 from export.parity.suspects import suspect_module
+from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import failures, run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import Data, Rows, predict_rows
@@ -71,9 +72,16 @@ def compare_modules(
 
 
 def compare_served(
-    repository: Path, name: str, path: Path, rows: Rows, data: Data, workspace: Workspace, threads: int | None
+    repository: Path,
+    name: str,
+    runtime: Runtime,
+    path: Path,
+    rows: Rows,
+    data: Data,
+    workspace: Workspace,
+    threads: int | None,
 ) -> ParityResult:
-    """A live Triton server on `repository` and a local session on the ONNX file at `path`.
+    """A live Triton server on `repository` and a local session of `runtime` on the file at `path`.
 
     Raises CheckError E610, E611 and UserError E7xx.
     """
@@ -81,7 +89,8 @@ def compare_served(
     # one batch size on both sides: dynamic int8 scales depend on what shares a batch
     most = min(32, read_config(repository / name).max_batch_size or 32)
     with runs(hop):
-        local = ask(partial(run, session(path, threads=threads)), rows, data, workspace, "local session", most)
+        local = partial(run, session(path, runtime=runtime, threads=threads))
+        local = ask(local, rows, data, workspace, "local session", most)
     with (
         EmbeddedServer(repository, log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
@@ -101,7 +110,7 @@ def compare_served(
 
 @contextmanager
 def runs(hop: str) -> Iterator[None]:
-    """A graph that refuses an input fails its hop. Raises CheckError E611 with ONNX Runtime's reason."""
+    """A graph that refuses an input fails its hop. Raises CheckError E611 with the runtime's reason."""
     try:
         yield
     except failures() as error:

@@ -33,7 +33,8 @@ from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import Split, read_task
 from compressor.training.distillation import HiddenTeacher
-from export.parity.compare import BOUNDS, compare, in_other_batches, row_of
+from export.parity.bounds import BOUNDS, row_of
+from export.parity.compare import compare, in_other_batches
 from pipelines.cli.commands import main
 from pipelines.stages.loading import MOST_OUTPUTS, Data
 from pipelines.stages.loading import Rows as Loaded
@@ -302,8 +303,8 @@ def test_parity_holds_as_many_rows_as_fit_and_has_bounds_of_its_own():
     assert len(Data(rows, rows, [], 1, vocabulary=2**30).compared()) == 2
     assert Data(rows, rows, [], 1, vocabulary=MOST_OUTPUTS // 40 // 6).batch_size == 6
     assert Data(rows, rows, ["a", "b"], 1).batch_size == Data(rows, rows, [], 1, vocabulary=9).batch_size == 32
-    assert row_of("onnx", KIND) == "onnx, generated" and row_of("int8", KIND) == "int8, generated"
-    assert row_of("onnx", kind_of("tokens")) == "onnx" and BOUNDS[row_of("merged", KIND)].difference == 0.0
+    assert row_of("fp32", KIND) == "fp32, generated" and row_of("int8", KIND) == "int8, generated"
+    assert row_of("fp32", kind_of("tokens")) == "fp32" and BOUNDS[row_of("merged", KIND)].difference == 0.0
     outputs, labels = np.random.default_rng(0).normal(size=(11, 50)).astype(np.float32), LABELS.numpy() % 50
     labels[LABELS == IGNORED] = IGNORED
     outputs[:, 0] = 40.0

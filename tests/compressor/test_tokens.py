@@ -379,7 +379,7 @@ def test_parity_tells_the_row_and_gates_by_f1():
     result = compare("hop", "int8", outputs, broken, labels, task=KIND)
     assert not result.passed and result.failed == ("metric",) and result.loss.at_least > 0.01
     broken[4 * 17 + 1] = np.nan
-    assert compare("hop", "onnx", outputs, broken, labels, task=KIND).worst_row == 17
+    assert compare("hop", "fp32", outputs, broken, labels, task=KIND).worst_row == 17
 
 
 # --- losses ---

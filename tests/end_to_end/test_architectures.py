@@ -30,7 +30,7 @@ def test_a_whole_run(architecture, tmp_path):
     """Every stage passes its own checks; texts of unequal length get one answer in PyTorch and through the live server."""
     result = run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=WHOLE, model_type=architecture)), tmp_path / "out")
     report = json.loads((tmp_path / "out" / "tiny" / "report.json").read_text())
-    assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "onnx", "int8", "served"}
+    assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "fp32", "int8", "served"}
     assert all(hop["passed"] for hop in report["parity"])
     model, tokenizer = load(result.artifacts["merge"].folder), tokenizer_of(tmp_path / "model")
     rows = pad([dict(tokenizer(text)) for text in TEXTS], model.config.pad_token_id)

@@ -78,7 +78,7 @@ def test_every_hop_is_proven_and_verified_again(run):
     for file in exported["files"]["compressed"]["onnxruntime"].values():
         assert abs(file["quality"]["likelihood"] - merged["likelihood"]) <= 0.01
     assert len(exported["parity"]) == 4 and all(hop["passed"] for hop in exported["parity"])
-    plain = [hop for hop in exported["parity"] if hop["kind"] == "onnx, generated"]
+    plain = [hop for hop in exported["parity"] if hop["kind"] == "fp32, generated"]
     assert len(plain) == 2 and all(hop["generated_agreement"] == 1.0 and hop["generated"] > 100 for hop in plain)
     assert {"batch 1", "generating, on a past", "generating, padded on the left"} <= plain[0]["batches"].keys()
     checks = verify(run.folder, serve=False)

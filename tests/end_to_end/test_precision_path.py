@@ -53,7 +53,7 @@ def apart(tmp_path_factory):
 
 def test_deltas_stay_apart_and_files_for_cuda_are_proven_but_not_measured(apart):
     account, _, run, made = apart
-    assert [row["kind"] for row in made["export"].metadata["parity"]] == ["onnx", "int8", "fp16", "bf16"] * 2
+    assert [row["kind"] for row in made["export"].metadata["parity"]] == ["fp32", "int8", "fp16", "bf16"] * 2
     size = made["tune"].metadata["trainable"]["body"]
     assert made["export"].metadata["apart"] == {"parameters": size, "macs": size}
     rows = {row["name"]: row for row in account["variants"]}

@@ -58,7 +58,7 @@ def test_every_stage_and_the_summary(finished):
     assert "p50 latency, batch 2" in printed and printed.rstrip().endswith("report.html")
     report = json.loads((out / "tiny" / "report.json").read_text())
     assert all(hop["passed"] for hop in report["parity"]) and len(report["parity"]) == 8
-    assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "onnx", "int8", "served"}
+    assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "fp32", "int8", "served"}
 
 
 def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):

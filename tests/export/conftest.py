@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from compressor.pruning.surgery import Removal, remove
-from export.graph.trace import fused, quantized_dynamic, save, trace
+from export.graph.files import save
+from export.graph.rewrite import fused, quantized_dynamic
+from export.graph.trace import trace
 from tests.compressor.conftest import tiny
 
 UNEQUAL = {0: Removal([1, 3], [0, 5, 7]), 2: Removal([0], list(range(19)))}

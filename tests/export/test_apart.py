@@ -10,7 +10,8 @@ from compressor.deltas.links import LowRank, Sparse, attach, merged_copy
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.tasks.features import torch_forward
-from export.graph.trace import trace, write_onnx
+from export.graph.trace import trace
+from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding

@@ -15,7 +15,7 @@ from compressor.errors import CheckError, UserError
 from compressor.models.hub import reference_to
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.parity.suspects import graph_values
+from export.runtimes.onnxruntime import graph_values
 from export.runtimes.sessions import run, session
 from export.standalone.folder import export_folder
 from pipelines.cli.commands import main
@@ -130,14 +130,14 @@ def test_a_model_that_cannot_be_traced(folders, tmp_path):
 
 
 def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
-    import export.graph.trace
+    import export.graph.rewrite
 
     def spoiled(proto):
         tensor = next(one for one in proto.graph.initializer if one.name == "classifier.weight")
         tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) * 2).tobytes()
         return proto
 
-    monkeypatch.setattr(export.graph.trace, "fused", spoiled)
+    monkeypatch.setattr(export.graph.rewrite, "fused", spoiled)
     with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
         export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from compressor.errors import CheckError, UserError
 from compressor.pruning.surgery import Removal, remove
 from export.generation.greedy import Decoder, generate, open_generator
 from export.graph.decoder import trace_generator
-from export.graph.trace import save
+from export.graph.files import save
 from export.runtimes.sessions import session
 from export.standalone.folder import export_folder
 from pipelines.cli.commands import main
@@ -229,7 +229,7 @@ def test_a_wrong_graph_is_not_published(spoil, suspect, exported, tmp_path, monk
     folder = exported("gpt2", "cut").folder
     graph = onnx.load(folder / "model.onnx")
     spoil(graph)
-    monkeypatch.setattr("export.graph.decoder.trace_generator", lambda model: {"model": graph})
+    monkeypatch.setattr("export.standalone.folder.trace_generator", lambda model: {"model": graph})
     with pytest.raises(CheckError, match=rf"E610 PyTorch -> model.onnx.*; suspected: {suspect}\)"):
         export_folder(str(folder.parent / "model"), tmp_path / "onnx", precisions=["fp32"], fuse=False)
     assert not list(tmp_path.iterdir())

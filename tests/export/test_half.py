@@ -12,10 +12,14 @@ from onnx import TensorProto
 
 from compressor.errors import UserError
 from compressor.tasks.features import torch_forward
-from export.graph.half import brain, emulated, half, proving_session
-from export.graph.trace import fused, save, trace, write_onnx
-from export.parity.compare import BOUNDS, compare
-from export.runtimes.sessions import plain_session, run, session
+from export.graph.files import save
+from export.graph.half import brain, emulated, half
+from export.graph.rewrite import fused
+from export.graph.trace import trace
+from export.parity.bounds import BOUNDS
+from export.parity.compare import compare
+from export.runtimes.onnxruntime import RUNTIME, plain_session, write_onnx
+from export.runtimes.sessions import run, session
 from tests.compressor.conftest import TRIED, tiny
 from tests.export.conftest import check_wholly, encoding
 
@@ -44,7 +48,7 @@ def made(tmp_path_factory):
 )
 def test_it_is_the_same_function_within_its_bound(name, precision, made):
     model, _, paths = made(name)
-    want, got = torch_forward(model)(ROWS), run(proving_session(paths[precision], precision, 1), ROWS)
+    want, got = torch_forward(model)(ROWS), run(RUNTIME.open_for_parity(paths[precision], precision, 1), ROWS)
     assert compare("half", precision, want, got, want.argmax(axis=1)).passed
     assert got.dtype == np.float32 and abs(got - want).max() > 1e-5
 
@@ -160,4 +164,4 @@ def test_a_damaged_file_is_told(tmp_path):
     (tmp_path / "model_bf16.onnx").write_bytes(b"nothing")
     for path in (tmp_path / "model_bf16.onnx", Path("missing.onnx")):
         with pytest.raises(UserError, match="E602"):
-            proving_session(path, "bf16", 1)
+            RUNTIME.open_for_parity(path, "bf16", 1)

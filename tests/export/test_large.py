@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.graph.trace import save
+from export.graph.files import save
 from export.runtimes.sessions import run, session
 
 ROWS, WIDTH = 2_200_000, 128

@@ -14,9 +14,13 @@ from compressor.models.anatomy import layers_of
 from compressor.models.hub import Reference
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.graph.trace import OPSET, export_onnx, fused, portable, save, stamp, trace, write_onnx
+from export.graph.files import save
+from export.graph.rewrite import fused
+from export.graph.trace import OPSET, portable, stamp, trace
 from export.parity.compare import compare
-from export.runtimes.sessions import Bound, run, session
+from export.runtimes.feeds import feeds_of
+from export.runtimes.onnxruntime import BoundBatch, export_onnx, write_onnx
+from export.runtimes.sessions import run, session
 from tests.compressor.conftest import CUTS, TRIED, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, check_wholly, encoding, model_of, notes
@@ -37,7 +41,7 @@ def test_exported_equals_pytorch(name, exported):
         for shape in SHAPES:
             batch = encoding(*shape)
             reference = forward(batch)
-            result = compare("export", "onnx", reference, run(live, batch), reference.argmax(axis=1))
+            result = compare("export", "fp32", reference, run(live, batch), reference.argmax(axis=1))
             assert result.passed, result
     assert "SkipLayerNormalization" in {node.op_type for node in onnx.load(made.fused).graph.node}
 
@@ -139,7 +143,7 @@ def test_the_matrix(name, tmp_path):
     batches = [numpy_rows(*shape) for shape in MATRIX_SHAPES]
     references = [forward(batch) for batch in batches]
     for batch, reference in zip(batches, references, strict=True):
-        assert compare("export", "onnx", reference, run(sessions["fp32"], batch), reference.argmax(axis=1)).passed
+        assert compare("export", "fp32", reference, run(sessions["fp32"], batch), reference.argmax(axis=1)).passed
     # one row alone agrees wholly or not at all, so the rows of all shapes are judged together
     pooled = np.concatenate(references)
     int8 = np.concatenate([run(sessions["int8"], batch) for batch in batches])
@@ -245,7 +249,7 @@ def test_cuda_that_is_not_there_is_an_error_not_the_cpu(exported):
 def test_a_batch_that_is_bound_computes_what_a_run_does(exported):
     """What times a GPU, on the CPU; the second call writes over the first one's answers."""
     live, batch = session(exported("mpnet-unequal").fused), encoding(3, 33)
-    bound = Bound(live, batch, "cpu")
+    bound = BoundBatch(live, feeds_of(live, batch), "cpu")
     for _ in range(2):
         bound()
         assert np.array_equal(bound.logits(), run(live, batch))

@@ -15,7 +15,8 @@ from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import predict, torch_forward
 from export.auto.choose import Trial, choose, counts, judged
 from export.auto.sensitivity import rank
-from export.graph.trace import matrices, trace, write_onnx
+from export.graph.trace import matrices, trace
+from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tiny

@@ -18,8 +18,9 @@ from compressor.models.anatomy import layers_of
 from compressor.pruning.criteria import NofM
 from compressor.pruning.weights import hide_all_but
 from compressor.tasks.features import torch_forward
+from export.graph.files import save
 from export.graph.half import KEPT_IN_FP32, half
-from export.graph.trace import save, trace
+from export.graph.trace import trace
 from export.runtimes.sessions import run, session
 from export.runtimes.tensorrt import (
     CACHE,
@@ -34,9 +35,9 @@ from export.runtimes.tensorrt import (
     library_of,
     profile_of,
     trtexec,
+    write_engine,
     write_script,
 )
-from export.standalone.folder import write_tensorrt
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
 from tests.export.conftest import MODELS, encoding
@@ -102,9 +103,8 @@ def test_two_of_four_weights_compile_with_the_sparsity_flag(two_of_four, tmp_pat
     trt, flags = find_module(), []
     set_flag = trt.IBuilderConfig.set_flag
     monkeypatch.setattr(trt.IBuilderConfig, "set_flag", lambda config, flag: (flags.append(flag), set_flag(config, flag))[1])
-    paths = {}
     monkeypatch.setattr("export.runtimes.tensorrt.has_two_of_four", lambda proto: sparse and has_two_of_four(proto))
-    facts = write_tensorrt(two_of_four, tmp_path, PROFILE, paths)
+    _, facts = write_engine(two_of_four, tmp_path, PROFILE)
     assert (facts["sparse"], facts["engine"], flags) == (sparse, ENGINE, [trt.BuilderFlag.SPARSE_WEIGHTS] * sparse)
     assert ("--sparsity=enable" in (tmp_path / SCRIPT).read_text()) == sparse
 
@@ -212,7 +212,7 @@ def test_the_command_line(modules, exported, tmp_path, monkeypatch):
     """fp16 is proven, the script is there, and what is told of the engine is no more than was done."""
     made, classifier = exported("bert-dense"), tmp_path / "model"
     save_checkpoint(made.model, classifier, write_model(tmp_path / "base"))
-    monkeypatch.setattr("export.graph.trace.trace", lambda *_: made.graph)
+    monkeypatch.setattr("export.standalone.folder.trace", lambda *_: made.graph)
     monkeypatch.setattr("export.runtimes.tensorrt.MODULES", modules)
     out = tmp_path / "onnx"
     shapes = ["--tensorrt", "--batch", "1", "--batch", "8", "--length", "16"]
@@ -222,7 +222,7 @@ def test_the_command_line(modules, exported, tmp_path, monkeypatch):
     engine, profile = summary["tensorrt"], {"least": [1, 1], "best": [8, 16], "most": [8, 16]}
     assert (engine["script"], engine["sparse"], engine["profile"]) == (SCRIPT, False, profile)
     assert [(row["precision"], row["kind"], row["passed"]) for row in summary["parity"]] == [
-        ("fp32", "onnx", True),
+        ("fp32", "fp32", True),
         ("fp16", "fp16", True),
     ]
     assert "--optShapes=input_ids:8x16" in (out / SCRIPT).read_text()

@@ -226,9 +226,9 @@ MISTAKES = [
     ),
     Mistake(
         "an unknown runtime",
-        pruning("target: {speedup: 2, length: 64, runtime: onyx}"),
-        "E104 {file}:7: stages[2].prune.target.runtime: must be 'onnx' or 'openvino', not 'onyx'",
-        "'onnx'?",
+        pruning("target: {speedup: 2, length: 64, runtime: onnx}"),
+        "E104 {file}:7: stages[2].prune.target.runtime: must be 'onnxruntime' or 'openvino', not 'onnx'",
+        "Use: onnxruntime, openvino",
     ),
     Mistake(
         "a misspelt target", pruning("target: {speedupp: 2}"), "E102 {file}:7: stages[2].prune.target.speedupp", "'speedup'?"

@@ -9,6 +9,7 @@ import torch
 
 from compressor.errors import CheckError
 from export.auto import choose as precision
+from export.runtimes.registry import DEFAULT
 from pipelines.engine.stage import Inputs
 from pipelines.stages.export import exported as export
 from pipelines.stages.export.config import ExportConfig
@@ -131,4 +132,4 @@ def test_no_layer_is_suspected_where_rounding_explains_what_moves(tmp_path):
     """The metric alone refuses: every layer of a sound int8 file is a little off, and the first is as good as the last."""
     model, result = loud(), SimpleNamespace(failed=("metric",), rounding=0.1)
     data = Data(rows_of(model, 8), rows_of(model, 8), ["a", "b", "c"], 1)
-    assert Prover(COMPRESSED, model, data, workspace(tmp_path)).suspect(result, tmp_path / "model_int8.onnx") == ""
+    assert Prover(COMPRESSED, model, data, workspace(tmp_path)).suspect(result, DEFAULT, tmp_path / "model_int8.onnx") == ""

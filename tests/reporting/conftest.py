@@ -141,9 +141,9 @@ STAGES = {
         "parity": [parity("deltas -> merged", "merged", 0.0, "equal bit for bit")],
     }),
     "export": ("onnx", {"parity": [
-        parity("dense: PyTorch -> ONNX fp32", "onnx", 2.1e-6, CLOSE, rows=800),
+        parity("dense: PyTorch -> ONNX fp32", "fp32", 2.1e-6, CLOSE, rows=800),
         parity("dense: PyTorch -> ONNX int8", "int8", 0.41, AGREE, 0.9888, 800),
-        parity("compressed: PyTorch -> ONNX fp32", "onnx", 1.9e-6, CLOSE, rows=800),
+        parity("compressed: PyTorch -> ONNX fp32", "fp32", 1.9e-6, CLOSE, rows=800),
         parity("compressed: PyTorch -> ONNX int8", "int8", 0.37, AGREE, 0.985, 800),
     ], "files": {name: {"onnxruntime": {"fp32": {}, "int8": {}}} for name in ("dense", "compressed")}}),
     "deploy": ("repository", {"model": "reviews", "runtime": "onnxruntime", "precision": "int8", "parity": [

@@ -385,11 +385,12 @@ def test_numbers_for_readers():
         ({"goal": "speedup"}, "measured 2, benchmark 1.62x (ONNX fp32, batch 8 × 128; heads by taylor)"),
         ({"goal": "p50_ms"}, "measured 2, benchmark 64.5 ms (ONNX fp32, batch 8 × 128; heads by taylor)"),
         ({"goal": "speedup", "length": 64}, "measured 2 (ONNX fp32, batch 8 × 64; heads by taylor)"),
+        ({"goal": "speedup", "runtime": "openvino"}, "measured 2 (OpenVINO fp32, batch 8 × 128; heads by taylor)"),
     ],
 )
 def test_a_target_stands_beside_what_was_measured(write, monkeypatch, target, says):
     told = {"told": "target 2, predicted 2, measured 2", "criterion": {"heads": "taylor"}, "table": "latency-0"}
-    cell = {"batch": 8, "length": 128, "precision": "fp32"}
+    cell = {"batch": 8, "length": 128, "precision": "fp32", "runtime": "onnxruntime"}
     kind, metadata = STAGES["prune"]
     monkeypatch.setitem(STAGES, "prune", (kind, {**metadata, "target": {**told, **cell, **target}}))
     folder = write()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from triton_parts import LABELS, WORDS
 
 from compressor.errors import UserError
-from serving import registry
+from serving import running
 from serving.client import Client, Encoder, kind_served, predict
 from serving.repository import tokenizer_sha256
 
@@ -163,8 +163,8 @@ def test_the_tokenizer_must_be_the_models_own(server, tokenizer_folder, tmp_path
 
 def test_the_note_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    registry.announce(8000, tmp_path, pid=2**22 + 1)  # above the kernel's largest pid
-    assert registry.registry_file(8000).is_file() and registry.served_repository("127.0.0.1", 8000) is None
+    running.announce(8000, tmp_path, pid=2**22 + 1)  # above the kernel's largest pid
+    assert running.registry_file(8000).is_file() and running.served_repository("127.0.0.1", 8000) is None
 
 
 def test_a_kind_of_task_that_this_client_does_not_know():

@@ -13,7 +13,7 @@ import pytest
 from triton_parts import processes_of
 
 from compressor.errors import UserError
-from serving import registry, server
+from serving import running, server
 from serving.repository import write_repository
 from serving.server import EmbeddedServer, diagnose
 
@@ -59,12 +59,12 @@ def test_stop_leaves_no_process_no_file_and_no_note(repository, tmp_path, tempor
     with embedded:
         group, port = embedded.process.pid, embedded.ports["http"]
         assert {"tritonserver", "triton_python_b"} <= set(processes_of(group))
-        assert registry.served_repository("localhost", port) == repository
+        assert running.served_repository("localhost", port) == repository
         regions = f"{embedded.stage.name}-*"
         assert list(Path("/dev/shm").glob(regions))
     assert gone(group)
     assert not list(temporary.iterdir()) and not list(Path("/dev/shm").glob(regions))
-    assert not registry.registry_file(port).exists()
+    assert not running.registry_file(port).exists()
 
 
 @pytest.mark.usefixtures("triton")
@@ -172,7 +172,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"E710 .*Set XDG_CACHE_HOME"):
-        registry.announce(8000, tmp_path, pid=1)
+        running.announce(8000, tmp_path, pid=1)
 
 
 @pytest.mark.usefixtures("triton")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from export.graph.half import FOR_CUDA
+from export.runtimes.registry import DEFAULT, RUNNABLE, RUNTIMES
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 
@@ -27,18 +27,26 @@ class BenchmarkConfig(StageConfig):
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.name == "export"]
-    # ONNX Runtime has no CUDA kernel for DynamicQuantizeLinear and places it on the CPU without a word. Forbidding every
-    # node on the CPU (session.disable_cpu_ep_fallback) is no way out: the shape arithmetic of fp32 graphs belongs there
-    if config.device == "cuda" and exports and "openvino" in exports[-1].config.runtime:
-        mend = f"Use device: cpu, or runtime: [onnxruntime] in '{exports[-1].id}'"
-        yield Problem("E604", "OpenVINO runs on the CPU", mend, ("device",))
-    if config.device == "cuda" and exports and "int8" in exports[-1].config.possible:
-        mend = f"Use device: cpu, or precision: [fp32] in '{exports[-1].id}'"
-        yield Problem("E604", "dynamic int8 would run partly on the CPU", mend, ("device",))
-
-    if config.device == "cpu" and exports and set(exports[-1].config.precision) <= set(FOR_CUDA):
+    if exports and config.device == "cuda":
+        yield from _not_for_cuda(exports[-1])
+    if exports and config.device == "cpu" and "cpu" not in exports[-1].config.devices:
         mend = f"Use device: cuda, or add fp32 to precision in '{exports[-1].id}'"
         yield Problem("E643", "every exported file is for CUDA", mend, ("device",))
+
+
+def _not_for_cuda(export: Entry) -> Iterable[Problem]:
+    """The runtimes, and the precisions of the others, that CUDA does not compute."""
+    able = [name for name in RUNNABLE if "cuda" in RUNTIMES[name].devices()]
+    for name in export.config.runtime:
+        row = RUNTIMES[name]
+        if name not in able:
+            mend = f"Use device: cpu, or runtime: [{', '.join(able)}] in '{export.id}'"
+            yield Problem("E604", f"{row.title} runs on the CPU", mend, ("device",))
+    given = {(name, precision) for name in able for precision in export.config.possible}
+    odd = sorted({precision for name, precision in given if "cuda" not in RUNTIMES[name].precisions.get(precision, ("cuda",))})
+    if odd:
+        mend = f"Use device: cpu, or precision: [fp32] in '{export.id}'"
+        yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", mend, ("device",))
 
 
 STAGE = Stage(
@@ -48,7 +56,7 @@ STAGE = Stage(
     produces="measurements",
     needs=("model", "onnx"),
     uses_dense=True,
-    packages=("torch", "transformers", "onnxruntime"),
+    packages=("torch", "transformers", *DEFAULT.packages),
     version=7,
     run="pipelines.stages.benchmark.run:run",
     check=check,

@@ -17,13 +17,13 @@ from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import nonzeros
 from compressor.tasks.features import torch_forward
-from export.graph.half import FOR_CUDA
 from export.latency.measure import Variant, measure
 from export.runtimes import sessions
+from export.runtimes.registry import RUNTIMES, packages_of
+from export.runtimes.runtime import Device
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
-from pipelines.stages.export.config import WORDS
 from pipelines.stages.loading import Data, Judged, judge_rows, load_data, load_model
 
 
@@ -38,6 +38,15 @@ class Candidate:
     path: Path
     bytes: int
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What it is meant to run on."""
+        return RUNTIMES[self.runtime].precisions[self.precision] if self.runtime in RUNTIMES else ("cpu", "cuda")
+
+    @property
+    def why_left_out(self) -> str:
+        return f"a file for {' and '.join(device.upper() for device in self.devices)}"
+
 
 def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
     """Dense PyTorch, then every exported file, dense first; those for CUDA too."""
@@ -47,23 +56,25 @@ def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
     for model in ("dense", "compressed"):
         for runtime, files in exported.metadata["files"][model].items():
             for precision, file in files.items():
-                name = f"{model} {WORDS[runtime]} {precision}"
+                name = f"{model} {RUNTIMES[runtime].label} {precision}"
                 rows.append(Candidate(name, model, runtime, precision, exported.folder / file["path"], file["bytes"]))
     return rows
 
 
 def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
     """Files that this device is not for."""
-    return [row for row in rows if device == "cpu" and row.precision in FOR_CUDA]
+    return [row for row in rows if device not in row.devices]
 
 
 def judged_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> Judged:
-    """How good the candidate is on all validation rows in its own runtime; a file for CUDA on the `device` that is measured."""
+    """How good the candidate is on all validation rows in its own runtime; a file that is not for the CPU on the `device`
+    that is measured."""
     if candidate.runtime == "pytorch":
         forward = torch_forward(load(candidate.path))
     else:
-        device = device if candidate.precision in FOR_CUDA else "cpu"
-        forward = partial(sessions.run, sessions.session(candidate.path, device=device, threads=threads))
+        device = "cpu" if "cpu" in candidate.devices else device
+        runtime = RUNTIMES[candidate.runtime]
+        forward = partial(sessions.run, sessions.session(candidate.path, runtime=runtime, device=device, threads=threads))
     return judge_rows(forward, data.validation, data, workspace, candidate.name)
 
 
@@ -98,10 +109,10 @@ def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
     return {key: tuned[key] for key in ("modules", "rank", "places")}
 
 
-def providers(rows: Iterable[Candidate], device: sessions.Device) -> dict[str, str]:
+def providers(rows: Iterable[Candidate], device: Device) -> dict[str, str]:
     """What computes in each runtime that is measured: its session has asserted it."""
-    every = {"onnxruntime": sessions.PROVIDERS[device], "openvino": "CPU, fp32 around int8"}
-    return {name: every[name] for name in every if any(row.runtime == name for row in rows)}
+    measured = {row.runtime for row in rows}
+    return {name: runtime.computes_with(device) for name, runtime in RUNTIMES.items() if name in measured}
 
 
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
@@ -114,7 +125,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         skipped = left_out(every, config.device)
         rows = [row for row in every if row not in skipped]
         for row in skipped:
-            workspace.say(f"{row.name} is not measured: a file for CUDA")
+            workspace.say(f"{row.name} is not measured: {row.why_left_out}")
         models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
         shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
         judged = {row.name: judged_of(row, data, workspace, inputs.threads, config.device) for row in rows}
@@ -147,11 +158,11 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     result = {
         "device": config.device,
         "rounds": config.rounds,
-        "machine": machine([STAGE], inputs.threads, {"openvino"} & {row.runtime for row in rows}),
+        "machine": machine([STAGE], inputs.threads, packages_of(row.runtime for row in rows)),
         "providers": providers(rows, config.device),
         "baseline": rows[0].name,
         "candidates": records,
-        "left_out": [{"name": row.name, "bytes": row.bytes, "why": "a file for CUDA"} for row in skipped],
+        "left_out": [{"name": row.name, "bytes": row.bytes, "why": row.why_left_out} for row in skipped],
     }
     (workspace.folder / "measurements.json").write_text(json.dumps(result, indent=1) + "\n")
     return {"candidates": [row.name for row in rows]}

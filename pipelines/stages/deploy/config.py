@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.errors import CheckError, UserError
-from export.graph.half import FOR_CUDA
+from export.runtimes.registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 
@@ -26,10 +26,10 @@ class DeployConfig(StageConfig):
         max_length=limits.NAME,
         description="the model's name on the server",
     )
-    runtime: Literal["onnxruntime", "openvino"] | None = Field(
+    runtime: Literal[*CPU_RUNTIMES] | None = Field(
         default=None, description="what serves it, default the first that export names"
     )
-    precision: Literal["fp32", "int8"] | None = Field(default=None, description="of the file, default int8 where exported")
+    precision: Literal[*CPU_PRECISIONS] | None = Field(default=None, description="of the file, default int8 where exported")
     max_batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows of a batch at most")
     max_queue_delay_us: int = Field(
         default=500, ge=0, le=limits.MICROSECONDS, description="how long dynamic batching waits for company, µs"
@@ -57,7 +57,7 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         elif wanted and wanted not in getattr(exported, key):
             yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
 
-    if exports and set(exports[-1].config.precision) <= set(FOR_CUDA):
+    if exports and "cpu" not in exports[-1].config.devices:
         mend = f"Add fp32 to precision in '{exports[-1].id}'"
         yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", mend)
 
@@ -78,9 +78,9 @@ STAGE = Stage(
     config=DeployConfig,
     produces="repository",
     needs=("onnx",),
-    packages=("onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers"),
+    packages=(*DEFAULT.packages, "nvidia-pytriton", "tritonclient", "tokenizers"),
     version=3,
-    extras=lambda config: ("openvino",) if config.runtime == "openvino" else (),
+    extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,
     plan=plan,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.models.hub import end_id
+from export.runtimes.registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.hops import compare_served
@@ -40,7 +41,7 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     """Write repository/NAME with the compressed model and its tokenizer, and prove it on the embedded server."""
     data, repository = load_data(inputs), workspace.folder / "repository"
     runtime, precision, path, options = contents(config, inputs, data)
-    write_repository(repository, config.name, path, **options)
+    write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)
     rows = data.compared(PARITY_ROWS)
-    result = compare_served(repository, config.name, path, rows, data, workspace, inputs.threads)
+    result = compare_served(repository, config.name, RUNTIMES[runtime], path, rows, data, workspace, inputs.threads)
     return {"model": config.name, "runtime": runtime, "precision": precision, "parity": [result.to_json()]}

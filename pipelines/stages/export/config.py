@@ -9,26 +9,24 @@ from pydantic import Field, field_validator
 
 from compressor.errors import UserError
 from compressor.processor import weight_bits
-from export.graph.half import FOR_CUDA
+from export.runtimes.registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 
 if TYPE_CHECKING:
     from compressor.account import Plan
+    from export.runtimes.runtime import Device
 
-
-WORDS = {"onnxruntime": "ONNX", "openvino": "OpenVINO"}
-"""What a runtime is called in names of hops and variants."""
-
-AUTO, BUDGET = "auto", 0.5
-
+AUTO = "auto"
+GENERATING = ("fp32", "int8")
+"""The precisions of a model that generates, as a stage writes them."""
 OF_AUTO = ("accuracy_budget", "batch", "length")
 """Keys that say how `precision: auto` chooses."""
 
 
 class ExportConfig(StageConfig):
-    """`precision` and `runtime` list what is written, each precision for each runtime. int8 is dynamic in ONNX Runtime and
-    static in OpenVINO: calibrated on `calibration_rows` training rows (default 128), drawn at random with the seed.
+    """`precision` and `runtime` list what is written, each precision for each runtime that has it. int8 is dynamic in ONNX
+    Runtime and static in OpenVINO: calibrated on `calibration_rows` training rows (default 128), drawn at random with the seed.
 
     fp16 and bf16 are files for CUDA: ONNX Runtime's alone.
 
@@ -37,11 +35,11 @@ class ExportConfig(StageConfig):
 
     `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
 
-    precision: list[Literal["fp32", "int8", "fp16", "bf16", "auto"]] = Field(
+    precision: list[Literal[*PRECISIONS, AUTO]] = Field(
         default=["fp32", "int8"], min_length=1, max_length=limits.LIST, description="what is written; auto chooses the fastest"
     )
-    runtime: list[Literal["onnxruntime", "openvino"]] = Field(
-        default=["onnxruntime"], min_length=1, max_length=limits.LIST, description="for which runtimes"
+    runtime: list[Literal[*RUNNABLE]] = Field(
+        default=[DEFAULT.key], min_length=1, max_length=limits.LIST, description="for which runtimes"
     )
     calibration_rows: int | None = Field(
         default=None, ge=1, le=limits.ROWS, description="training rows that static int8 is calibrated on"
@@ -64,11 +62,22 @@ class ExportConfig(StageConfig):
     @property
     def possible(self) -> list[str]:
         """The precisions that may come out."""
-        return ["fp32", "int8"] if self.auto else self.precision
+        return list(CPU_PRECISIONS) if self.auto else self.precision
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a static int8 may be written."""
+        return "int8" in self.possible and any(RUNTIMES[name].calibrated for name in self.runtime)
+
+    @property
+    def devices(self) -> set[Device]:
+        """The devices that any file that is written is for."""
+        rows = [(RUNTIMES[name], precision) for name in self.runtime for precision in self.precisions_of(name)]
+        return {device for row, precision in rows for device in row.precisions[precision]}
 
     def precisions_of(self, runtime: str) -> list[str]:
-        """What is written for one runtime."""
-        return [name for name in self.precision if runtime == "onnxruntime" or name not in FOR_CUDA]
+        """What may be written for one runtime."""
+        return [name for name in self.possible if name in RUNTIMES[runtime].precisions]
 
 
 def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -79,14 +88,16 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem(
             "E504", f"'{models[-1].id}' leaves deltas that are not merged", "Put a merge before export, or merge: false in it"
         )
-    if config.calibration_rows and not ("openvino" in config.runtime and "int8" in config.possible):
-        mend = "Remove it, or export int8 for the runtime openvino"
+    if config.calibration_rows and not config.calibrates:
+        static = " or ".join(name for name in RUNNABLE if RUNTIMES[name].calibrated)
+        mend = f"Remove it, or export int8 for the runtime {static}"
         yield Problem("E606", "nothing here is calibrated", mend, ("calibration_rows",))
     if config.auto and len(config.precision) > 1:
         mend = "Write precision: auto alone, or list precisions"
         yield Problem("E640", "auto chooses among fp32 and int8; beside it nothing is to be listed", mend, ("precision",))
-    if idle := [WORDS[name] for name in config.runtime if not config.precisions_of(name)]:
-        mend = "Add the runtime onnxruntime alone, or fp32 or int8 to precision"
+    if idle := [RUNTIMES[name].title for name in config.runtime if not config.precisions_of(name)]:
+        able = " or ".join(name for name in RUNNABLE if config.precisions_of(name))
+        mend = f"Name the runtime {able} alone, or add fp32 or int8 to precision"
         yield Problem("E642", f"{' and '.join(config.precision)} are files for CUDA, none for {idle[0]}", mend, ("runtime",))
     for key in OF_AUTO:
         if getattr(config, key) is not None and not config.auto:
@@ -111,9 +122,12 @@ def plan(config: ExportConfig, plan: Plan) -> Plan:
 
 def check_generating(config: ExportConfig) -> None:
     """Raises UserError E646 for what a model with a cache is not exported to."""
-    asked = [*config.precision, *(WORDS[name] for name in config.runtime), *(["merge: false"] if not config.merge else [])]
-    if odd := [one for one in asked if one not in ("fp32", "int8", WORDS["onnxruntime"])]:
-        what = f"a model that generates is exported in fp32 and int8 for ONNX Runtime, merged; not as {', '.join(odd)}"
+    odd = [precision for precision in config.precision if precision not in GENERATING]
+    odd += [RUNTIMES[name].title for name in config.runtime if not RUNTIMES[name].generating]
+    odd += [] if config.merge else ["merge: false"]
+    if odd:
+        able = " and ".join(RUNTIMES[name].title for name in RUNNABLE if RUNTIMES[name].generating)
+        what = f"a model that generates is exported in {' and '.join(GENERATING)} for {able}, merged; not as {', '.join(odd)}"
         raise UserError("E646", what, "Leave that out; compress export writes int4 of a merged folder")
 
 
@@ -121,20 +135,22 @@ def surroundings(config: ExportConfig) -> dict[str, Any]:
     """What decides which file is the fastest, and how many bits a weight has."""
     from compressor.processor import processor
 
-    dynamic = "onnxruntime" in config.runtime and "int8" in config.possible
+    dynamic = "int8" in config.possible and not all(RUNTIMES[name].calibrated for name in config.runtime)
     return {**(processor() if config.auto else {}), **({"weight_bits": weight_bits()} if dynamic else {})}
 
 
+TITLES = " or ".join(RUNTIMES[name].title for name in RUNNABLE)
+
 STAGE = Stage(
     name="export",
-    summary="write fp32, int8, fp16, bf16 for ONNX Runtime or OpenVINO, dense and compressed, proven against PyTorch",
+    summary=f"write {', '.join(PRECISIONS)} for {TITLES}, dense and compressed, proven against PyTorch",
     config=ExportConfig,
     produces="onnx",
     needs=("model",),
     uses_dense=True,
-    packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
-    extras=lambda config: ("openvino", "nncf") if "openvino" in config.runtime else (),
-    version=5,
+    packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", *DEFAULT.packages),
+    extras=lambda config: packages_of(config.runtime, writing=True),
+    version=6,
     run="pipelines.stages.export.run:run",
     check=check,
     plan=plan,

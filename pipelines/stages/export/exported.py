@@ -11,23 +11,18 @@ import numpy as np
 import onnx
 from torch import nn
 
-from compressor.deltas.factored import factor_all, factored
+from compressor.deltas.factored import factor_all
 from compressor.deltas.links import chains
 from compressor.errors import CheckError, CompressError, UserError
-from compressor.processor import weight_bits
 from compressor.tasks.features import pad
-from export.graph import trace as onnx_files
-from export.graph.trace import can_fuse, matrices, stamp, trace, write_onnx
+from export.graph.trace import matrices, stamp, trace
 from export.parity.compare import ParityResult, why_refused
-from export.runtimes import openvino as openvino_files
-from export.runtimes.openvino import export_openvino
+from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime import Runtime
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
-from pipelines.stages.export.config import WORDS, ExportConfig
+from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.proving import Judged, Prover, repaired
 from pipelines.stages.loading import Data
-
-RUNTIME_FILES = {"onnxruntime": onnx_files.file_name, "openvino": openvino_files.file_name}
-"""Names of files by precision."""
 
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 
@@ -91,7 +86,7 @@ class OneFile:
             if judged.result.passed or not self.prover.gated:
                 told(judged.result, say)
                 return judged
-            error = self.prover.failure(judged.result, judged.path, bits=bits_of(self.runtime))
+            error = self.prover.failure(judged.result, self.row, judged.path, bits=self.row.weight_bits())
         except (CheckError, UserError) as fault:
             error = fault
         if self.precision == "fp32" and self.prover.gated:
@@ -99,21 +94,25 @@ class OneFile:
         better = self.repaired(judged) if judged and self.precision == "int8" else None
         if better is not None:
             return better
-        remove(self.path)
+        self.row.remove(self.path)
         say(f"{self.hop}: left out ({error.what})")
         if self.prover.gated:
             exported.failures.append(left_out(error))
         return None
 
     @property
+    def row(self) -> Runtime:
+        return RUNTIMES[self.runtime]
+
+    @property
     def path(self) -> Path:
-        return self.folder / RUNTIME_FILES[self.runtime](self.precision)
+        return self.folder / self.row.file_name(self.precision)
 
     def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> Judged:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it does not run."""
-        answers = self.prover.answers(path, self.precision, self.hop)
-        result = self.prover.compare(self.hop, self.precision, answers, excluded, bits_of(self.runtime))
-        return Judged(path, answers, result, excluded)
+        answers = self.prover.answers(self.row, path, self.precision, self.hop)
+        result = self.prover.compare(self.hop, self.precision, answers, excluded, self.row.weight_bits())
+        return Judged(self.row, path, answers, result, excluded)
 
     def repaired(self, whole: Judged) -> Judged | None:
         """The first file that passes with its most sensitive matrices in fp32, in the place of the one that did not."""
@@ -122,7 +121,7 @@ class OneFile:
             write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
             return self.judged(self.path, excluded)
 
-        say, static = self.prover.workspace.say, self.runtime == "openvino"
+        say, static = self.prover.workspace.say, self.row.calibrated
         say(f"{self.hop}: refused ({why_refused(whole.result)}); sensitive matrices are left in fp32")
         for better in repaired(self.prover, matrices(self.graph), static=static, make=again):
             if better.result.passed:
@@ -150,16 +149,10 @@ def left_out(error: CompressError) -> dict[str, str]:
     return {"code": error.code, "what": what, "mend": "Leave that precision out of export.precision, or tune for longer"}
 
 
-def remove(path: Path) -> None:
-    """A graph with the weights beside it."""
-    for file in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
-        file.unlink(missing_ok=True)
-
-
 def hop_of(name: str, runtime: str, precision: str) -> str:
     """What the comparison of a file is called."""
     emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision == "bf16" else ""
-    return f"{name}: PyTorch -> {WORDS[runtime]} {precision}{emulated}"
+    return f"{name}: PyTorch -> {RUNTIMES[runtime].label} {precision}{emulated}"
 
 
 def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]:
@@ -169,7 +162,7 @@ def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]
     why = {"repaired": judged.repaired} if judged.repaired else {}
     return {
         "path": f"{name}/{judged.path.name}",
-        "bytes": stored_bytes(judged.path),
+        "bytes": judged.runtime.stored_bytes(judged.path),
         "quality": quality,
         **spared,
         **why,
@@ -179,14 +172,8 @@ def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]
 
 def bits_told(runtime: str, precision: str) -> dict[str, int]:
     """What a record says of the bits of a weight: only where they are fewer than int8 says."""
-    bits = bits_of(runtime)
+    bits = RUNTIMES[runtime].weight_bits()
     return {"weight_bits": bits} if precision == "int8" and bits < 8 else {}
-
-
-def stored_bytes(path: Path) -> int:
-    """Bytes of a graph and of the weights beside it, where they are not inside."""
-    weights = path.with_suffix(".bin") if path.suffix == ".xml" else path.with_name(f"{path.name}.data")
-    return sum(file.stat().st_size for file in (path, weights) if file.is_file())
 
 
 def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
@@ -213,14 +200,5 @@ def write_runtime(
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
     """The files of one runtime from the graph of `model`: precision -> path."""
-    options = {"precisions": precisions, "excluded": excluded}
-    if runtime == "onnxruntime":
-        # fusions would join the deltas of several matrices, and their names would go
-        fuse = can_fuse(model) and not any(factored(model))
-        return write_onnx(graph, folder, fuse=fuse, weight_bits=bits_of(runtime), **options)
-    return export_openvino(graph, folder, rows=rows, **options)
-
-
-def bits_of(runtime: str) -> int:
-    """Bits of a weight in int8 files of a runtime that are made on this machine."""
-    return weight_bits() if runtime == "onnxruntime" else 8
+    row = RUNTIMES[runtime]
+    return row.write(graph, folder, precisions=precisions, rows=rows, excluded=excluded, fuse=row.can_fuse(model))

@@ -10,16 +10,18 @@ from torch import nn
 
 from compressor.errors import CheckError
 from compressor.models.hub import tokenizer_of
-from export.graph.trace import SINGLE_FILE_LIMIT, can_fuse
+from export.graph.files import SINGLE_FILE_LIMIT
+from export.runtimes.registry import RUNNABLE, RUNTIMES
 from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import Found, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.export.exported import Exported, hop_of, left_out, remove, stored_bytes, told
+from pipelines.stages.export.exported import Exported, hop_of, left_out, told
 from pipelines.stages.export.proving import Prover
 from pipelines.stages.loading import Data
 
-RUNTIME = "onnxruntime"
+RUNTIME = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)
+"""The runtime of models that generate."""
 
 
 def export_generator(
@@ -37,15 +39,15 @@ def export_generator(
     with workspace.progress(f"exporting {name}", 1) as bar:
         found, required = with_prompts(model, inputs.base, data), ("fp32",) if prover.gated else ()
         options = {"source": inputs.base, "required": required}
-        facts = write_generating(found, folder, config.precision, can_fuse(model), SINGLE_FILE_LIMIT, **options)
+        facts = write_generating(found, folder, config.precision, RUNTIME.can_fuse(model), SINGLE_FILE_LIMIT, **options)
         bar.advance()
-    exported = Exported({RUNTIME: {}})
+    exported = Exported({RUNTIME.key: {}})
     for key, proof in zip(list(facts["files"]), list(facts["parity"]), strict=True):
         file = facts["files"][key]
         if not _proven(prover, folder / file["path"], file["precision"], proof, exported):
             del facts["files"][key]
             facts["parity"].remove(proof)
-    if not exported.files[RUNTIME]:
+    if not exported.files[RUNTIME.key]:
         raise CheckError(**exported.failures[0])
     (folder / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return exported
@@ -54,24 +56,24 @@ def export_generator(
 def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], exported: Exported) -> bool:
     """Compare a file on the validation rows; `proof` is its comparison by what it generates. False where it was to be shipped
     and is left out. Raises CheckError E610 for fp32, E611."""
-    hop = hop_of(prover.name, RUNTIME, precision)
-    result = prover.compare(hop, precision, prover.answers(path, precision, hop))
+    hop = hop_of(prover.name, RUNTIME.key, precision)
+    result = prover.compare(hop, precision, prover.answers(RUNTIME, path, precision, hop))
     told(result, prover.workspace.say)
     if prover.gated and not (result.passed and proof["passed"]):
-        error = not_generated(hop, proof) if result.passed else prover.failure(result, path)
+        error = not_generated(hop, proof) if result.passed else prover.failure(result, RUNTIME, path)
         if precision == "fp32":
             raise error
         prover.workspace.say(f"{hop}: left out ({error.what})")
         exported.failures.append(left_out(error))
-        remove(path)
+        RUNTIME.remove(path)
         return False
     batches = {f"generating, {how}": apart for how, apart in proof["batches"].items()}
     generated = {key: proof[key] for key in ("generated", "generated_agreement")}
     exported.parity.append({**result.to_json(), "batches": {**result.batches, **batches}, **generated})
-    quality = prover.quality(path, f"{prover.name} {precision}")
-    exported.files[RUNTIME][precision] = {
+    quality = prover.quality(RUNTIME, path, f"{prover.name} {precision}")
+    exported.files[RUNTIME.key][precision] = {
         "path": f"{prover.name}/{path.name}",
-        "bytes": stored_bytes(path),
+        "bytes": RUNTIME.stored_bytes(path),
         "quality": quality,
     }
     return True

@@ -17,8 +17,10 @@ from compressor.models.hub import end_id
 from export.auto.choose import MOST_EXCLUDED, Trial, choose, judged
 from export.graph.trace import matrices
 from export.latency.measure import Variant, measure
+from export.parity.bounds import ACCURACY_BUDGET
+from export.runtimes.registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.stages.export.config import BUDGET, WORDS, ExportConfig
+from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import (
     Exported,
     OneFile,
@@ -67,7 +69,7 @@ def choose_precision(
 def words(trial: Trial) -> str:
     """'OpenVINO int8, 4 matrices in fp32'."""
     spared = f", {in_fp32(len(trial.excluded))}" if trial.excluded else ""
-    return f"{WORDS[trial.runtime]} {trial.precision}{spared}"
+    return f"{RUNTIMES[trial.runtime].label} {trial.precision}{spared}"
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Search:
     @property
     def budget(self) -> float:
         """Points of the metric."""
-        return BUDGET if self.config.accuracy_budget is None else self.config.accuracy_budget
+        return ACCURACY_BUDGET if self.config.accuracy_budget is None else self.config.accuracy_budget
 
     @property
     def cell(self) -> tuple[int, int]:
@@ -121,7 +123,7 @@ class Search:
         """The last resort, which must be the same function."""
         trial = self.judge(self.written(runtime, (), "fp32"))
         if not trial.result.passed:
-            raise self.prover.failure(trial.result, trial.path)
+            raise self.prover.failure(trial.result, RUNTIMES[trial.runtime], trial.path)
         return replace(trial, within=True, verdict="the last resort: the same function as PyTorch")
 
     def judge(self, trial: Trial) -> Trial:
@@ -145,7 +147,7 @@ class Search:
 
     def spared(self, trial: Trial) -> Iterator[Trial]:
         """Files of an int8 trial in which 1, 2, 4, ... of the most sensitive matrices stay in fp32."""
-        static = trial.runtime == "openvino"
+        static = RUNTIMES[trial.runtime].calibrated
         for mixed in repaired(
             self.prover,
             matrices(self.graph),
@@ -157,7 +159,8 @@ class Search:
 
     def account(self, kept: Trial, tried: Sequence[Trial]) -> dict[str, Any]:
         """What was tried and why, as it stands in the metadata."""
-        ranked = {("openvino" if static else "onnxruntime"): rows for static, rows in self.prover.rankings.items()}
+        rankings = self.prover.rankings
+        ranked = {name: rankings[static] for name in self.config.runtime if (static := RUNTIMES[name].calibrated) in rankings}
         shown = {name: rows[: max(SHOWN, len(kept.excluded))] for name, rows in ranked.items()}
         batch, length = self.cell
         return {

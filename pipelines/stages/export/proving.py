@@ -20,10 +20,11 @@ from compressor.errors import CheckError
 from compressor.tasks.features import predict, torch_forward
 from export.auto.choose import counts
 from export.auto.sensitivity import Sensitivity, rank, rounded
-from export.graph.half import proving_session
-from export.parity.compare import LEAST_ANSWERS, ParityResult, Unlabelled, failure
+from export.parity.bounds import LEAST_ANSWERS
+from export.parity.compare import ParityResult, Unlabelled, failure
 from export.parity.suspects import suspect_in_graph
-from export.runtimes.sessions import plain_session, run, session
+from export.runtimes.runtime import Runtime
+from export.runtimes.sessions import parity_session, run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.hops import Answers, ask, compare_answers, runs, telling_rows
 from pipelines.stages.loading import Data, Rows, judge_rows, predict_rows
@@ -34,11 +35,6 @@ COMPRESSED = "compressed"
 """The model that is shipped."""
 RANKING_ROWS, RANKING_BATCH = 32, 8
 """Training rows on which the sensitivity of each matrix is measured, and how many at a time."""
-
-
-def kind_of(precision: str) -> str:
-    """The row of the table of bounds."""
-    return "onnx" if precision == "fp32" else precision
 
 
 @dataclass
@@ -91,41 +87,43 @@ class Prover:
             self._rounded = {(excluded, bits): np.concatenate(said)}  # the last is enough: files are judged one after the other
         return self._rounded[excluded, bits]
 
-    def answers(self, path: Path, precision: str, hop: str, *, plain: bool = False) -> Answers:
-        """What a file says of all rows; `plain`: without ONNX Runtime's own optimization. Raises CheckError E611 where it does
-        not run, UserError E602 where it is damaged."""
-        live = proving_session(path, precision, self.threads)
+    def answers(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Answers:
+        """The outputs of a file for all rows; `plain`: without the runtime's own optimization. Raises CheckError E611 where it
+        does not run, UserError E602 where it is damaged."""
+        live = parity_session(runtime, path, precision, self.threads)
         with runs(hop):
-            live = plain_session(path) if plain else live
+            live = runtime.open_plain(path) if plain else live
             return ask(partial(run, live), self.rows, self.data, self.workspace, hop, more=self.more)
 
     def compare(
         self, hop: str, precision: str, answers: Answers, excluded: tuple[str, ...] = (), bits: int = 8
     ) -> ParityResult:
         """The record of what a file says, `answers`, against the model; nothing is raised."""
-        unlabelled, kind = Unlabelled(self.reference.more, answers.more), kind_of(precision)
-        if kind == "int8" and not self.data.kind.generates:
+        unlabelled = Unlabelled(self.reference.more, answers.more)
+        if precision == "int8" and not self.data.kind.generates:
             unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits))
-        result = replace(compare_answers(hop, kind, self.reference, answers, self.rows, unlabelled), gated=self.gated)
+        result = replace(compare_answers(hop, precision, self.reference, answers, self.rows, unlabelled), gated=self.gated)
         self.workspace.proven(result.to_json())
         return result
 
-    def suspect(self, result: ParityResult, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> str:
+    def suspect(self, result: ParityResult, runtime: Runtime, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> str:
         """The layer where a file that failed parts from the model: '' where rounding alone explains all that moves."""
         if result.failed == ("metric",):
             return ""
         # against the model as it is, every layer of an int8 file is a little off, and the first would be named
         alike = rounded(self.model, excluded, bits) if result.rounding is not None else nullcontext()
         with alike:
-            return suspect_in_graph(self.model, path, telling_rows(result, self.rows, self.data))
+            return suspect_in_graph(self.model, path, telling_rows(result, self.rows, self.data), runtime)
 
-    def failure(self, result: ParityResult, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> CheckError:
+    def failure(
+        self, result: ParityResult, runtime: Runtime, path: Path, excluded: tuple[str, ...] = (), bits: int = 8
+    ) -> CheckError:
         """E610 for a comparison that failed."""
-        return failure(result, self.suspect(result, path, excluded, bits))
+        return failure(result, self.suspect(result, runtime, path, excluded, bits))
 
-    def quality(self, path: Path, what: str) -> dict[str, Any]:
+    def quality(self, runtime: Runtime, path: Path, what: str) -> dict[str, Any]:
         """The metrics of a file on all validation rows, where not all of them could be compared."""
-        live = partial(run, session(path, threads=self.threads))
+        live = partial(run, session(path, runtime=runtime, threads=self.threads))
         return judge_rows(live, self.data.validation, self.data, self.workspace, what).quality
 
     def ranking(self, names: list[str], *, static: bool) -> list[str]:
@@ -143,6 +141,7 @@ class Judged:
     """A file with its comparison; `excluded` are the matrices that stay in fp32 in it, `repaired` is why, where it was refused
     without."""
 
+    runtime: Runtime
     path: Path
     answers: Answers
     result: ParityResult

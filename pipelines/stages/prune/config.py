@@ -15,6 +15,7 @@ from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES
 from compressor.pruning.criteria import Criterion, Structure
+from export.runtimes.registry import RUNTIMES
 from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
@@ -240,8 +241,11 @@ def check_timed(target: Target, plan: Plan) -> None:
     """Raises UserError E646 where it would time another file than `export` writes."""
     from compressor.models.hub import GENERATES, auto_class_of
 
-    if auto_class_of(plan.model) == GENERATES and (target.runtime, target.precision) != ("onnx", "fp32"):
-        what = "of a model that generates the pass over a prompt is timed, in fp32 by ONNX Runtime alone"
+    able = [row for row in RUNTIMES.values() if row.generating]
+    written = RUNTIMES[target.runtime] in able and target.precision == "fp32"
+    if auto_class_of(plan.model) == GENERATES and not written:
+        titles = " or ".join(row.title for row in able)
+        what = f"of a model that generates the pass over a prompt is timed, in fp32 by {titles} alone"
         raise UserError("E646", what, "Leave out target.runtime and target.precision")
 
 
@@ -259,7 +263,7 @@ STAGE = Stage(
     accepts=("model",),
     packages=("torch", "transformers", "tokenizers"),
     run="pipelines.stages.prune.run:run",
-    version=8,
+    version=9,
     check=check,
     plan=plan,
     uses_dense=True,

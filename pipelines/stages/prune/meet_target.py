@@ -97,7 +97,7 @@ def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, R
 def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> LatencyTable:
     """The table of the dense model's shape on this machine: read where it was measured before, measured otherwise.
 
-    Raises UserError E803 where the file is another's, E901 where ONNX Runtime is missing.
+    Raises UserError E803 where the file is another's, E901 where the runtime is missing.
     """
     facts = facts_of(target, dense, inputs)
     name = table_name(facts)

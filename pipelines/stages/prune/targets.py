@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from compressor.errors import UserError
 from compressor.pruning.criteria import Criterion, Unit
+from export.runtimes.registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
 from pipelines.file import limits
 from pipelines.reporting.format import milliseconds
 
@@ -36,8 +37,8 @@ class Target(BaseModel):
     parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
     batch: int = Field(default=1, ge=1, le=limits.BATCH, description="rows of the pass that is measured")
     length: int = Field(default=128, ge=2, le=limits.TOKENS, description="tokens a row")
-    runtime: Literal["onnx", "openvino"] = Field(default="onnx", description="what it is measured in")
-    precision: Literal["fp32", "int8"] = Field(default="fp32", description="of the files that are measured")
+    runtime: Literal[*CPU_RUNTIMES] = Field(default=DEFAULT.key, description="what it is measured in")
+    precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="of the files that are measured")
     rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="of the measuring")
 
     @field_validator(*GOALS, mode="before")
@@ -196,19 +197,10 @@ def surroundings(target: Target) -> dict[str, Any]:
     from compressor.processor import processor
     from pipelines.engine.environment import distribution
 
-    return {"runtime": " ".join(map(distribution, packages_of(target))), **processor()}
+    return {"runtime": " ".join([target.runtime, *map(distribution, timed_packages(target))]), **processor()}
 
 
-def packages_of(target: Target) -> tuple[str, ...]:
+def timed_packages(target: Target) -> tuple[str, ...]:
     """The distributions that decide what a timed target costs. Raises UserError E901 for one that is missing."""
-    from export.runtimes.openvino import PACKAGES, require_openvino
-    from pipelines.engine.environment import distribution
-
-    if target.runtime == "openvino":
-        require_openvino()
-        return PACKAGES
-    if distribution("onnxruntime") is None:
-        raise UserError(
-            "E901", f"a target of {target.goal} needs the package onnxruntime", "Install it: pip install onnxruntime"
-        )
-    return ("onnxruntime",)
+    RUNTIMES[target.runtime].require(writing=True)
+    return packages_of([target.runtime], writing=True)

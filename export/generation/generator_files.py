@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+import torch
+from torch import nn
 
 from compressor.tasks.features import Encoding, pad
 from export.generation.greedy import Decoder, Live, encode, generate
+from export.graph.files import carry_over, save
+from export.graph.rewrite import fused
+from export.graph.weight_only import quantized_weights
+from export.parity.bounds import kind_on
 from export.parity.compare import ParityResult, require
+from export.parity.suspects import UNKNOWN, suspect_in_graph
 from export.parity.token_outputs import compare_tokens
+from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
-    import onnx
-    from torch import nn
-
     from export.standalone.source_model import Found
 
 PROMPTS, LONGEST, NEW = 8, 24, 24
@@ -30,9 +36,6 @@ def write_generator(
     graphs: Mapping[str, onnx.ModelProto], folder: Path, *, precisions: Sequence[str], fuse: bool, limit: int
 ) -> dict[str, tuple[Path, ...]]:
     """FOLDER/NAME.onnx, NAME_int8.onnx and NAME_int4.onnx of every graph; precision -> the paths, in the order of `graphs`."""
-    from export.graph.trace import carry_over, fused, save
-    from export.graph.weight_only import quantized_weights
-
     paths: dict[str, tuple[Path, ...]] = {}
     for name, graph in graphs.items():
         whole = fused(graph) if fuse else graph
@@ -96,8 +99,6 @@ def compare_generated(
     generated token that is also PyTorch's likeliest behind the same tokens counts as agreement: where all do, PyTorch
     generates the same text. Where it is `required`, raises CheckError E610 with the block where they part, or the cache.
     """
-    from export.runtimes.sessions import session
-
     sessions = tuple(session(path) for path in paths)
     live = sessions if len(sessions) > 1 else sessions[0]
     text, chosen = _texts(found, live)
@@ -109,7 +110,7 @@ def compare_generated(
     }
     if text.source is None:
         others["padded on the left"] = logits_of(live, text.turned(), middle)
-    kind = {"fp32": "onnx on random tokens"}.get(precision, f"{precision} on random tokens")
+    kind = kind_on(precision, "random tokens")
     batches = (dict.fromkeys(others, reference), others)
     compared = partial(compare_tokens, f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text))
     result = compared(batches=batches)
@@ -129,8 +130,6 @@ def compare_generated(
 
 def _suspected_block(found: Found, path: Path, text: Text, worst: int) -> str:
     """The block where a file and its model part in one pass without a past, over the row of the worst token and the longest."""
-    from export.parity.suspects import UNKNOWN, suspect_in_graph
-
     if text.source is not None:
         return f"{UNKNOWN} (encoder and decoder are two graphs)"
     lengths = text.mask.sum(axis=1)
@@ -169,8 +168,6 @@ def logits_of(live: Live, text: Text, *cuts: int) -> np.ndarray:
 
 def torch_logits(model: nn.Module, text: Text) -> np.ndarray:
     """The same of a torch model, without a cache."""
-    import torch
-
     ids, mask = torch.from_numpy(text.ids), torch.from_numpy(text.mask)
     if text.source is None:
         given = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}

@@ -1,0 +1,28 @@
+"""An ONNX graph on disk: one file, or one with its weights beside it above 2 GB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir
+
+SINGLE_FILE_LIMIT = 2_000_000_000
+"""Bytes; protobuf cannot hold more, so larger models get a MODEL.data file beside them."""
+
+
+def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> None:
+    """One file of less than `limit` bytes, or one with PATH.data beside it; `proto` stays as it is."""
+    program = onnx_ir.from_proto(proto)
+    # proto.ByteSize() would write the whole message into memory, three times
+    if sum(value.const_value.nbytes for value in program.graph.initializers.values()) < limit:
+        path.write_bytes(proto.SerializeToString(deterministic=True))
+        return
+    # onnx.save would empty `proto`, which int8 is still to be made from, and append to an old data file
+    onnx_ir.save(program, path, external_data=f"{path.name}.data")
+
+
+def carry_over(graph: onnx.ModelProto, made: onnx.ModelProto) -> None:
+    """Copy the metadata of `graph` to a graph that was made of it: not every converter keeps them."""
+    present = {note.key for note in made.metadata_props}
+    made.metadata_props.extend(note for note in graph.metadata_props if note.key not in present)

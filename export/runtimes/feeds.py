@@ -1,0 +1,30 @@
+"""What an exported graph is fed with, and its logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from export.runtimes.runtime import Session
+
+PAST = "past_key_values."
+"""How the inputs begin that hold the cached keys and values of a model that generates."""
+
+
+def feeds_of(session: Session, encoding: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The feeds of a session: inputs that its graph does not have are left out, and one that generates gets an empty past."""
+    wanted = {value.name: value.shape for value in session.get_inputs()}
+    feeds = {name: values for name, values in encoding.items() if name in wanted}
+    if past := {name: shape for name, shape in wanted.items() if name.startswith(PAST)}:
+        attention_mask = encoding["attention_mask"]
+        feeds |= {name: np.zeros((len(attention_mask), shape[1], 0, shape[3]), np.float32) for name, shape in past.items()}
+        # a position is the number of tokens before it, wherever the padding is
+        feeds["position_ids"] = np.maximum(attention_mask.cumsum(axis=1) - 1, 0)
+    return feeds
+
+
+def run(session: Session, encoding: dict[str, np.ndarray]) -> np.ndarray:
+    """Logits (batch, classes) of int64 arrays (batch, length), or (batch, length, words) of a graph that generates."""
+    return session.run(["logits"], feeds_of(session, encoding))[0]

@@ -1,0 +1,316 @@
+"""ONNX Runtime: fp32 with fused operators, dynamic int8, fp16 and bf16 for CUDA; also runs models that generate."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+from compressor.processor import weight_bits
+from export.runtimes.runtime import Device, Runtime, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    from onnxruntime import InferenceSession
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OnnxRuntime(Runtime):
+    """The row of ONNX Runtime with one execution provider for each device."""
+
+    providers: Mapping[Device, str]
+
+    def files(self, path: Path) -> dict[str, Path]:
+        # the graph knows its data file by name
+        data = path.with_name(f"{path.name}.data")
+        return {"model.onnx": path, **({data.name: data} if data.is_file() else {})}
+
+    def write(
+        self,
+        graph: onnx.ModelProto,
+        folder: Path,
+        *,
+        precisions: Sequence[str],
+        rows: Sequence[dict[str, np.ndarray]] = (),
+        excluded: Sequence[str] = (),
+        fuse: bool = True,
+    ) -> dict[str, Path]:
+        options = {"fuse": fuse, "excluded": excluded, "weight_bits": self.weight_bits(), "file_name": self.file_name}
+        return write_onnx(graph, folder, precisions=precisions, **options)
+
+    def open(self, path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]) -> InferenceSession:
+        return open_session(path, device, self.providers[device], threads, swapped)
+
+    def open_plain(self, path: Path) -> InferenceSession:
+        return plain_session(path)
+
+    def open_for_parity(self, path: Path, precision: str, threads: int | None) -> InferenceSession:
+        return emulated_session(path) if precision == "bf16" else self.open(path, "cpu", threads, {})
+
+    def bound(self, session: InferenceSession, feeds: dict[str, np.ndarray], device: Device) -> Callable[[], object]:
+        return BoundBatch(session, feeds, device)
+
+    def values(self, path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return graph_values(path, encoding)
+
+    def failures(self) -> tuple[type[Exception], ...]:
+        # they have no base of their own
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+        return state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException, RuntimeError
+
+    def computes_with(self, device: Device) -> str:
+        return self.providers[device]
+
+    def offers(self, device: Device) -> bool:
+        from onnxruntime import get_available_providers
+
+        return self.providers[device] in get_available_providers()
+
+    def weight_bits(self) -> int:
+        return weight_bits()
+
+    def can_fuse(self, model: nn.Module) -> bool:
+        from export.graph.rewrite import can_fuse
+
+        return can_fuse(model)
+
+    def tensors(self, path: Path) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        import onnx
+        from google.protobuf.message import DecodeError
+
+        try:
+            graph = onnx.load(path, load_external_data=False).graph
+        except (OSError, DecodeError) as error:
+            raise UserError("E721", f"not a readable ONNX file ({error})", "Export the model again", str(path)) from error
+        initializers = {value.name for value in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in initializers]
+        return [*map(_tensor_spec, inputs)], [*map(_tensor_spec, graph.output)]
+
+
+RUNTIME = OnnxRuntime(
+    key="onnxruntime",
+    title="ONNX Runtime",
+    label="ONNX",
+    # CUDA has no kernel for DynamicQuantizeLinear, and ONNX Runtime places it on the CPU without a word. Forbidding every node
+    # on the CPU (session.disable_cpu_ep_fallback) is no way out: the shape arithmetic of fp32 graphs belongs there
+    precisions={"fp32": ("cpu", "cuda"), "int8": ("cpu",), "fp16": ("cuda",), "bf16": ("cuda",)},
+    generating=("fp32", "int8", "int4"),
+    packages=("onnxruntime",),
+    alternatives={"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")},
+    extra="cpu",
+    optimizes=True,
+    symbols={"fp32": "circle", "int8": "diamond"},
+    backend="onnxruntime",
+    providers={"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},
+)
+
+
+def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    from onnx import TensorProto, helper
+
+    tensor = value.type.tensor_type
+    name = TensorProto.DataType.Name(tensor.elem_type)
+    type_ = name if name in ("UNDEFINED", "STRING") else helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    return TensorSpec(value.name, type_, [axis.dim_value if axis.HasField("dim_value") else -1 for axis in tensor.shape.dim])
+
+
+def write_onnx(
+    graph: onnx.ModelProto,
+    folder: Path,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    fuse: bool = True,
+    limit: int | None = None,
+    excluded: Sequence[str] = (),
+    weight_bits: int = 8,
+    file_name: Callable[[str], str] | None = None,
+) -> dict[str, Path]:
+    """Write FOLDER/model.onnx, model_int8.onnx, ... of a graph as `trace` gave it; returns precision -> path.
+
+    int8 is quantized from the unfused graph (the fused one has lost the types it needs) with one scale a channel; the nodes
+    `excluded` (of `matrices`) stay fp32 in it. `limit` is as in `export.graph.files.save`, `weight_bits` (7 or 8) as in
+    `compressor.processor`.
+    """
+    from export.graph.files import SINGLE_FILE_LIMIT, carry_over, save
+    from export.graph.half import brain, half
+    from export.graph.rewrite import fused, quantized_dynamic
+
+    folder.mkdir(parents=True, exist_ok=True)
+    writers = {
+        "fp32": lambda: fused(graph) if fuse else graph,
+        "int8": lambda: quantized_dynamic(graph, excluded, weight_bits),
+        # CUDA's joined operators sum in fp32 inside; TensorRT knows none of them: it has its own (runtimes/tensorrt.py)
+        "fp16": lambda: half(fused(graph, "cuda") if fuse else graph),
+        "bf16": lambda: brain(graph),
+    }
+    paths = {}
+    for precision in precisions:
+        paths[precision] = folder / (file_name or RUNTIME.file_name)(precision)
+        made = writers[precision]()
+        carry_over(graph, made)
+        save(made, paths[precision], SINGLE_FILE_LIMIT if limit is None else limit)
+    return paths
+
+
+def export_onnx(
+    model: nn.Module,
+    encoding: dict[str, np.ndarray],
+    folder: Path,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    fuse: bool = True,
+) -> dict[str, Path]:
+    """Trace a classifier and write FOLDER/model.onnx, FOLDER/model_int8.onnx, ...; returns precision -> path.
+
+    `model` is without chains, pruned or dense; it comes out as it went in. `encoding` is a sample, int64 (batch, length), of at
+    least 2 rows and 2 tokens: a size of 1 would be burnt into the graph. The axes of the inputs are named batch and sequence;
+    two exports of one model are equal byte for byte. Types that fusions would harm are not fused.
+    """
+    from export.graph.rewrite import can_fuse
+    from export.graph.trace import trace
+
+    return write_onnx(trace(model, encoding), folder, precisions=precisions, fuse=fuse and can_fuse(model))
+
+
+def open_session(
+    path: Path, device: Device, provider: str, threads: int | None, swapped: Mapping[str, np.ndarray]
+) -> InferenceSession:
+    """A session with every graph optimization, by one execution provider or not at all. Raises UserError E602, E645, E904."""
+    import numpy as np
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    if device == "cuda":
+        # CUDA's libraries lie in packages of their own, where the loader does not look; it prints what it does not find
+        with contextlib.redirect_stdout(sys.stderr):
+            onnxruntime.preload_dlls()
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # idle pools that spin take the cores from whatever runs beside this session
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    if threads:
+        options.intra_op_num_threads = threads
+    check_swapped(path, swapped)
+    # they must live until the session is made
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(one)) for name, one in swapped.items()}
+    for name, value in values.items():
+        options.add_initializer(name, value)
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
+    except (
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.NoSuchFile,
+        state.NotImplemented,
+        state.RuntimeException,
+        UnicodeDecodeError,  # its message quotes a name in the file, which need not be UTF-8
+    ) as error:
+        # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from PATH failed:REASON", the cause last
+        reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:")[-160:].strip(" .")
+        raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
+    if session.get_providers()[0] != provider:
+        # ONNX Runtime would go on with the CPU without a word
+        raise UserError(
+            "E904",
+            f"{device} was asked for , ONNX Runtime offers {', '.join(session.get_providers())}",
+            "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu",
+        )
+    return session
+
+
+def check_swapped(path: Path, swapped: Mapping[str, np.ndarray]) -> None:
+    """Raises UserError E645 where a file has no such weights: ONNX Runtime would go on with the file's own without a word."""
+    if not swapped:
+        return
+    import onnx
+
+    stored = {tensor.name: tensor for tensor in onnx.load(path, load_external_data=False).graph.initializer}
+    for name, values in swapped.items():
+        tensor = stored.get(name)
+        if (
+            tensor is None
+            or tuple(tensor.dims) != values.shape
+            or tensor.data_type != onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
+        ):
+            what = f"the file has no weight '{name}' of {values.dtype} {list(values.shape)}"
+            raise UserError("E645", what, "Give a delta of the same form, on a file with merge: false in fp32", str(path))
+
+
+class BoundBatch:
+    """One batch on a session's device: each call computes it there, and nothing is copied to or from the host."""
+
+    def __init__(self, session: InferenceSession, feeds: dict[str, np.ndarray], device: Device):
+        import numpy as np
+        from onnxruntime import OrtValue
+
+        self.session, self.binding = session, session.io_binding()
+        for name, values in feeds.items():
+            self.binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values), device, 0))
+        self.binding.bind_output("logits", device)
+
+    def __call__(self) -> None:
+        """One pass, finished when it returns."""
+        self.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
+
+    def logits(self) -> np.ndarray:
+        """Of the last call, (batch, classes)."""
+        return self.binding.copy_outputs_to_cpu()[0]
+
+
+def plain_session(model: Path | bytes) -> InferenceSession:
+    """A session on the CPU that runs a graph as it is written: to tell a fault of the file from one of the optimizer.
+
+    Raises what ONNX Runtime raises (`Runtime.failures`): it is for files that `session` has opened before.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    given = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+
+
+def emulated_session(path: Path) -> InferenceSession:
+    """A session on the CPU that computes what a bf16 file says: ONNX Runtime has no such kernels there (`half.emulated`).
+
+    Raises UserError E602 where the file is missing or damaged.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from export.graph.half import emulated
+
+    try:
+        return plain_session(emulated(onnx.load(path)).SerializeToString())
+    except (OSError, ValueError, DecodeError, onnx.shape_inference.InferenceError, *RUNTIME.failures()) as error:
+        reason = " ".join(str(error).split())[-160:]
+        raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
+
+
+def graph_values(path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Every float value of three axes that the graph computes from `encoding`, in order; nothing is optimized away."""
+    import numpy as np
+    import onnx
+
+    from export.runtimes.feeds import feeds_of
+
+    proto = onnx.load(path)
+    names = [name for node in proto.graph.node for name in node.output if name]
+    shown = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)
+    session = plain_session(proto.SerializeToString())
+    values = session.run(None, feeds_of(session, encoding))
+    return [value for value in values if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3]

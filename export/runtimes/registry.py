@@ -1,0 +1,47 @@
+"""The runtimes, one row each: what is here can be exported to, compared, timed, served and reported, with no change elsewhere.
+
+Loading the rows loads no package beside Python's own: `compress doctor` runs where nothing is installed, pipeline files are
+checked and reports drawn without torch or a runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from export.runtimes.runtime import Runtime
+
+NAMES = ("onnxruntime", "openvino", "tensorrt")
+"""The files of this folder that have a `RUNTIME`; the first is the default."""
+RUNTIMES: dict[str, Runtime] = {name: importlib.import_module(f"export.runtimes.{name}").RUNTIME for name in NAMES}
+"""Every runtime by its word."""
+RUNNABLE = tuple(name for name, runtime in RUNTIMES.items() if runtime.runs)
+"""The words of those whose files are compared and timed here: what a pipeline may name."""
+CPU_RUNTIMES = tuple(name for name in RUNNABLE if "cpu" in RUNTIMES[name].devices())
+"""Those that have files for the CPU: what a pipeline serves and prunes for."""
+DEFAULT = RUNTIMES[NAMES[0]]
+"""What is written and measured where none is named."""
+PRECISIONS = tuple(dict.fromkeys(precision for name in RUNNABLE for precision in RUNTIMES[name].precisions))
+"""Every precision that one of RUNNABLE writes."""
+CPU_PRECISIONS = tuple(
+    precision for precision in PRECISIONS if any("cpu" in RUNTIMES[name].precisions.get(precision, ()) for name in RUNNABLE)
+)
+"""Those whose files are for the CPU: what is served here, and what `precision: auto` chooses from."""
+# of a package of several runtimes the first one speaks
+EXTRAS = {package: row.extra for row in reversed(RUNTIMES.values()) for package in (*row.packages, *row.writers)}
+"""Package of a runtime -> the extra of this project that installs it."""
+ALTERNATIVES = {package: others for row in reversed(RUNTIMES.values()) for package, others in row.alternatives.items()}
+"""Package -> distributions that provide the same module under another name."""
+
+
+def packages_of(names: Iterable[str], *, writing: bool = False) -> tuple[str, ...]:
+    """The packages that running files of some runtimes needs, or `writing` them; words that are no runtime are left out."""
+    rows = [RUNTIMES[name] for name in dict.fromkeys(names) if name in RUNTIMES]
+    packages = [name for row in rows for name in (*row.packages, *(row.writers if writing else ()))]
+    return tuple(dict.fromkeys(packages))
+
+
+def runtime_of(path: Path) -> Runtime:
+    """The runtime that a model file is opened in where none is named: the first whose files end so, else the default."""
+    return next((RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].suffix == path.suffix), DEFAULT)

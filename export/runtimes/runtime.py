@@ -1,0 +1,178 @@
+"""What every runtime says of itself and can do: the base class of the rows in export/runtimes/registry.py.
+
+Rows load nothing beside Python's own (export/runtimes/registry.py says why), so packages are imported in the methods that need
+them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    from torch import nn
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, element type (a numpy name such as int64, or the file's own word where numpy has none) and shape of an input or
+    output of a model file; a dynamic axis is -1."""
+
+    name: str
+    type: str
+    shape: list[int]
+
+
+class Session(Protocol):
+    """A model file that is open for inference, with the methods of ONNX Runtime's InferenceSession that are used here."""
+
+    def get_inputs(self) -> Sequence[Any]: ...
+
+    def get_outputs(self) -> Sequence[Any]: ...
+
+    def run(self, outputs: Sequence[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Runtime:
+    """One runtime: what it is called, what it can do, and how its files are written, opened and served.
+
+    A new runtime is one file with a subclass and an instance of it, `RUNTIME`, and its word in export/runtimes/registry.py.
+    """
+
+    key: str
+    """The word for it in pipeline files, metadata and Python."""
+    title: str
+    """Its name in a sentence."""
+    label: str
+    """Its name before a precision, in the names of files that are compared and measured: 'ONNX int8'."""
+    precisions: Mapping[str, tuple[Device, ...]]
+    """The precisions a classifier is written in -> the devices that such a file is meant for."""
+    generating: tuple[str, ...] = ()
+    """The precisions that a model that generates is written in."""
+    suffix: str = ".onnx"
+    """The end of its model files' names. The first runtime of the registry with a suffix is the default for such a file."""
+    packages: tuple[str, ...]
+    """Distributions that running a file needs; the version of each decides what it computes."""
+    writers: tuple[str, ...] = ()
+    """Distributions that writing a file needs, beside those that every export needs."""
+    alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Distribution of `packages` -> others that install the same module."""
+    extra: str
+    """The extra of this project that installs its packages."""
+    reporters: tuple[str, ...] = ()
+    """Modules with which its packages would report their use over the network: they are never imported."""
+    runs: bool = True
+    """Whether its files are opened, compared and timed here; one that does not is built for another machine."""
+    calibrated: bool = False
+    """Whether the activations of its int8 have scales that are calibrated on training rows (static int8)."""
+    optimizes: bool = False
+    """Whether `open_plain` opens a file without the optimization that `open` applies."""
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """Precision -> plotly's marker symbol in a report's figures."""
+    backend: str = ""
+    """The Triton backend that serves its files."""
+
+    def file_name(self, precision: str) -> str:
+        """The file of a precision inside an exported folder."""
+        return f"model{self.suffix}" if precision == "fp32" else f"model_{precision}{self.suffix}"
+
+    def files(self, path: Path) -> dict[str, Path]:
+        """Name in a model repository's version folder -> source, of a model file and of the weights beside it."""
+        return {f"model{self.suffix}": path}
+
+    def write(
+        self,
+        graph: onnx.ModelProto,
+        folder: Path,
+        *,
+        precisions: Sequence[str],
+        rows: Sequence[dict[str, np.ndarray]] = (),
+        excluded: Sequence[str] = (),
+        fuse: bool = True,
+    ) -> dict[str, Path]:
+        """Write the files of some precisions into `folder`; returns precision -> path. Equal inputs give equal bytes.
+
+        `graph` is the unfused fp32 graph of `export.graph.trace.trace`. `rows` are padded batches, int64 (batch, length), that
+        static int8 is calibrated on; the matrices `excluded` (names of `export.graph.trace.matrices`) stay fp32 in int8. `fuse`
+        allows the fusions that are part of a file (`can_fuse`).
+        Raises UserError E605 (static int8 without rows), E901 (packages are missing).
+        """
+        raise NotImplementedError
+
+    def open(self, path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]) -> Session:
+        """A session of an existing file; `export.runtimes.sessions.session` says the rest."""
+        raise NotImplementedError
+
+    def open_plain(self, path: Path) -> Session:
+        """A session on the CPU without optimizations, so that every value of the graph is computed as it is written."""
+        return self.open(path, "cpu", None, {})
+
+    def open_for_parity(self, path: Path, precision: str, threads: int | None) -> Session:
+        """A session on the CPU whose outputs a file of a precision is compared by. Raises UserError E602 (damaged)."""
+        return self.open(path, "cpu", threads, {})
+
+    def bound(self, session: Session, feeds: dict[str, np.ndarray], device: Device) -> Callable[[], object]:
+        """One batch, already copied to `device`: each call computes it there, and is finished when it returns."""
+        return lambda: session.run(["logits"], feeds)
+
+    def values(self, path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+        """Every float value of three axes that a file computes from `encoding`, in order; None where it shows none of them."""
+        return None
+
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What is raised where a graph cannot be opened or does not run."""
+        return (RuntimeError,)
+
+    def computes_with(self, device: Device) -> str:
+        """What computes on a device, for the record of a benchmark; a session has asserted it."""
+        return device.upper()
+
+    def offers(self, device: Device) -> bool:
+        """Whether the runtime as it is installed here can compute on a device."""
+        return device == "cpu"
+
+    def weight_bits(self) -> int:
+        """Bits of a weight in int8 files that are written on this machine."""
+        return 8
+
+    def can_fuse(self, model: nn.Module) -> bool:
+        """Whether the fusions that are part of a file leave what a model computes."""
+        return False
+
+    def tensors(self, path: Path) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        """(inputs, outputs) of a model file. Raises UserError E721 (not readable), E901 (packages are missing)."""
+        raise NotImplementedError
+
+    def configure(self, config: ModelConfig) -> None:
+        """Add to a Triton model config what the backend needs beside inputs, outputs and batching."""
+
+    def require(self, *, writing: bool = False) -> None:
+        """Raises UserError E901 with the extra to install where a package is missing that running, or writing, a file needs."""
+        needed = (*self.packages, *self.writers) if writing else self.packages
+        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+            fix = f"Run: pip install 'compress-pipeline[{self.extra}]'"
+            raise UserError("E901", f"the runtime {self.key} needs the package {' and '.join(missing)}", fix)
+
+    def devices(self) -> set[Device]:
+        """The devices that any of its files is for."""
+        return {device for devices in self.precisions.values() for device in devices}
+
+    def stored_bytes(self, path: Path) -> int:
+        """Bytes of a model file and of the weights beside it."""
+        return sum(file.stat().st_size for file in self.files(path).values())
+
+    def remove(self, path: Path) -> None:
+        """Delete a model file with the weights beside it; what is missing already is no error."""
+        for file in self.files(path).values():
+            file.unlink(missing_ok=True)
