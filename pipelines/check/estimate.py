@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.cost import human_bytes
-from pipelines.engine.stage import Entry, load_stage
+from pipelines.engine.stage import Entry
 from pipelines.stages.training_config import TrainingConfig
 from pipelines.terminal.progress import human_seconds
 
@@ -79,14 +79,14 @@ def rows_of(account: dict[str, Any]) -> dict[str, Any]:
 
 def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """FLOPs, further seconds, bytes of memory and bytes left on disk of one stage."""
-    config, makes, shape = entry.config, load_stage(entry.name).produces, plan.shape
+    config, makes, shape = entry.config, entry.row.produces, plan.shape
     forward = shape.flops(rows["mean"])
     nothing = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
     if isinstance(config, TrainingConfig):
         return training(config, plan, before, rows)
     if makes == "omega":
         asked = getattr(config, "samples", None) or 1024
-        by_data = load_stage(entry.name).reads_data(config)
+        by_data = entry.row.reads_data(config)
         matrices = len(shape.matrices(config.modules))
         return {**nothing, "flops": 3 * asked * forward if by_data else 0, "seconds": 1 + SECONDS_A_MATRIX * matrices}
     search = getattr(config, "search", None)

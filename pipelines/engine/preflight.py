@@ -13,7 +13,7 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import package_versions
-from pipelines.engine.stage import BaseModelReference, Entry, Stage, load_stage
+from pipelines.engine.stage import BaseModelReference, Entry, Stage
 from pipelines.file.config import PATH_KEYS, Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath
 from serving.bundle import install
@@ -77,7 +77,7 @@ def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     most = row_of(config["model_type"]).most_tokens(config)
     asked = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
     for number, entry in enumerate(pipeline.stages):
-        for key, length in load_stage(entry.name).lengths(entry.config):
+        for key, length in entry.row.lengths(entry.config):
             asked.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
     for path, length in asked:
         if most is not None and length > most:
@@ -122,7 +122,7 @@ def make_plans(ready: Ready) -> list[Plan]:
     from compressor.account import Plan
 
     pipeline = ready.pipeline
-    if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
+    if all(entry.row.plan is Stage.plan for entry in pipeline.stages):
         return []
     from compressor.models.hub import config_of, tokenizer_of
     from compressor.training.multitask import start_plan
@@ -134,7 +134,7 @@ def make_plans(ready: Ready) -> list[Plan]:
     plans = []
     for number, entry in enumerate(pipeline.stages):
         try:
-            plan = load_stage(entry.name).plan(entry.config, plan)
+            plan = entry.row.plan(entry.config, plan)
         except UserError as error:
             raise with_place(error, pipeline.where(number)) from None
         plans.append(plan)
@@ -171,7 +171,7 @@ def check_packages(entries: Sequence[Entry]) -> None:
     """Raise UserErrors E901 for every package that the stages need and this environment lacks."""
     faults = {}
     for entry in entries:
-        stage = load_stage(entry.name)
+        stage = entry.row
         extras = stage.extras(entry.config)
         for name in (name for name, found in package_versions(stage, extras).items() if not found):
             mend = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"

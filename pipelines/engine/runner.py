@@ -28,7 +28,7 @@ from pipelines.engine.disk import disk_fault, nothing_left, shortened
 from pipelines.engine.environment import accelerator, machine, package_versions
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.preflight import Ready, check_folder, check_inputs, check_packages, make_plan
-from pipelines.engine.stage import TASKS, Artifact, Entry, Inputs, Progress, Stage, load_stage
+from pipelines.engine.stage import TASKS, Artifact, Entry, Inputs, Progress, Stage, dense_of
 from pipelines.engine.store import Locked, Store, canonical, digest, fingerprint, lock, replace_files
 from pipelines.engine.unchanged import Originals
 from pipelines.file.config import Pipeline, with_place, without_id
@@ -134,7 +134,7 @@ class _Run:
     @functools.cached_property
     def machine(self) -> dict[str, Any]:
         """The machine, with every package of this run's stages."""
-        stages = [load_stage(entry.name) for entry in self.entries]
+        stages = [entry.row for entry in self.entries]
         extras = [name for stage, entry in zip(stages, self.entries, strict=True) for name in stage.extras(entry.config)]
         return machine(stages, self.threads, dict.fromkeys(extras))
 
@@ -296,7 +296,7 @@ def _attempt(run: _Run, number: int, display: Display) -> None:
     try:
         _advance(run, number, display)
     except CheckError as error:
-        if not load_stage(entry.name).optional:
+        if not entry.row.optional:
             raise
         _note_failure(run, entry, {"code": error.code, "what": error.what, "mend": error.mend}, display)
 
@@ -311,7 +311,7 @@ def _note_failure(run: _Run, entry: Entry, failure: dict[str, Any], display: Dis
 def _advance(run: _Run, number: int, display: Display) -> None:
     """Reuse or make the artifact of one stage, and write down which."""
     entry, mark = run.entries[number], _fingerprint(run, number, run.artifacts)
-    stage, clock = load_stage(entry.name), time.monotonic()
+    stage, clock = entry.row, time.monotonic()
     artifact = _reusable(run, number, mark)
     reused = artifact is not None
     if not reused:
@@ -394,7 +394,7 @@ def _settle(stage: Stage, seed: int, threads: int) -> None:
 def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
     """What the stage declares, and nothing else."""
     pipeline, entry = run.pipeline, run.entries[number]
-    stage = load_stage(entry.name)
+    stage = entry.row
     everything = "*" in stage.accepts
     kinds = {*stage.needs, *stage.accepts}
     before = [one.id for one in pipeline.stages[:number]]
@@ -412,17 +412,10 @@ def _inputs(run: _Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
     )
 
 
-def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
-    """The last tuned model before the first prune."""
-    stages = [artifact.stage for artifact in earlier]
-    before = earlier[: stages.index("prune")] if "prune" in stages else earlier
-    return next((artifact for artifact in reversed(before) if artifact.stage == "tune"), None)
-
-
 def _fingerprint(run: _Run, number: int, earlier: Sequence[Artifact]) -> str:
     """sha256 over everything that decides the stage's result."""
     entry, inputs = run.entries[number], _inputs(run, number, earlier)
-    stage = load_stage(entry.name)
+    stage = entry.row
     content = {str(path): {"sha256": sha256, "ending": ending(path)} for path, sha256 in run.ready.data.items()}
     reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
     tasks = {

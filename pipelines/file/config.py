@@ -144,7 +144,7 @@ def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
 def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
     """The first stage that does not go with one task, or with many: the rest would say the same."""
     for place, entry in enumerate(entries):
-        for problem in load_stage(entry.name).with_tasks(entry.config, many):
+        for problem in entry.row.with_tasks(entry.config, many):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
             yield UserError(problem.code, problem.what, problem.mend, where)
             return
@@ -289,7 +289,7 @@ def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserErro
     """What is wrong with the order of stages that are right in themselves."""
     said: set[tuple[str, str]] = set()
     for place, entry in enumerate(entries):
-        earlier, stage = tuple(entries[:place]), load_stage(entry.name)
+        earlier, stage = tuple(entries[:place]), entry.row
         problems = list(stage.check(entry.config, earlier))
         # one missing stage must not be reported by everything that comes after it
         if not problems and not said:
@@ -306,10 +306,10 @@ def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserErro
 def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
     """A select whose places nobody reads: the next select hides them, a prune cuts the matrices that they index."""
     for place, entry in enumerate(entries):
-        if load_stage(entry.name).produces != "omega":
+        if not entry.row.chooses_places:
             continue
-        after = [load_stage(later.name) for later in entries[place + 1 :]]
-        end = next((stage for stage in after if stage.name == "prune" or "omega" in (stage.produces, *stage.accepts)), None)
+        after = [later.row for later in entries[place + 1 :]]
+        end = next((stage for stage in after if stage.removes or "omega" in (stage.produces, *stage.accepts)), None)
         if end is None or "omega" not in end.accepts:
             what = f"no stage uses the places that '{entry.id}' chooses" + (f" before the {end.name} after it" if end else "")
             where = source.where(source.locate(("stages", place, entry.name)))
@@ -317,14 +317,14 @@ def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
 
 
 def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
-    stages = [load_stage(entry.name) for entry in earlier]
+    stages = [entry.row for entry in earlier]
     for kind in stage.needs:
         if kind not in [one.produces for one in stages]:
             makers = [name for name in stage_table.STAGE_NAMES if name != stage.name and load_stage(name).produces == kind]
             what = f"no stage before it makes the '{kind}' that {stage.name} needs"
             yield Problem("E107", what, f"Put {' or '.join(makers)} before it")
             return
-    if stage.uses_dense and "tune" not in [one.name for one in stages]:
+    if stage.uses_dense and not any(one.trains for one in stages):
         yield Problem("E107", f"no tune before it makes the dense model that {stage.name} needs", "Put a tune before it")
 
 

@@ -15,9 +15,6 @@ from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
 """Precisions, the first that is there being what is shown where nothing is deployed."""
 
-DONE = {"tune": "tuned", "prune": "pruned", "recover": "recovered", "merge": "merged"}
-"""What a stage leaves behind, in words."""
-
 
 def gather(inputs: Inputs, measurements: Record) -> Record:
     """The whole account of a run. `measurements` is what the benchmark wrote; stages that did not run leave empty lists."""
@@ -70,7 +67,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
 def unlearnt_notes(inputs: Inputs) -> list[str]:
     """Says first that a training came to nothing: no figure below means much then."""
     kind = kind_of(inputs.task.kind)
-    taught = [a for a in trained(inputs) if a.stage in ("tune", "recover")]
+    taught = [a for a in trained(inputs) if a.row.trains]
     unlearnt = [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
     return unlearnt + [f"After {a.entry} {told}." for a in taught if (told := below_constant(kind, a.metadata))]
 
@@ -222,7 +219,7 @@ def flops(roles: dict[str, Record]) -> list[Record]:
 
 def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     """The metrics after every stage that changes the model, then of each exported compressed file."""
-    rows = [(a.entry if a.entry != a.stage else DONE[a.stage], a.metadata["quality"]) for a in trained(inputs)]
+    rows = [(a.entry if a.entry != a.stage else a.row.outcome or a.entry, a.metadata["quality"]) for a in trained(inputs)]
     exported = (row for row in candidates if row["model"] == "compressed")
     rows += [(row["name"].removeprefix("compressed "), row["quality"]) for row in exported]
     return [{"stage": name, **quality} for name, quality in rows]

@@ -18,7 +18,7 @@ import numpy as np
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import LOCK_FILE
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress
+from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
 from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import parity_cells
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pipelines.stages.export.proving import Prover
     from pipelines.stages.loading import Data
 
-TRAINED = ("tune", "recover")
 DRIFT = 0.005
 """Most that a metric may differ from the recorded one: another processor may turn a row that lies on the edge."""
 
@@ -191,7 +190,6 @@ class Verification:
     def _inputs(self, number: int) -> Inputs:
         """What the stage of this number was given."""
         from compressor.tasks import TaskConfig
-        from pipelines.engine.runner import dense_of
 
         ids = [stage["id"] for stage in self.stages[:number]]
         earlier = tuple(artifact for artifact in self.artifacts if artifact.entry in ids)
@@ -202,10 +200,10 @@ class Verification:
     def _model_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         previous = inputs.nearest("model")
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
-        if made.stage == "merge":
+        if made.row.merges:
             yield "deltas -> merged", lambda: self._merged(previous, made, inputs)
             yield "config and tokenizer", lambda: self._checkpoint(previous, made)
-        elif made.stage == "prune":
+        elif made.row.removes:
             yield "masked -> removed", lambda: self._removed(previous, made, inputs)
         elif previous is not None:
             kept = previous.metadata["kept"]

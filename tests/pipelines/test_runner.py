@@ -15,6 +15,7 @@ import yaml
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Artifact, dense_of
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
@@ -308,3 +309,20 @@ def test_a_killed_run_ends_in_the_same_bytes(project, tmp_path, kills):
         assert tree(folder / ".store") == expected
         interrupted.add(len(finished))
     assert len(interrupted) > 2, "the moments fall into different stages"
+
+
+@pytest.mark.parametrize(
+    ("stages", "dense"),
+    [
+        ("select tune prune recover merge", "tune"),
+        ("tune prune select recover prune recover merge", "tune"),
+        ("tune recover prune recover", "recover"),  # trained on before anything is removed
+        ("tune recover merge", "recover"),
+        ("select", None),
+    ],
+)
+def test_dense_is_the_last_model_trained_before_anything_is_removed(stages, dense, tmp_path):
+    artifacts = [Artifact(tmp_path, str(number), "", name, name, {}, {}) for number, name in enumerate(stages.split())]
+    found = dense_of(artifacts)
+    assert (found and found.stage) == dense
+    assert found is None or int(found.id) == stages.split().index(dense)

@@ -10,12 +10,14 @@ from operator import getitem
 import pytest
 
 from compressor.cost import Inserted
+from pipelines.engine.stage import Stage, StageConfig
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark.run import cost_of
-from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES
+from tests.pipelines import toys
+from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES, quality
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -254,6 +256,17 @@ def test_absent_stages_leave_no_hole(write, gone, candidates, deployed, absent):
     assert ("change_runtime" in row(report, "parameters")) == ("against dense ONNX" in report["headline"]) == has_baseline
     assert ("Dense ONNX fp32 was not exported" in report["notes"][1]) != has_baseline
     assert page(folder).open == []
+
+
+def test_a_new_stage_that_makes_a_model_is_reported_like_any(write, monkeypatch):
+    new = Stage("average", "", StageConfig, "model", "nowhere:run", trains=True, outcome="averaged")
+    toys.add(monkeypatch, new)
+    monkeypatch.setitem(STAGES, "average", ("model", {"quality": quality(0.8625), "merged": False, "constant": 0.9}))
+    monkeypatch.setitem(STAGES, "average-2", ("model", {"quality": quality(0.8635), "merged": False}))
+    report = load(write(stages=tuple(STAGES)))
+    told = {row["stage"]: row["accuracy"] for row in report["quality_by_stage"]}
+    assert (told["averaged"], told["average-2"]) == (0.8625, 0.8635)
+    assert "After average accuracy is 86.2 %, below the 90.0 % of one answer for every row." in report["notes"]
 
 
 def test_steps_name_together_what_was_not_measured_apart(write):

@@ -26,7 +26,7 @@ class BenchmarkConfig(StageConfig):
 
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    exports = [entry for entry in earlier if entry.name == "export"]
+    exports = [entry for entry in earlier if entry.row.exports]
     # ONNX Runtime has no CUDA kernel for DynamicQuantizeLinear and places it on the CPU without a word. Forbidding every
     # node on the CPU (session.disable_cpu_ep_fallback) is no way out: the shape arithmetic of fp32 graphs belongs there
     if config.device == "cuda" and exports and "openvino" in exports[-1].config.runtime:

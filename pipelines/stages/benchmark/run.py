@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Iterable
@@ -91,11 +92,17 @@ def cost_of(
     }
 
 
-def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
-    """What the tune's unmerged delta costs, for the papers' FLOPs: modules, rank and places (nothing after full tuning)."""
-    if tuned["method"] == "full":
+def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
+    """What the dense model's unmerged delta costs, for the papers' FLOPs: modules, rank and places (nothing after full tuning).
+
+    A training that goes on with older deltas says nothing of them: the one that made them does.
+    """
+    if inputs.dense.metadata["method"] == "full":
         return {"modules": (), "rank": 0, "places": 0}
-    return {key: tuned[key] for key in ("modules", "rank", "places")}
+    before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
+    facts = [artifact.metadata for artifact in (*before, inputs.dense)]
+    made = next(one for one in reversed(facts) if "places" in one)
+    return {key: made[key] for key in ("modules", "rank", "places")}
 
 
 def providers(rows: Iterable[Candidate], device: sessions.Device) -> dict[str, str]:
@@ -124,7 +131,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
-    delta = delta_of_tune(inputs.dense.metadata)
+    delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference, records = judged[rows[0].name], []
     for row in rows:
