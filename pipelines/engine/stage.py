@@ -128,7 +128,8 @@ class Inputs:
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
-    """Name of the pipeline and of the stages before this one, for reports; `failures` where checks of theirs failed."""
+    """For reports: name of the pipeline and of the stages before this one, the command that runs it, this program's version;
+    `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     require_unchanged: Callable[[], None] = lambda: None
@@ -144,7 +145,6 @@ class Progress(Protocol):
     """One bar: `advance(n)` moves it, `note` shows a short live figure beside it (a loss, a file name)."""
 
     def advance(self, steps: int = 1) -> None: ...
-
     def note(self, text: str) -> None: ...
 
 
@@ -166,9 +166,7 @@ class Workspace(Protocol):
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
-
     def say(self, text: str) -> None: ...
-
     def proven(self, record: dict[str, Any]) -> None: ...
 
 

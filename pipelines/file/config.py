@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
+from compressor.models.hub import SEQUENCES
 from compressor.tasks import TaskConfig
+from compressor.tasks.kinds import kind_of
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file import limits
@@ -57,6 +60,8 @@ class Pipeline:
     source_folder: Path
     source: Source
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
+    command: str = ""
+    """What runs it, for reports."""
 
     @property
     def all_tasks(self) -> dict[KeyPath, TaskConfig]:
@@ -113,7 +118,17 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     task = _with_paths(top.task, folder) if top.task else None
     # sorted: in another order they would be other random numbers, though the file says the same
     tasks = {name: _with_paths(one, folder) for name, one in sorted((top.tasks or {}).items())}
-    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks)
+    return Pipeline(
+        top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command_of(path, overrides)
+    )
+
+
+def command_of(path: Path, overrides: Sequence[str]) -> str:
+    """The command that runs a pipeline file as it is overridden, without the folders of one person's disk."""
+    file = path.stem if path.parent == RECIPES else path.name
+    pairs = (text.partition("=") for text in overrides)
+    told = [f"{key}{sign}{Path(value).name if Path(value).is_absolute() else value}" for key, sign, value in pairs]
+    return shlex.join(["compress", "run", file, *(word for text in told for word in ("--set", text))])
 
 
 def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
@@ -123,9 +138,6 @@ def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
 
 def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
     """No task, both forms, names of tasks that no file can have, or kinds that go alone."""
-    from compressor.models.hub import SEQUENCES
-    from compressor.tasks.kinds import kind_of
-
     if top.task is None and top.tasks is None:
         yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
     if top.task is not None and top.tasks is not None:

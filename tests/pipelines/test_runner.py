@@ -86,11 +86,11 @@ def test_only_what_changed_runs_again(project, out, change, again):
 
 
 def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
-    monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: None)
+    monkeypatch.setattr("pipelines.engine.given.accelerator", lambda: None)
     toys.replace(monkeypatch, "tune", packages=("click", "torch"))
     go(project, out)
     calls(out)
-    monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: "NVIDIA H200")
+    monkeypatch.setattr("pipelines.engine.given.accelerator", lambda: "NVIDIA H200")
     go(project, out)
     assert calls(out) == ["tune"]  # it made the same here, so what follows is reused
 
@@ -153,7 +153,9 @@ def test_a_stage_sees_only_what_it_declares(project, out):
     assert [one[1] for one in seen["prune"]["artifacts"]] == ["tune"]
     assert [one[1] for one in seen["report"]["artifacts"]] == ["select", "tune", "prune"]
     assert seen["prune"]["dense"]["text"] == "x" and seen["report"]["dense"] is None
-    assert seen["report"]["run"] == {"name": "toy", "stages": ["select", "tune", "prune"]} and seen["prune"]["run"] == {}
+    told = seen["report"]["run"]
+    assert (told["name"], told["stages"]) == ("toy", ["select", "tune", "prune"]) and seen["prune"]["run"] == {}
+    assert told["command"] == "compress run pipeline.yaml" and told["product"].startswith("compress-pipeline")
 
 
 @pytest.mark.parametrize(
