@@ -17,6 +17,7 @@ from compressor.deltas.links import merge_all
 from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import nonzeros
+from compressor.tasks.data import Data, Judged
 from compressor.tasks.features import torch_forward
 from export.graph.half import FOR_CUDA
 from export.latency.measure import Variant, measure
@@ -25,7 +26,7 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
 from pipelines.stages.export.config import WORDS
-from pipelines.stages.loading import Data, Judged, judge_rows, load_data, load_model
+from pipelines.stages.loading import judge_rows, load_data, load_model
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from compressor.deltas.factored import factor_all, factored
 from compressor.deltas.links import chains
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.processor import weight_bits
+from compressor.tasks.data import Data
 from compressor.tasks.features import pad
 from export.graph import trace as onnx_files
 from export.graph.trace import can_fuse, matrices, stamp, trace, write_onnx
@@ -24,7 +25,6 @@ from export.runtimes.openvino import export_openvino
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import WORDS, ExportConfig
 from pipelines.stages.export.proving import Judged, Prover, repaired
-from pipelines.stages.loading import Data
 
 RUNTIME_FILES = {"onnxruntime": onnx_files.file_name, "openvino": openvino_files.file_name}
 """Names of files by precision."""

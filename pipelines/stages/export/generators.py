@@ -10,6 +10,7 @@ from torch import nn
 
 from compressor.errors import CheckError
 from compressor.models.hub import tokenizer_of
+from compressor.tasks.data import Data
 from export.graph.trace import SINGLE_FILE_LIMIT, can_fuse
 from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import Found, random_rows
@@ -17,7 +18,6 @@ from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import Exported, hop_of, left_out, remove, stored_bytes, told
 from pipelines.stages.export.proving import Prover
-from pipelines.stages.loading import Data
 
 RUNTIME = "onnxruntime"
 
