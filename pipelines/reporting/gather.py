@@ -26,6 +26,8 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     trainable, metric = trainable_rows(inputs, tunable), kind_of(inputs.task.kind).metric
     return {
         "name": inputs.run.get("name", inputs.base.reference),
+        "command": inputs.run.get("command", ""),
+        "product": inputs.run.get("product", ""),
         "model": inputs.base.reference,
         "task": task_facts(inputs),
         "metric": metric_facts(inputs),

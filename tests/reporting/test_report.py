@@ -17,7 +17,7 @@ from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark.run import cost_of
 from tests.pipelines import toys
-from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES, quality
+from tests.reporting.conftest import COMMAND, DENSE, EVERY, KEPT, MACHINE, PRODUCT, PRUNED, STAGES, quality
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -354,7 +354,7 @@ def strings(value, path=()):
 
 def test_no_string_of_a_report_becomes_markup(write, monkeypatch):
     """Each is a script in its turn; the few words that choose a table or a colour are refused, all others are shown as text."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("pipelines.reporting.render.get_plotlyjs", lambda: "")
     report, script, shown = load(write()), "<script>alert(1)</script>", 0
     for *above, last in strings(report):
         part = reduce(getitem, above, report)
@@ -365,6 +365,15 @@ def test_no_string_of_a_report_becomes_markup(write, monkeypatch):
             shown += "&lt;script&gt;alert(1)" in html or "\\u003cscript\\u003ealert(1)" in html
         part[last] = before
     assert shown > 20
+
+
+def test_every_form_names_the_command_that_makes_it_and_the_versions(write):
+    folder = write()
+    report = load(folder)
+    assert (report["command"], report["product"]) == (COMMAND, PRODUCT)
+    assert f"- Command: {COMMAND}" in (folder / "report.md").read_text(encoding="utf-8")
+    for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
+        assert COMMAND in text and f"{PRODUCT}, Python 3.11.0, torch 0.0.1" in text
 
 
 def test_same_inputs_give_the_same_bytes(write):
