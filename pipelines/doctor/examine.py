@@ -22,7 +22,18 @@ from pipelines.doctor.machine import caches, disk, instructions, memory, shared_
 from pipelines.doctor.packages import EXTRA, cuda, default_model, packages, python, triton, two_runtimes
 from pipelines.engine.environment import distribution
 
-NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "onnx", "onnxscript", "onnxruntime")
+NEEDED = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "accelerate",
+    "numpy",
+    "scipy",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+)
 
 SERVING = ("tritonclient", "nvidia-pytriton")
 
