@@ -38,8 +38,7 @@ from export.parity.compare import RESAMPLES, loss_of
 from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from pipelines.engine.environment import machine
-from pipelines.engine.runner import dense_of
-from pipelines.engine.stage import BaseModelReference, Inputs
+from pipelines.engine.stage import BaseModelReference, Inputs, dense_of
 from pipelines.engine.store import write_atomic
 from pipelines.runs.finished import open_run
 from pipelines.stages.export.config import STAGE, ExportConfig

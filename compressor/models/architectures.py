@@ -214,8 +214,6 @@ def _llama_blocks() -> Blocks:
 DEBERTA_BLOCKS = _bert_blocks("attention.self", "query_proj", "key_proj", "value_proj", "attention.output.dense")
 MPNET_BLOCKS = _bert_blocks("attention.attn", "q", "k", "v", "attention.attn.o")
 
-PADDING = "pad_token_id"
-
 ARCHITECTURES = {
     row.model_type: row
     for row in (

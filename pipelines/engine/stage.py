@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,15 @@ class StageConfig(BaseModel):
         description="its name in this pipeline, default tune, tune-2, ...",
     )
 
+    @classmethod
+    def amend_schema(cls, schema: dict[str, Any]) -> None:
+        """Write into its JSON schema, in place, what its validators take besides."""
+
+    @classmethod
+    def short_forms(cls, definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """(name or '', JSON schema) of other forms of the whole config; `definitions` are those of its JSON schema."""
+        return []
+
 
 def _count_or_share(value: int | float) -> int | float:
     if value <= 0 or (isinstance(value, float) and value >= 1):
@@ -72,6 +82,11 @@ class Entry:
     name: str
     config: StageConfig
 
+    @property
+    def row(self) -> Stage:
+        """The stage's row of the table, with its traits."""
+        return load_stage(self.name)
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -84,6 +99,11 @@ class Artifact:
     entry: str
     files: dict[str, str]
     metadata: dict[str, Any]
+
+    @property
+    def row(self) -> Stage:
+        """The row of the stage that made it, with its traits."""
+        return load_stage(self.stage)
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,8 @@ class Inputs:
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
-    """Name of the pipeline and of the stages before this one, for reports; `failures` where checks of theirs failed."""
+    """For reports: name of the pipeline and of the stages before this one, the command that runs it, this program's version;
+    `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     require_unchanged: Callable[[], None] = lambda: None
@@ -124,7 +145,6 @@ class Progress(Protocol):
     """One bar: `advance(n)` moves it, `note` shows a short live figure beside it (a loss, a file name)."""
 
     def advance(self, steps: int = 1) -> None: ...
-
     def note(self, text: str) -> None: ...
 
 
@@ -146,9 +166,7 @@ class Workspace(Protocol):
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
-
     def say(self, text: str) -> None: ...
-
     def proven(self, record: dict[str, Any]) -> None: ...
 
 
@@ -163,6 +181,9 @@ def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
 class Stage:
     """A row of the stage table.
 
+    What a stage does is said by its traits; nothing else compares the name of a stage. `trains` updates parameters by gradients
+    on the task's data, `removes` cuts units or masks weights, `merges` folds deltas into the weights. `outcome` is what that
+    makes of a model, in a word for reports ('tuned').
     `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
     the distributions whose versions enter the fingerprint, `extras` those that only some configs need; `version` is raised
     when the stage's own results change.
@@ -197,6 +218,25 @@ class Stage:
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
     optional: bool = False
+    trains: bool = False
+    removes: bool = False
+    merges: bool = False
+    outcome: str = ""
+
+    @property
+    def publishes_model(self) -> bool:
+        """Whether its artifact is a model, in whatever state."""
+        return self.produces == "model"
+
+    @property
+    def chooses_places(self) -> bool:
+        """Whether its artifact is an Ω: places of the weights that a sparse update may change."""
+        return self.produces == "omega"
+
+    @property
+    def exports(self) -> bool:
+        """Whether its artifact is files for a runtime; its config says their precisions and runtimes."""
+        return self.produces == "onnx"
 
     def perform(self, config: StageConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
         """Import what `run` names, and do the work: the metadata of the artifact."""
@@ -208,6 +248,12 @@ def load_stage(name: str) -> Stage:
     if name not in STAGE_NAMES:
         raise UserError("E103", f"unknown stage '{name}'", f"Stages: {', '.join(STAGE_NAMES)}")
     return importlib.import_module(f"pipelines.stages.{name}.config").STAGE
+
+
+def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
+    """The model that all that is removed is measured against: the last one trained before anything is removed."""
+    whole = itertools.takewhile(lambda artifact: not artifact.row.removes, earlier)
+    return next((artifact for artifact in reversed([*whole]) if artifact.row.trains), None)
 
 
 def all_stages() -> Iterator[Stage]:

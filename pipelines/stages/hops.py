@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
 
-from compressor.errors import CheckError
-from compressor.tasks.features import Encoding, Forward, pad, torch_forward
-from export.parity.compare import Batches, ParityResult, Unlabelled, compare, in_other_batches, require
+from compressor.tasks.data import Data, Rows
+from compressor.tasks.features import Encoding, Forward, torch_forward
+from export.parity.compare import ParityResult, in_other_batches, require
+from export.parity.sides import Answers, compare_answers, runs, telling_rows
 from export.parity.suspects import suspect_module
 from export.runtimes.runtime import Runtime
-from export.runtimes.sessions import failures, run, session
+from export.runtimes.sessions import run, session
 from pipelines.engine.stage import Workspace
-from pipelines.stages.loading import Data, Rows, predict_rows
+from pipelines.stages.loading import predict_rows
 from serving.client import Client
 from serving.repository import read_config
 from serving.server import EmbeddedServer
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What one side of a comparison says: logits (answers, outputs) of all rows, of some of them in other batches, and, for the
-    checks that need no labels, of more rows."""
-
-    logits: np.ndarray
-    batches: Batches
-    more: np.ndarray | None = None
 
 
 def ask(
@@ -50,14 +37,6 @@ def ask(
     logits = predict_rows(forward, rows, data, workspace, what, most)
     joined = None if more is None else predict_rows(forward, more, data, workspace, f"{what}, training rows", most)
     return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels), joined)
-
-
-def compare_answers(
-    hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows, unlabelled: Unlabelled | None = None
-) -> ParityResult:
-    """The record of one hop; nothing is raised."""
-    options = {"batches": (reference.batches, candidate.batches), "unlabelled": unlabelled or Unlabelled()}
-    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, **options)
 
 
 def compare_modules(
@@ -106,20 +85,3 @@ def compare_served(
     workspace.proven(result.to_json())
     require(result)
     return result
-
-
-@contextmanager
-def runs(hop: str) -> Iterator[None]:
-    """A graph that refuses an input fails its hop. Raises CheckError E611 with the runtime's reason."""
-    try:
-        yield
-    except failures() as error:
-        reason = " ".join(str(error).split(" : ", 3)[-1].split())[-200:].strip(" .")
-        mend = "A graph must take any number of rows and tokens; export the model again"
-        raise CheckError("E611", f"{hop}: the graph does not run ({reason})", mend) from error
-
-
-def telling_rows(result: ParityResult, rows: Rows, data: Data) -> dict[str, Any]:
-    """The worst row beside the longest one, padded: what a search for the layer looks at."""
-    longest = max(range(len(rows)), key=lambda row: len(rows.tokens[row]["input_ids"]))
-    return pad([rows.tokens[result.worst_row], rows.tokens[longest]], data.pad_id)

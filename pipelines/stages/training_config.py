@@ -174,5 +174,5 @@ def told(config: TrainingConfig, row: Method) -> str:
 
 def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     """A merged checkpoint has no deltas left to choose by, to train or to cut."""
-    if any(entry.name == "merge" for entry in earlier):
+    if any(entry.row.merges for entry in earlier):
         yield Problem("E504", "the model is merged already", f"Put {name} before merge")

@@ -25,13 +25,14 @@ from compressor.models.hub import build
 from compressor.storage.delta_file import write
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import by_row
+from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import TaskData
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.trainer import Rows, Schedule, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
-from pipelines.stages.loading import Data, judge_rows, load_model, publish_model
+from pipelines.stages.loading import judge_rows, load_model, publish_model
 from pipelines.stages.training_config import TrainingConfig
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 

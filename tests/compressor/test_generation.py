@@ -28,6 +28,8 @@ from compressor.storage import delta_file
 from compressor.storage.peft import CONFIG, read_adapter, write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED
+from compressor.tasks.data import MOST_OUTPUTS, Data
+from compressor.tasks.data import Rows as Loaded
 from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
@@ -36,8 +38,6 @@ from compressor.training.distillation import HiddenTeacher
 from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import compare, in_other_batches
 from pipelines.cli.commands import main
-from pipelines.stages.loading import MOST_OUTPUTS, Data
-from pipelines.stages.loading import Rows as Loaded
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import WORDS, write_model
 

@@ -96,3 +96,11 @@ def test_files_for_cuda_are_left_out_on_the_cpu_and_that_is_told(measured):
     account = measured[0]
     assert [row["name"] for row in account["candidates"]] == ["dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32"]
     assert [row["name"] for row in account["left_out"]] == ["dense ONNX fp16", "compressed ONNX fp16"]
+
+
+def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):
+    tuned = Artifact(tmp_path, "a", "model", "tune", "tune", {}, {"method": "lora", "modules": ["key"], "rank": 4, "places": 0})
+    longer = Artifact(tmp_path, "b", "model", "recover", "recover", {}, {"method": "lora"})
+    later = Artifact(tmp_path, "c", "model", "recover", "recover-2", {}, {"method": "lora", "rank": 8, "places": 9})
+    inputs = Inputs(None, None, 0, (tuned, longer, later), dense=longer)
+    assert benchmark.delta_of_dense(inputs) == {"modules": ["key"], "rank": 4, "places": 0}

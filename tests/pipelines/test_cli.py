@@ -120,13 +120,13 @@ def test_usage_errors_and_version(compress):
 
 
 def test_a_bug_in_any_command_is_one_line(project, out, compress, monkeypatch, tmp_path):
-    from pipelines.engine import preflight
+    from pipelines.cli import check_work
 
     def bug(*_):
         raise ZeroDivisionError("a bug of ours\nin two lines")
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(preflight, "check_inputs", bug)
+    monkeypatch.setattr(check_work, "check_inputs", bug)
     code, _, error = compress("check", project)
     assert code == 1 and len(error.splitlines()) == 1
     assert error.startswith(

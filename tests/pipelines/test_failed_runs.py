@@ -8,7 +8,8 @@ import yaml
 
 from compressor.errors import CheckError, UserError
 from pipelines.engine.attempt import last_attempt
-from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.lockfile import LOCK_FILE
+from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
 from pipelines.runs.sweep import sweep
@@ -229,15 +230,15 @@ def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch)
 
 def test_a_full_stop_of_run_json_hides_no_error(project, out, monkeypatch, compress):
     """Where not even run.json can be written, the error is told all the same."""
-    from pipelines.engine import runner
+    from pipelines.engine import results
 
     def full(folder, facts):
         if facts["status"] == "failed":
             raise OSError(28, "No space left on device")
         written(folder, facts)
 
-    written = runner.write_attempt
-    monkeypatch.setattr(runner, "write_attempt", full)
+    written = results.write_attempt
+    monkeypatch.setattr(results, "write_attempt", full)
     out.mkdir()
     (out / "trouble-tune").write_text("user_error")
     code, _, error = compress("run", project, "--out", out)

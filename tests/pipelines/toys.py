@@ -157,8 +157,8 @@ RUN = f"{__name__}:run"
 
 STAGES = [
     Stage("select", "", ToyConfig, "omega", RUN, reads_data=False, packages=("click",)),
-    Stage("tune", "", ToyConfig, "model", RUN, accepts=("omega",), packages=("click",)),
-    Stage("prune", "", ToyConfig, "model", RUN, needs=("model",), uses_dense=True, packages=("click",)),
+    Stage("tune", "", ToyConfig, "model", RUN, accepts=("omega",), packages=("click",), trains=True),
+    Stage("prune", "", ToyConfig, "model", RUN, needs=("model",), uses_dense=True, packages=("click",), removes=True),
     Stage("deploy", "", ToyConfig, "repository", RUN, needs=("model",), packages=("click",)),
     Stage("report", "", ToyConfig, "report", RUN, needs=("model",), accepts=("*",), packages=("click",)),
 ]
@@ -166,11 +166,17 @@ STAGES = [
 
 def install(monkeypatch) -> None:
     """Put the toys in the place of the real stages."""
-    monkeypatch.setattr(stage_table, "STAGE_NAMES", tuple(stage.name for stage in STAGES))
+    monkeypatch.setattr(stage_table, "STAGE_NAMES", ())
     for stage in STAGES:
-        module = types.ModuleType(stage.name)
-        module.STAGE = stage
-        monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}.config", module)
+        add(monkeypatch, stage)
+
+
+def add(monkeypatch, stage: Stage) -> None:
+    """Put one more stage into the table until the test ends."""
+    monkeypatch.setattr(stage_table, "STAGE_NAMES", (*stage_table.STAGE_NAMES, stage.name))
+    module = types.ModuleType(stage.name)
+    module.STAGE = stage
+    monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}.config", module)
 
 
 def replace(monkeypatch, name: str, run=None, **traits) -> None:

@@ -27,6 +27,9 @@ PRUNED = DENSE.left("heads", [6] * 6).left("neurons", [768] * 6)
 TUNED = {"modules": ("query", "value"), "rank": 16, "places": 192}
 
 
+COMMAND, PRODUCT = "compress run quickstart --set tune.rank=8", "compress-pipeline 9.8.7"
+
+
 @dataclass
 class Folder:
     """The parts of a workspace that the report uses."""
@@ -184,5 +187,6 @@ def write_report(
     task = TaskConfig(train=place / "train.tsv", validation=place / "dev.tsv", text="sentence", label="label")
     base = BaseModelReference(reference, place / "base", "0" * 64)
     dense = next(artifact for artifact in artifacts if artifact.entry == "tune")
-    stage.STAGE.perform(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, {"name": name}), Folder(place / "out"))
+    told = {"name": name, "command": COMMAND, "product": PRODUCT}
+    stage.STAGE.perform(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, told), Folder(place / "out"))
     return place / "out"

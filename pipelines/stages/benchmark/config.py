@@ -26,7 +26,7 @@ class BenchmarkConfig(StageConfig):
 
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    exports = [entry for entry in earlier if entry.name == "export"]
+    exports = [entry for entry in earlier if entry.row.exports]
     if exports and config.device == "cuda":
         yield from _not_for_cuda(exports[-1])
     if exports and config.device == "cpu" and "cpu" not in exports[-1].config.devices:
@@ -57,7 +57,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", *DEFAULT.packages),
-    version=7,
+    version=8,
     run="pipelines.stages.benchmark.run:run",
     check=check,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from compressor.deltas.links import merge_all
 from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import nonzeros
+from compressor.tasks.data import Data, Judged
 from compressor.tasks.features import torch_forward
 from export.latency.measure import Variant, measure
 from export.runtimes import sessions
@@ -24,7 +26,7 @@ from export.runtimes.runtime import Device
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
-from pipelines.stages.loading import Data, Judged, judge_rows, load_data, load_model
+from pipelines.stages.loading import judge_rows, load_data, load_model
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,17 @@ def cost_of(
     }
 
 
-def delta_of_tune(tuned: dict[str, Any]) -> dict[str, Any]:
-    """What the tune's unmerged delta costs, for the papers' FLOPs: modules, rank and places (nothing after full tuning)."""
-    if tuned["method"] == "full":
+def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
+    """What the dense model's unmerged delta costs, for the papers' FLOPs: modules, rank and places (nothing after full tuning).
+
+    A training that goes on with older deltas says nothing of them: the one that made them does.
+    """
+    if inputs.dense.metadata["method"] == "full":
         return {"modules": (), "rank": 0, "places": 0}
-    return {key: tuned[key] for key in ("modules", "rank", "places")}
+    before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
+    facts = [artifact.metadata for artifact in (*before, inputs.dense)]
+    made = next(one for one in reversed(facts) if "places" in one)
+    return {key: made[key] for key in ("modules", "rank", "places")}
 
 
 def providers(rows: Iterable[Candidate], device: Device) -> dict[str, str]:
@@ -135,7 +143,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
-    delta = delta_of_tune(inputs.dense.metadata)
+    delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference, records = judged[rows[0].name], []
     for row in rows:

@@ -49,7 +49,7 @@ class DeployConfig(StageConfig):
 
 
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    exports = [entry for entry in earlier if entry.name == "export"]
+    exports = [entry for entry in earlier if entry.row.exports]
     for key in ("runtime", "precision") if exports else ():
         wanted, exported = getattr(config, key), exports[-1].config
         if wanted and exported.auto:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from compressor.models.hub import end_id
+from compressor.tasks.data import Data
 from export.runtimes.registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.hops import compare_served
-from pipelines.stages.loading import PARITY_ROWS, Data, load_data
+from pipelines.stages.loading import PARITY_ROWS, load_data
 from serving.repository import write_repository
 
 

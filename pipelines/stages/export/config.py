@@ -54,6 +54,12 @@ class ExportConfig(StageConfig):
     def _as_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @classmethod
+    def amend_schema(cls, schema: dict[str, Any]) -> None:
+        for key in ("precision", "runtime"):  # one word stands for a list of it
+            form = schema["properties"][key]
+            form["anyOf"] = [form["items"], {part: form.pop(part) for part in ("type", "items", "minItems")}]
+
     @property
     def auto(self) -> bool:
         """Whether the stage chooses."""
@@ -81,10 +87,10 @@ class ExportConfig(StageConfig):
 
 
 def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    models = [entry for entry in earlier if entry.name in ("tune", "prune", "recover", "merge")]
-    if models and models[-1].name == "merge" and not config.merge:
+    models = [entry for entry in earlier if entry.row.publishes_model]
+    if models and models[-1].row.merges and not config.merge:
         yield Problem("E644", "the model is merged: no delta is left to keep apart", "Remove the merge", ("merge",))
-    if models and models[-1].name != "merge" and config.merge:
+    if models and not models[-1].row.merges and config.merge:
         yield Problem(
             "E504", f"'{models[-1].id}' leaves deltas that are not merged", "Put a merge before export, or merge: false in it"
         )

@@ -14,6 +14,7 @@ from torch import nn
 from compressor.deltas.factored import factor_all
 from compressor.deltas.links import chains
 from compressor.errors import CheckError, CompressError, UserError
+from compressor.tasks.data import Data
 from compressor.tasks.features import pad
 from export.graph.trace import matrices, stamp, trace
 from export.parity.compare import ParityResult, why_refused
@@ -22,7 +23,6 @@ from export.runtimes.runtime import Runtime
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.proving import Judged, Prover, repaired
-from pipelines.stages.loading import Data
 
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 

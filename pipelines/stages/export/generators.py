@@ -10,6 +10,7 @@ from torch import nn
 
 from compressor.errors import CheckError
 from compressor.models.hub import tokenizer_of
+from compressor.tasks.data import Data
 from export.graph.files import SINGLE_FILE_LIMIT
 from export.runtimes.registry import RUNNABLE, RUNTIMES
 from export.standalone.folder import SUMMARY, write_generating
@@ -18,7 +19,6 @@ from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import Exported, hop_of, left_out, told
 from pipelines.stages.export.proving import Prover
-from pipelines.stages.loading import Data
 
 RUNTIME = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)
 """The runtime of models that generate."""

@@ -14,6 +14,7 @@ import onnx
 from torch import nn
 
 from compressor.models.hub import end_id
+from compressor.tasks.data import Data
 from export.auto.choose import MOST_EXCLUDED, Trial, choose, judged
 from export.graph.trace import matrices
 from export.latency.measure import Variant, measure
@@ -33,7 +34,6 @@ from pipelines.stages.export.exported import (
     write_runtime,
 )
 from pipelines.stages.export.proving import COMPRESSED, RANKING_ROWS, Judged, Prover, repaired
-from pipelines.stages.loading import Data
 
 BATCH, LENGTH, ROUNDS = 8, 128, 10
 """The call that is timed, and how often."""

@@ -17,17 +17,19 @@ import numpy as np
 from torch import nn
 
 from compressor.errors import CheckError
+from compressor.tasks.data import Data, Rows
 from compressor.tasks.features import predict, torch_forward
 from export.auto.choose import counts
 from export.auto.sensitivity import Sensitivity, rank, rounded
 from export.parity.bounds import LEAST_ANSWERS
 from export.parity.compare import ParityResult, Unlabelled, failure
+from export.parity.sides import Answers, compare_answers, runs, telling_rows
 from export.parity.suspects import suspect_in_graph
 from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import parity_session, run, session
 from pipelines.engine.stage import Workspace
-from pipelines.stages.hops import Answers, ask, compare_answers, runs, telling_rows
-from pipelines.stages.loading import Data, Rows, judge_rows, predict_rows
+from pipelines.stages.hops import ask
+from pipelines.stages.loading import judge_rows, predict_rows
 
 Made = TypeVar("Made")
 

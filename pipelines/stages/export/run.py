@@ -17,7 +17,7 @@ from pipelines.stages.loading import load_data, load_model
 
 
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Export the dense model (the last tuned one, merged) and the compressed one, and prove what is shipped.
+    """Export the dense model (`dense_of`, merged) and the compressed one, and prove what is shipped.
 
     A compressed file that fails is repaired, or left out and told among the `failures`; a dense one is a row that says so.
     Raises CheckError E610, E611 where fp32 fails, or where no compressed file is left.

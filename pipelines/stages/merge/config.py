@@ -12,7 +12,7 @@ class MergeConfig(StageConfig):
 
 
 def check(config: MergeConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    if any(entry.name == "merge" for entry in earlier):
+    if any(entry.row.merges for entry in earlier):
         yield Problem("E504", "the model is merged already", "Remove the second merge")
 
 
@@ -23,7 +23,9 @@ STAGE = Stage(
     produces="model",
     needs=("model",),
     packages=("torch", "transformers", "tokenizers"),
-    version=3,
+    version=4,
+    merges=True,
+    outcome="merged",
     run="pipelines.stages.merge.run:run",
     check=check,
 )

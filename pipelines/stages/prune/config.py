@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -99,6 +100,22 @@ class PruneConfig(StageConfig):
             raise ValueError("give items to remove, or a target to meet")
         return self
 
+    @classmethod
+    def amend_schema(cls, schema: dict[str, Any]) -> None:
+        # an item of weights is another kind of item
+        schema["$defs"]["PruneItem"]["properties"]["structure"]["enum"].remove("weights")
+
+    @classmethod
+    def short_forms(cls, definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Without the keys `items` and `search`: a list of items, one item, or a search."""
+        keys = definitions[cls.__name__]["properties"]
+        forms = [("", {"type": "array", "items": keys["items"]["items"], "minItems": 1})]
+        for name in ("PruneItem", "WeightsItem", "Search"):
+            form = copy.deepcopy(definitions[name])
+            form["properties"]["id"] = keys["id"]
+            forms.append((f"{name}Alone", form))
+        return forms
+
     @property
     def judged(self) -> list[tuple[tuple[str | int, ...], Judged]]:
         """Every structure of units with its criterion, behind the key of the latter."""
@@ -147,7 +164,7 @@ def counts_to_remove(item: PruneItem, units: Sequence[int], stay: Sequence[int])
 
 
 def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    tuned = [entry for entry in earlier if entry.name in ("tune", "recover")]
+    tuned = [entry for entry in earlier if entry.row.trains]
     if not tuned:
         yield Problem(
             "E503", "nothing is tuned yet", "Put a tune before prune: its deltas, task head and quality are needed here"
@@ -174,9 +191,9 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
     touched: set[str] = set()
     omega: Entry | None = None
     for entry in earlier:
-        if entry.name == "select":
+        if entry.row.chooses_places:
             omega = entry
-        if entry.name not in ("tune", "recover") or entry.config.method == "same":
+        if not entry.row.trains or entry.config.method == "same":
             continue
         row = method(entry.config.method)
         if row.trains_base:
@@ -190,6 +207,7 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
     """Raises UserError E501 and E307 before anything runs."""
     from compressor.pruning.surgery import check_heads
 
+    plan = replace(plan, tuned=plan.tuned or plan.shape)
     if config.search:
         if "heads" in config.search.structures:
             check_heads(plan.model)
@@ -227,7 +245,7 @@ def planned(search: Search, plan: Plan) -> Plan:
         check_timed(search.target, plan)
         return plan
     shape = plan.shape
-    found = widths(search, shape, plan.tuned or plan.dense, closed_form(search.target), None)
+    found = widths(search, shape, plan.tuned or plan.shape, closed_form(search.target), None)
     for structure in STRUCTURES if found else ():
         kept = [
             layer.units(structure) if one is None else one.get(structure, layer.units(structure))
@@ -264,6 +282,8 @@ STAGE = Stage(
     packages=("torch", "transformers", "tokenizers"),
     run="pipelines.stages.prune.run:run",
     version=9,
+    removes=True,
+    outcome="pruned",
     check=check,
     plan=plan,
     uses_dense=True,

@@ -12,10 +12,11 @@ from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.pruning.criteria import LOSS_POWER
 from compressor.pruning.scores import changes_of
 from compressor.pruning.weights import hide_all_but, hide_lowest, importance, loss_importance
+from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import torch_forward
 from export.parity.compare import compare, require
 from pipelines.engine.stage import Workspace
-from pipelines.stages.loading import PARITY_ROWS, Data, predict_rows, tensor_batches
+from pipelines.stages.loading import PARITY_ROWS, predict_rows
 from pipelines.stages.prune.prune_weights import Pool, WeightsItem, pools_of
 
 

@@ -21,13 +21,14 @@ from compressor.pruning.prices import prices_of, trials
 from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices, Widths
 from compressor.pruning.surgery import Removal, remove
+from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import pad
 from export.latency.measure import measure
 from export.latency.table import KNOTS, LatencyTable, exported, measure_table, steps, undisturbed
 from pipelines.engine.environment import distribution
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.engine.store import fingerprint, lock, replace_files, sealed
-from pipelines.stages.loading import Data, load_model, tensor_batches
+from pipelines.stages.loading import load_model
 from pipelines.stages.prune.remove_units import cut, score
 from pipelines.stages.prune.targets import Judged, Search, Target, closed_form, surroundings, widths
 

@@ -11,9 +11,10 @@ from compressor.models.anatomy import layers_of
 from compressor.pruning.criteria import LOSS_POWER
 from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
 from compressor.pruning.surgery import Removal, remove, silence
+from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.stage import Workspace
 from pipelines.stages.hops import compare_modules
-from pipelines.stages.loading import PARITY_ROWS, Data, tensor_batches
+from pipelines.stages.loading import PARITY_ROWS
 from pipelines.stages.prune.config import PruneItem, counts_to_remove, least_units
 from pipelines.stages.prune.targets import Judged
 

@@ -35,18 +35,20 @@ class RecoverConfig(TrainingConfig):
     def _true_is_logits(cls, value: Any) -> Any:
         return "logits" if value is True else value
 
+    @classmethod
+    def amend_schema(cls, schema: dict[str, Any]) -> None:
+        schema["properties"]["distill"]["enum"].insert(0, True)
+
 
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
         mend = "Remove the key, or say distill: hidden (or both)"
         yield Problem("E403", "hidden_weight means nothing where no hidden states are learnt", mend, ("hidden_weight",))
-    names = [entry.name for entry in earlier]
-    if "tune" not in names:
+    if not any(entry.row.trains for entry in earlier):
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
     yield from merged_problems("recover", earlier)
-    since = len(names) - names[::-1].index("prune") if "prune" in names else names.index("tune") + 1
-    fresh = next((entry for entry in reversed(earlier[since:]) if entry.name == "select"), None)
+    fresh = fresh_places(earlier)
     if config.method == "same":
         yield from same_problems(config, earlier, fresh)
         return
@@ -56,6 +58,14 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield Problem("E404", f"{told(config, row)} needs places in the matrices as they are now", mend, ("method",))
         return
     yield from method_problems(config, row, fresh)
+
+
+def fresh_places(earlier: tuple[Entry, ...]) -> Entry | None:
+    """The last select whose places lie in the matrices as they are now: behind every prune, or behind the first training."""
+    cuts = [number for number, entry in enumerate(earlier) if entry.row.removes]
+    trainings = [number for number, entry in enumerate(earlier) if entry.row.trains]
+    since = cuts[-1] if cuts else trainings[0]
+    return next((entry for entry in reversed(earlier[since:]) if entry.row.chooses_places), None)
 
 
 def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entry | None) -> Iterable[Problem]:
@@ -74,9 +84,9 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
 
 def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
     """Whose tensors the places of a stage lay in, by the config of it and of the select before it."""
-    if entry.name not in ("tune", "recover") or entry.config.method == "same":
+    if not entry.row.trains or entry.config.method == "same":
         return "weights"
-    omega = next((one for one in reversed(earlier) if one.name == "select"), None)
+    omega = next((one for one in reversed(earlier) if one.row.chooses_places), None)
     return on_of(entry.config, method(entry.config.method), omega)
 
 
@@ -100,7 +110,9 @@ STAGE = Stage(
     accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=5,
+    version=6,
+    trains=True,
+    outcome="recovered",
     run="pipelines.stages.recover.run:run",
     check=check,
     plan=plan,

@@ -8,10 +8,11 @@ from torch import nn
 
 from compressor.deltas.links import Change, merge_all, merge_deltas
 from compressor.methods import apply, method, set_trainable
+from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
 from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
 from pipelines.engine.stage import Artifact, Inputs, Workspace
-from pipelines.stages.loading import Data, load_data, load_model, predict_rows
+from pipelines.stages.loading import load_data, load_model, predict_rows
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.trainings import found_model, load_options, settings_of, train_and_save
 

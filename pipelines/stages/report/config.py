@@ -19,6 +19,6 @@ STAGE = Stage(
     uses_dense=True,
     reads_data=False,
     packages=("plotly", "jinja2"),
-    version=6,
+    version=7,
     run="pipelines.stages.report.run:run",
 )

@@ -17,9 +17,10 @@ from compressor.models.hub import build
 from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
 from compressor.selection.score_names import DATA_SCORES
+from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.reading import TaskData, read_task
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.stages.loading import Data, load_data, tensor_batches
+from pipelines.stages.loading import load_data
 from pipelines.stages.select.config import OF_D3, OF_RPCA, SelectConfig
 from pipelines.stages.trainings import found_model
 

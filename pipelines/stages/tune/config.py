@@ -53,9 +53,9 @@ def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
 
 
 def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
+    if any(entry.row.trains or entry.row.removes for entry in earlier):
         yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
-    row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.name == "select"), None)
+    row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.row.chooses_places), None)
     if row.takes_places(config) and omega is None:
         what = f"{told(config, row)} needs places for its sparse part"
         yield Problem("E404", what, "Put a select before it, or use method: lora")
@@ -67,7 +67,7 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
     if hasattr(plan.model, "tasks"):
         own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
     trainable = (*plan.trainable, counted("tune", own, shape))
-    return replace(plan, shape=shape, tuned=shape, trained=(own,), trainable=trainable)
+    return replace(plan, shape=shape, trained=(own,), trainable=trainable)
 
 
 STAGE = Stage(
@@ -77,7 +77,9 @@ STAGE = Stage(
     produces="model",
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=4,
+    version=5,
+    trains=True,
+    outcome="tuned",
     run="pipelines.stages.tune.run:run",
     check=check,
     plan=plan,

@@ -9,11 +9,12 @@ from compressor import load
 from compressor.methods import apply, method, trainable_counts
 from compressor.models.hub import build
 from compressor.storage.task_files import SHARED, write_tasks
+from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
 from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
 from compressor.training.trainer import Rows, train
 from pipelines.engine.stage import TASKS, Inputs, Workspace
-from pipelines.stages.loading import Data, judge_rows, load_data
+from pipelines.stages.loading import judge_rows, load_data
 from pipelines.stages.trainings import load_options, schedule_of, settings_of, stepping, with_start
 from pipelines.stages.tune.config import TuneConfig
 
