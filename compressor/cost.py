@@ -239,6 +239,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     from compressor.deltas.links import Change, original
     from compressor.models.anatomy import biases_of, layers_of, row_of_model
     from compressor.models.hub import TOKENS, auto_class_of, head_names
+    from compressor.models.normalized import normalized
 
     layers = layers_of(model)
     inside = {id(layer.linear(name)) for layer in layers for name in layer.names}
@@ -250,7 +251,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     every_token = row_of_model(model).head_on_tokens or auto_class_of(model) == TOKENS
     parameters = dict(model.named_parameters())
     return ModelShape(
-        hidden=model.config.hidden_size,
+        hidden=normalized(model.config).hidden_size,
         layers=tuple(_layer_shape(layer) for layer in layers),
         other=sum(p.numel() for p in parameters.values() if id(p) not in blocks | added),
         head=sum(parameters[name].numel() for name in head_names(model)),

@@ -13,33 +13,23 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     TOKENIZER_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     PretrainedConfig,
 )
 
 from compressor.errors import UserError
 from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+from compressor.models.tasks_table import HEAD_TASKS, auto_model_of
 from compressor.pruning.sizes import BY_STACK, Sizes, resize
 from compressor.pruning.surgery import kept_of
 
-HEADS = {
-    AutoModelForSequenceClassification: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoModelForTokenClassification: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForSeq2SeqLM: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-}
+# transformers also has each table under a name of its own, MODEL_FOR_..._MAPPING
+HEADS = {auto: auto._model_mapping for auto in map(auto_model_of, HEAD_TASKS)}
 """The task heads that a checkpoint may have: Auto class -> its table of stock models."""
 
 

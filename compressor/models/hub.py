@@ -30,14 +30,13 @@ from compressor.models.model_folder import (
     stored_tensors,
     weight_names,
 )
+from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig
 
-SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
-GENERATES = "AutoModelForCausalLM"
-AUTO_CLASSES = (SEQUENCES, TOKENS, GENERATES)
+AUTO_CLASSES = SEQUENCES, TOKENS, GENERATES = tuple(task.auto_class for task in HEAD_TASKS if task.trained)
 """The Auto classes of the models that are trained here: a task head that answers once a row, one that does at every token, and
 no head but the pretrained one, which says the next token."""
 
@@ -306,9 +305,9 @@ def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
 
 
 def auto_class_of(model: nn.Module) -> str:
-    """SEQUENCES, TOKENS or GENERATES, by what a live model's head answers; SEQUENCES for any other model."""
-    endings = {"ForTokenClassification": TOKENS, "ForCausalLM": GENERATES, "LMHeadModel": GENERATES}
-    return next((found for ending, found in endings.items() if type(model).__name__.endswith(ending)), SEQUENCES)
+    """SEQUENCES, TOKENS or GENERATES, by the task of a live model's class; SEQUENCES for any other model."""
+    task = task_of_class(type(model))
+    return task.auto_class if task is not None and task.trained else SEQUENCES
 
 
 def auto_class_facts(model: nn.Module) -> dict[str, str]:

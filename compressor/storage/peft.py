@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES, SEQUENCES, TOKENS
+from compressor.models.hub import SEQUENCES
+from compressor.models.tasks_table import HEAD_TASKS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
-TASK_TYPES = {SEQUENCES: "SEQ_CLS", TOKENS: "TOKEN_CLS", GENERATES: "CAUSAL_LM"}
+TASK_TYPES = {task.auto_class: task.peft for task in HEAD_TASKS if task.trained}
 """peft's words for what a task head answers."""
 
 UNDERSTOOD = frozenset(

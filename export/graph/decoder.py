@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import onnx
 import torch
+from optimum.utils.input_generators import DummyTextInputGenerator
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from compressor.errors import UserError
+from compressor.models.normalized import normalized
 from export.graph.trace import trace, trace_named, unchanged
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 5, 7
@@ -39,9 +41,8 @@ def trace_generator(model: nn.Module) -> dict[str, onnx.ModelProto]:
     if model.config.is_encoder_decoder:
         return {"encoder_model": trace_encoder(model), "decoder_model": trace_decoder(model)}
     step = Step(model, _shapes(_sample_cache(model)))
-    ids = torch.full((BATCH, SEQUENCE), 2)
     inputs = {
-        "input_ids": ids,
+        "input_ids": _sample_ids(model),
         "attention_mask": torch.ones(BATCH, PAST + SEQUENCE, dtype=torch.long),
         "position_ids": torch.arange(PAST, PAST + SEQUENCE).expand(BATCH, SEQUENCE).clone(),
         "past_key_values": _random(step.shapes, PAST),
@@ -101,7 +102,7 @@ def trace_decoder(model: nn.Module) -> onnx.ModelProto:
     for number, block in _random(crossed, SOURCE).items():
         past.setdefault(number, {})["encoder"] = block
     inputs = {
-        "input_ids": torch.full((BATCH, SEQUENCE), 2),
+        "input_ids": _sample_ids(model),
         "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
         "past_key_values": past,
     }
@@ -154,10 +155,16 @@ def _states(layer: DynamicLayer) -> Block:
     return {"key": layer.keys, "value": layer.values}
 
 
+def _sample_ids(model: nn.Module) -> Tensor:
+    """Random tokens (BATCH, SEQUENCE): which they are does not matter to a graph."""
+    sizes = {"batch_size": BATCH, "sequence_length": SEQUENCE}
+    return DummyTextInputGenerator("text-generation", normalized(model.config), **sizes).generate("input_ids", framework="pt")
+
+
 @torch.no_grad()
 def _sample_cache(model: nn.Module) -> DynamicCache | EncoderDecoderCache:
     """What the model remembers of some tokens."""
-    ids = torch.full((BATCH, SEQUENCE), 2)
+    ids = _sample_ids(model)
     more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **more).past_key_values
 

@@ -28,7 +28,8 @@ from transformers.exporters.exporter_onnx import OnnxExporter
 
 from compressor import __version__
 from compressor.errors import UserError
-from compressor.models.hub import TOKENS, Reference, auto_class_of, is_hub_id
+from compressor.models.hub import Reference, auto_class_of, is_hub_id
+from compressor.models.tasks_table import BY_AUTO_CLASS
 
 OPSET = 20
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -97,7 +98,7 @@ def stamp(graph: onnx.ModelProto, model: nn.Module, source: Reference | None = N
     """
     notes, labels = {"product": f"compress-pipeline {__version__}", "task": "generation"}, model.config.id2label
     if not model.can_generate():
-        notes["task"] = f"{'token' if auto_class_of(model) == TOKENS else 'sequence'} classification"
+        notes["task"] = BY_AUTO_CLASS[auto_class_of(model)].kind
         notes["labels"] = json.dumps([labels[number] for number in sorted(labels)], ensure_ascii=False)
     if source is not None:
         notes |= {"source": portable(source), "source_sha256": source.sha256}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from compressor.models.model_folder import (
     reading_by_library,
     stored_tensors,
 )
+from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.pruning.sizes import BY_STACK
 
 ROWS, MAX_LENGTH = 128, 128
@@ -37,21 +38,15 @@ LEEWAY = 2**24
 """Numbers that a model may have beyond twice those of its files before it is called another model's."""
 
 Row = dict[str, list[int]]
-Kind = Literal["sequence classification", "token classification", "generation"]
-KINDS: dict[str, Kind] = {
-    "AutoModelForSequenceClassification": "sequence classification",
-    "AutoModelForTokenClassification": "token classification",
-    "AutoModelForCausalLM": "generation",
-    "AutoModelForSeq2SeqLM": "generation",
-}
 
 
 @dataclass
 class Found:
-    """A live model without chains, its folder, rows to try it on, the id that pads them, and what a user should know of it."""
+    """A live model without chains, its folder, rows to try it on, the id that pads them, and what a user should know of it.
+    `kind` is that of its task (`compressor.models.tasks_table.HeadTask`)."""
 
     model: nn.Module
-    kind: Kind
+    kind: str
     folder: Path
     rows: list[Row]
     pad_id: int
@@ -73,7 +68,7 @@ def find_model(reference: str) -> Found:
         notes.append(f"the tokenizer has no padding token: token {pad_id} pads")
     if model.config.pad_token_id is None:
         model.config.pad_token_id = pad_id  # decoders look for the last token before it
-    kind = KINDS[_auto_class(model.config).__name__]
+    kind = BY_AUTO_CLASS[_auto_class(model.config).__name__].kind
     return Found(model, kind, source, random_rows(model, tokenizer), pad_id, notes)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.hub import tokenizer_of
+from compressor.models.hub import config_of, tokenizer_of
+from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import TaskData
@@ -65,9 +66,7 @@ def token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, li
 
 def has_places(folder: Path, kind: str) -> bool:
     """Whether robust PCA surely finds 16 places in each matrix: of an encoder that is not narrow."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    width = next((config[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if key in config), 0)
-    return kind != "generation" and width >= 256
+    return kind != "generation" and normalized(config_of(folder)).hidden_size >= 256
 
 
 def kept_share(asked: int | None, rows: int) -> float | None:

@@ -1,0 +1,58 @@
+"""The tasks whose models are read: the Hub's word for each, its Auto class, and what exports and peft call it.
+
+Which task a model class is for, and which Auto class a task has, optimum's `TasksManager` knows; it is used here and nowhere
+else. It loads torch and transformers, so it is imported when a model is at hand.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class HeadTask:
+    """A task by the Hub's word. `auto_class` is what files of this project store, `kind` what export.json says, `peft` what
+    adapter_config.json does, `trained` whether models of it are trained here, and not only exported."""
+
+    name: str
+    auto_class: str
+    kind: str
+    peft: str
+    trained: bool = True
+
+
+HEAD_TASKS = (
+    HeadTask("text-classification", "AutoModelForSequenceClassification", "sequence classification", "SEQ_CLS"),
+    HeadTask("token-classification", "AutoModelForTokenClassification", "token classification", "TOKEN_CLS"),
+    HeadTask("text-generation", "AutoModelForCausalLM", "generation", "CAUSAL_LM"),
+    HeadTask("text2text-generation", "AutoModelForSeq2SeqLM", "generation", "SEQ_2_SEQ_LM", trained=False),
+)
+BY_AUTO_CLASS = {task.auto_class: task for task in HEAD_TASKS}
+
+
+def auto_model_of(task: HeadTask) -> type:
+    """The Auto class of a task."""
+    from optimum.exporters.tasks import TasksManager
+
+    return TasksManager.get_model_class_for_task(task.name, framework="pt")
+
+
+def task_of_class(model_class: type) -> HeadTask | None:
+    """The task of a model class, or of the stock class that it extends; None for any other class."""
+    return next(filter(None, map(_task_of_stock, model_class.__mro__)), None)
+
+
+@functools.cache
+def _task_of_stock(model_class: type) -> HeadTask | None:
+    from optimum.exporters.tasks import TasksManager
+
+    try:
+        name = TasksManager.infer_task_from_model(model_class)
+    except ValueError:  # none of transformers' model classes
+        return None
+    return next((task for task in HEAD_TASKS if task.name == name), None)
