@@ -257,7 +257,8 @@ class OneFile:
     def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> Judged:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it does not run."""
         answers = self.prover.answers(path, self.precision, self.hop)
-        result = self.prover.compare(self.hop, self.precision, answers, excluded, bits_of(self.runtime))
+        bits, static = bits_of(self.runtime), self.runtime == "openvino"
+        result = self.prover.compare(self.hop, self.precision, answers, excluded, bits, static=static)
         return Judged(path, answers, result, excluded)
 
     def repaired(self, whole: Judged) -> Judged | None:
@@ -403,7 +404,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
     extras=lambda config: ("openvino", "nncf") if "openvino" in config.runtime else (),
-    version=5,
+    version=6,
     run=run,
     check=check,
     plan=plan,
