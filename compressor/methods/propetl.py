@@ -53,7 +53,8 @@ def attach_prototypes(model: nn.Module, options: Options) -> None:
 
 
 def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.deltas.inserts import Adapter, insert
+    from compressor.deltas.inserts import insert
+    from compressor.deltas.kinds.adapter import Adapter
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, adapter.BEHIND["pfeiffer"]):
@@ -63,7 +64,7 @@ def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -
 
 
 def _share_lora(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.deltas.links import LowRank
+    from compressor.deltas.kinds.low_rank import LowRank
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):
@@ -72,7 +73,8 @@ def _share_lora(model: nn.Module, options: Options, prototypes: Prototypes) -> N
 
 
 def _share_prefix(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.deltas.inserts import Prefix, insert
+    from compressor.deltas.inserts import insert
+    from compressor.deltas.kinds.prefix import Prefix
 
     for attention, key in prefix.attentions(model):
         insert(attention, Prefix(prototypes.masked("prefix", Prefix.tensors(key, options.length)), options.group))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from compressor.deltas.dense import (
+from compressor.deltas.kinds.dense import (
     OPEN,
     Dense,
     Gated,
@@ -19,7 +19,9 @@ from compressor.deltas.dense import (
     project,
     reseed,
 )
-from compressor.deltas.links import Delta, Offset, Sparse, chain, merge_all
+from compressor.deltas.kinds.offset import Offset
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import Delta, chain, merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.anatomy import matrices_of

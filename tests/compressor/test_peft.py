@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compressor.deltas.links import LowRank, Sparse, chain, chains, merged_copy
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
