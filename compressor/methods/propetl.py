@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.methods import Method, Options, adapter, prefix
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from compressor.compression import Tasks
     from compressor.cost import ModelShape
     from compressor.deltas.sources import Masked, Prototype
-    from compressor.training.multitask import Tasks, TaskScores
+    from compressor.training.multitask import TaskScores
 
 
 class Prototypes:
@@ -49,7 +51,7 @@ class Prototypes:
 
 def attach_prototypes(model: nn.Module, options: Options) -> None:
     """Give every block its masked view of the prototype. Each of `modules` has one, as q and v in the paper."""
-    ATTACH[options.shared](model, options, Prototypes(options, getattr(model, "tasks", None)))
+    ATTACH[options.shared](model, options, Prototypes(options, compression_of(model).tasks))
 
 
 def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -> None:

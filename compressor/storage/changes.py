@@ -16,7 +16,7 @@ from compressor.deltas.registry import KINDS
 from compressor.deltas.sources import Masked, Own, Prototype, Shared, masks_of
 
 if TYPE_CHECKING:
-    from compressor.pruning.surgery import Kept
+    from compressor.compression import Kept
 
 Tensors = dict[str, Tensor]
 

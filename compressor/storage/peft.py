@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES, SEQUENCES, TOKENS
 
@@ -354,10 +355,9 @@ def _changed_layers(model: nn.Module) -> list[_Changed]:
     from compressor.deltas.inserts import has_inserts
     from compressor.deltas.kinds.low_rank import LowRank
     from compressor.deltas.links import chain, chains
-    from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
 
-    if kept_of(model) or weights_moved(model):
+    if kept_of(model) or compression_of(model).weights_moved:
         raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning moved")
     if has_inserts(model):
         raise _unheld("adapters and prefixes")

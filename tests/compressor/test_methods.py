@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
+from compressor.compression import compression_of
 from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.deltas.inserts import has_inserts
 from compressor.deltas.kinds.low_rank import LowRank
@@ -33,7 +34,7 @@ def test_trainable_count_is_the_closed_form(pair):
     case, architecture = pair
     model = tiny(architecture)
     options, row = prepared(model, case, MODULES), method_row(CASES[case][0])
-    shape, counts, head = shape_of(model), trainable_counts(model), model.head_parameter_names
+    shape, counts, head = shape_of(model), trainable_counts(model), compression_of(model).head_parameters
     assert counts["head"] == sum(p.numel() for name, p in model.named_parameters() if name in head)
     assert counts["body"] == row.count(shape, options, sum(len(omega) for omega in options.omega.values()))
 

@@ -9,6 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from compressor.compression import compression_of
 from compressor.deltas.inserts import Insert, inserts_of
 from compressor.deltas.sources import Own
 
@@ -47,8 +48,9 @@ class Prefix(Insert):
         use_prefixes(model)
 
     def leave(self, model: nn.Module) -> None:
-        if hasattr(model, "attention_without_prefixes") and not any(isinstance(module, Prefix) for module in model.modules()):
-            model.set_attn_implementation(model.attention_without_prefixes)
+        plain = compression_of(model).plain_attention
+        if plain and not any(isinstance(module, Prefix) for module in model.modules()):
+            model.set_attn_implementation(plain)
 
     def cut(self, rows: Tensor) -> Prefix:
         """The same prefix for an attention that keeps `rows` of its key matrix."""
@@ -58,7 +60,7 @@ class Prefix(Insert):
 def use_prefixes(model: nn.Module) -> None:
     """Let the attention of `model` look for prefixes."""
     if model.config._attn_implementation != PREFIX_ATTENTION:
-        model.attention_without_prefixes = model.config._attn_implementation
+        compression_of(model).plain_attention = model.config._attn_implementation
         model.set_attn_implementation(PREFIX_ATTENTION)
 
 
