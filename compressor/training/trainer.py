@@ -28,7 +28,8 @@ from compressor.selection.within import thaw
 from compressor.tasks.answers import cut, spread
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import pad
-from compressor.tasks.kinds import Kind, Labels
+from compressor.tasks.kinds import Kind
+from compressor.tasks.rows import Labels
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
 

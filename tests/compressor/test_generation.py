@@ -32,7 +32,8 @@ from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
-from compressor.tasks.reading import Split, read_task
+from compressor.tasks.reading import read_task
+from compressor.tasks.rows import Split
 from compressor.training.distillation import HiddenTeacher
 from export.parity.compare import BOUNDS, compare, in_other_batches, row_of
 from pipelines.cli.commands import main
