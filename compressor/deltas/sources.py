@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -71,13 +72,20 @@ class Own(Source):
 class Prototype(Own):
     """Tensors that every block shares (ProPETL section 3.2). `name` tells the prototypes of one model apart."""
 
+    kind = "prototype"
+
     def __init__(self, name: str, tensors: Mapping[str, Tensor], group: str = ""):
         super().__init__(tensors)
         self.name, self.group = name, group
 
     def settings(self) -> dict:
-        """What, beside the tensors, rebuilds the prototype (JSON)."""
+        """What, beside the tensors, rebuilds the prototype (JSON): a file names no `kind` where it is this one."""
         return {"group": self.group}
+
+    @classmethod
+    def from_tensors(cls, name: str, tensors: Mapping[str, Tensor], **settings) -> Self:
+        """`settings` and `to_tensors` reversed."""
+        return cls(name, tensors, **settings)
 
 
 class Network(nn.Module):

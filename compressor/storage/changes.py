@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from compressor.deltas.inserts import insert, inserts_of
 from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.links import Change, Delta, Place, attach, chain, chains, original
-from compressor.deltas.registry import KINDS
+from compressor.deltas.registry import KINDS, PROTOTYPES
 from compressor.deltas.sources import Masked, Own, Prototype, Shared, masks_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ def shared_of(description: Mapping, tensors: Tensors) -> dict[str, Shared]:
     """The prototypes that `describe` recorded, by name. Raises KeyError where a tensor is missing."""
     result = {}
     for name, settings in description["prototypes"].items():
-        result[name] = shared = Shared(Prototype(name, select(tensors, f"prototypes|{name}|"), **settings))
+        kind = PROTOTYPES[settings.get("kind", Prototype.kind)]
+        own = {key: value for key, value in settings.items() if key != "kind"}
+        result[name] = shared = Shared(kind.from_tensors(name, select(tensors, f"prototypes|{name}|"), **own))
         if task := description.get("tasks", {}).get(name):
             masks = shared.fixed(_unpacked(task["masks"], select(tensors, f"tasks|{name}|")))
             result[name] = Shared(shared.prototype, masks, task["combine"])

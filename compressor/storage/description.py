@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr
 
-from compressor.deltas.registry import KINDS
+from compressor.deltas.registry import KINDS, PROTOTYPES
+from compressor.deltas.sources import Prototype
 from compressor.storage.layout import SECTIONS, blocks_of, unfold
 
 MOST_CHANGES = 100_000
@@ -39,6 +40,12 @@ def _known(kind: str) -> str:
     return kind
 
 
+def _known_prototype(kind: str) -> str:
+    if kind not in PROTOTYPES:
+        raise ValueError(f"no kind of prototype is called {kind!r:.40}")
+    return kind
+
+
 class _Change(_Part):
     """One change with its tensors' shapes; whatever else its class was made with are plain values."""
 
@@ -54,6 +61,10 @@ class _Change(_Part):
 
 
 class _Prototype(_Part):
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, Scalar]
+
+    kind: Annotated[StrictStr, AfterValidator(_known_prototype)] = Prototype.kind
     group: Name = ""
     values: Shapes = {}
 
