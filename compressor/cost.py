@@ -296,12 +296,9 @@ def added_by(group: str, model: nn.Module) -> list[tuple[Inserted, ...]]:
 
 def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
     from compressor.deltas.inserts import Insert
-    from compressor.deltas.sources import Masked
 
     found = [module for module in layer.module.modules() if isinstance(module, Insert) and group in (None, module.group)]
-    return tuple(
-        Inserted(one.kind, one.size, one.source.prototype.name if isinstance(one.source, Masked) else None) for one in found
-    )
+    return tuple(Inserted(one.kind, one.size, one.prototype_name) for one in found)
 
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.links import WHOLE, Change, Delta, Mask, Place, attach, chain, delta_of, original
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import WHOLE, Change, Delta, Place, attach, chain, delta_of, original
 from compressor.errors import UserError
 from compressor.models.architectures import Architecture, Blocks, row_of
 from compressor.models.modules import MODULES, STRUCTURES
@@ -50,7 +51,7 @@ class Matrix:
     @property
     def mask(self) -> Mask | None:
         """What hides entries of it; None where all are seen."""
-        links = (link for link in chain(self.owner, self.tensor) if isinstance(link, Mask))
+        links = (link for link in chain(self.owner, self.tensor) if link.masks)
         return next((link for link in links if link.place == self.place), None)
 
     def attach(self, link: Delta) -> None:

@@ -1,6 +1,6 @@
 """Physical removal of attention heads, FFN neurons and whole blocks; changes of the weights are cut along.
 
-The anatomy says which rows and columns are one unit's. A pruned model carries `kept_structures`: per block the original
+The anatomy says which rows and columns are one unit's. `model.compression.kept` has for each block the original
 indices that are left. With the base that is all a state on disk needs to rebuild the shapes.
 """
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from compressor.compression import Kept, compression_of
 from compressor.deltas.inserts import inserts_of
 from compressor.deltas.links import Delta, attach, detach, original
 from compressor.errors import UserError
@@ -21,10 +22,6 @@ from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning import position_bias
 from compressor.pruning.emptied import empty
-
-Kept = dict[str, dict[str, list[int]]]
-"""Block of the dense model (a JSON key) -> original indices left of each structure; {} when nothing was removed. A block that
-is not there has gone as a whole."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Removal:
 
 def kept_of(model: nn.Module) -> Kept:
     """What is left of each block in original indices; empty when nothing was removed."""
-    return getattr(model, "kept_structures", {})
+    return compression_of(model).kept
 
 
 def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
@@ -62,7 +59,7 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
             if removal.of(structure) and not removal.whole:
                 _cut(model, layers[number], structure, removal.of(structure))
     _drop_blocks(model, layers, removals)
-    model.kept_structures = _without(before, removals)
+    compression_of(model).kept = _without(before, removals)
 
 
 def check_heads(model: nn.Module) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.models.hub import AUTO_CLASSES, GENERATES, SEQUENCES, auto_class_facts, auto_class_of
 from compressor.storage.bits import Stored
@@ -23,8 +24,8 @@ from compressor.storage.layout import accounts, compact, expand, slots
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from compressor.compression import Kept
     from compressor.models.hub import Reference
-    from compressor.pruning.surgery import Kept
 
 FORMAT, READABLE = 3, (1, 2, 3)
 """Format 1 knows no masks over weights, format 2 no heads on tokens."""
@@ -127,11 +128,10 @@ def save(
 
 def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
     """`storage.describe`, or UserError E312 where a delta cannot hold what was done to the model."""
-    from compressor.methods import weights_moved
     from compressor.storage.changes import describe
 
     mend = "Store its state, or merge it to a checkpoint"
-    if weights_moved(model):
+    if compression_of(model).weights_moved:
         raise UserError("E312", "full tuning moved the base's own weights: that is no delta", mend)
     changes, tensors = describe(model)
     if not tensors:

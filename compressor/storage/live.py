@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from compressor.compression import Origin, compression_of
 from compressor.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Origin:
-    """The base a model was built from, and its parameters at that moment: a merged model is no longer that base."""
-
-    def __init__(self, reference: str, sha256: str, parameters: dict[str, nn.Parameter]):
-        self.reference, self.sha256 = reference, sha256
-        self.parameters = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
-
-    def __reduce__(self):
-        # a copy of the model has other parameters, and weak references cannot be pickled
-        return Origin, (self.reference, self.sha256, {})
-
-
 def remember(model: nn.Module, reference: str, sha256: str) -> nn.Module:
     """Note on `model`, whose base weights are untouched, which base it was built from. Returns the model."""
-    model.origin = Origin(reference, sha256, _base_parameters(model))
+    compression_of(model).origin = Origin(reference, sha256, _base_parameters(model))
     return model
 
 
@@ -41,14 +29,13 @@ def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def origin_of(model: nn.Module) -> Origin:
     """The base under a live model. Raises UserError E311 where it is unknown, or its weights are no longer there."""
-    from compressor.methods import weights_moved
 
-    origin, mend = getattr(model, "origin", None), "Give the base's folder, or a model of compressor.load"
+    origin, mend = compression_of(model).origin, "Give the base's folder, or a model of compressor.load"
     if origin is None:
         raise UserError("E311", "the live model does not say which base it was built from", mend)
     now = _base_parameters(model)
     same = origin.parameters.keys() == now.keys() and all(origin.parameters[name]() is now[name] for name in now)
-    if weights_moved(model) or not same:
+    if compression_of(model).weights_moved or not same:
         raise UserError("E311", "the live model was merged, copied or fully tuned: its base is gone", mend)
     return origin
 

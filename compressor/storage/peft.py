@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES, SEQUENCES, TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressor.deltas.links import LowRank, Sparse
+    from compressor.deltas.kinds.low_rank import LowRank
+    from compressor.deltas.kinds.sparse import Sparse
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
@@ -193,7 +195,7 @@ def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module, group: s
     """The sparse part of one layer, and the low-rank part where the adapter has one."""
     from torch import nn
 
-    from compressor.deltas.links import Sparse
+    from compressor.deltas.kinds.sparse import Sparse
 
     shape, rank = owner.weight.shape, adapter.config.get("r")
     if not isinstance(owner, nn.Linear):
@@ -233,7 +235,7 @@ def _low_rank(
     scale: float,
     group: str,
 ) -> LowRank:
-    from compressor.deltas.links import LowRank
+    from compressor.deltas.kinds.low_rank import LowRank
     from compressor.deltas.sources import Own
 
     A, B = (adapter.tensors.get(f"{target}.{words}_{letter}.weight") for letter in "AB")
@@ -350,12 +352,12 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
 
 
 def _changed_layers(model: nn.Module) -> list[_Changed]:
-    from compressor.deltas.links import LowRank, chain, chains
-    from compressor.methods import weights_moved
+    from compressor.deltas.inserts import has_inserts
+    from compressor.deltas.kinds.low_rank import LowRank
+    from compressor.deltas.links import chain, chains
     from compressor.pruning.surgery import kept_of
-    from compressor.storage.changes import has_inserts
 
-    if kept_of(model) or weights_moved(model):
+    if kept_of(model) or compression_of(model).weights_moved:
         raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning moved")
     if has_inserts(model):
         raise _unheld("adapters and prefixes")
@@ -363,9 +365,10 @@ def _changed_layers(model: nn.Module) -> list[_Changed]:
     for path, owner, name in chains(model):
         layer = _Changed(path, owner)
         for link in chain(owner, name):
-            if name != "weight" or link.kind not in ("low_rank", "sparse"):
+            held = link.to_peft() if name == "weight" else None
+            if held is None:
                 raise _unheld(f"the change of {path}.{name}")
-            (layer.low_rank if isinstance(link, LowRank) else layer.sparse).append(link)
+            (layer.low_rank if isinstance(held, LowRank) else layer.sparse).append(held)
         result.append(layer)
     if not result:
         raise UserError("E314", "nothing was added to this model (or it was merged)", "Tune it first")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
 from compressor.models.model_folder import (
@@ -148,7 +149,7 @@ def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
     if numbers > 2 * stored + LEEWAY:
         what = f"has weights of {stored:,} numbers, and a config.json of a model of {numbers:,}"
         raise Damage(what, "Give the config.json that belongs to the weights")
-    model.head_parameter_names = task_head(model)
+    compression_of(model).head_parameters = task_head(model)
     return model
 
 

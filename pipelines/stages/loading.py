@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.compression import compression_of
 from compressor.errors import UserError, UserErrors
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
 
@@ -189,7 +190,6 @@ def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[d
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:
     """Measure quality on all validation rows and write the model's state; returns the metadata that every state has."""
     from compressor.checkpoint import save_state
-    from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
     from compressor.tasks.features import torch_forward
 
@@ -203,7 +203,7 @@ def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Works
     )
     return {
         "merged": False,
-        "weights_moved": weights_moved(model),
+        "weights_moved": compression_of(model).weights_moved,
         "quality": quality,
         "kept": kept_of(model),
         "labels": data.label_names,

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from compressor.account import Plan, Trained
+from compressor.compression import compression_of
 from compressor.cost import ModelShape, added_by, share
 from compressor.errors import UserError
 from compressor.methods import (
@@ -208,7 +209,7 @@ def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.
     """The model, its head as trainings of the task's kind begin, unless the base came with one for this task."""
     from compressor.tasks.kinds import kind_of
 
-    if model.head_origin != "kept":
+    if compression_of(model).head_origin != "kept":
         kind_of(task.kind).start(model, data.train.labels)
     return model
 

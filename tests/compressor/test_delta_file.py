@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
+from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
@@ -84,7 +85,9 @@ def model_of(layers: int, hidden: int, method: str, options: Options):
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 4 * hidden}
     config = AutoConfig.for_model("bert", **sizes, vocab_size=50, max_position_embeddings=16)
     model = AutoModelForSequenceClassification.from_config(config)
-    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith("bert."))
+    compression_of(model).head_parameters = frozenset(
+        name for name, _ in model.named_parameters() if not name.startswith("bert.")
+    )
     matrices = matrices_of(model, options.modules)
     omega = {
         matrix.path: torch.arange(matrix.original.numel() - number, dtype=torch.int32) for number, matrix in enumerate(matrices)
@@ -214,7 +217,7 @@ def test_switching_tasks_leaves_the_base_and_repeats_bit_for_bit(tmp_path):
     strip(model)
     assert model.config._attn_implementation == tiny("bert")._modules["bert"].config._attn_implementation
     now = bits_of(model)
-    head = {name: now.pop(name) for name in model.head_parameter_names}
+    head = {name: now.pop(name) for name in compression_of(model).head_parameters}
     assert same(now, {name: tensor for name, tensor in bare.items() if name not in head})
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
+from compressor.compression import compression_of
 from compressor.cost import shape_of
 from compressor.deltas.links import merged_copy
 from compressor.errors import UserError, UserErrors
@@ -31,7 +32,8 @@ from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
-from compressor.tasks.reading import Split, read_task
+from compressor.tasks.reading import read_task
+from compressor.tasks.rows import Split
 from compressor.training.distillation import HiddenTeacher
 from export.parity.compare import BOUNDS, compare, in_other_batches, row_of
 from pipelines.cli.commands import main
@@ -330,7 +332,7 @@ def test_a_pruned_and_tuned_model_lives_on_disk(architecture, tmp_path):
     """State, delta file and checkpoint; the head is the base's, frozen, and looks at every token."""
     base = write_model(tmp_path / "base", architecture, auto="AutoModelForCausalLM")
     model, found = build(base, [], 3, GENERATES), resolve(str(base))
-    assert head_names(model) == frozenset() and model.head_origin == "own" and model.config.id2label == {}
+    assert head_names(model) == frozenset() and compression_of(model).head_origin == "own" and model.config.id2label == {}
     assert torch.equal(model.lm_head.weight, AutoModelForCausalLM.from_pretrained(base).lm_head.weight)
     shape = shape_of(model)
     assert shape_of(hollow(base, [], GENERATES)) == shape and shape.head == 0

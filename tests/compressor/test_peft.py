@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compressor.deltas.links import LowRank, Sparse, chain, chains, merged_copy
+from compressor.compression import compression_of
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
@@ -40,7 +43,7 @@ def from_peft(folder, architecture, **arguments):
 
 def moved_head(model):
     with torch.no_grad():
-        for name in model.head_parameter_names:
+        for name in compression_of(model).head_parameters:
             model.get_parameter(name).add_(0.1)
     return model
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, shape_of
-from compressor.deltas.links import LowRank, Sparse, merge_all, merged_copy
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import merge_all, merged_copy
 from compressor.deltas.sources import Own
 from compressor.errors import UserError
 from compressor.models.anatomy import biases_of, layers_of

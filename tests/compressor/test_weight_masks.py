@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
 from compressor.cost import share
-from compressor.deltas.links import Mask, chain, chains, merge_all, merge_deltas, merged_copy
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import chain, chains, merge_all, merge_deltas, merged_copy
 from compressor.errors import UserError
 from compressor.methods import Options, apply, set_trainable
 from compressor.models.anatomy import layers_of, matrices_of

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.account import Plan
+from compressor.compression import compression_of
 from compressor.methods import (
     NAMES,
     Combine,
@@ -77,19 +78,20 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
         return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
     model = found_model(inputs, data)
-    if model.head_origin != "fresh":
-        workspace.say(HEAD_ORIGINS[model.head_origin])
+    origin = compression_of(model).head_origin
+    if origin != "fresh":
+        workspace.say(HEAD_ORIGINS[origin])
     options = load_options(config, inputs, group="1")
     row = method(config.method)
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    return {**metadata, **settings_of(row, options, model), "head": model.head_origin}
+    return {**metadata, **settings_of(row, options, model), "head": origin}
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
     own, shape = planned(config, config.method, plan)
-    if hasattr(plan.model, "tasks"):
-        own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
+    if tasks := compression_of(plan.model).tasks:
+        own = replace(own, options=config.of_tasks(own.options, len(tasks.names)))
     trainable = (*plan.trainable, counted("tune", own, shape))
     return replace(plan, shape=shape, tuned=shape, trained=(own,), trainable=trainable)
 
