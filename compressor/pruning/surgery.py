@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from compressor.deltas.inserts import inserts_of
 from compressor.errors import UserError
-from compressor.models.anatomy import Layer, layers_of
+from compressor.models.anatomy import Layer, layers_of, row_of_model
 from compressor.models.modules import STRUCTURES
 from compressor.pruning import position_bias
 from compressor.pruning.emptied import empty
@@ -57,6 +57,7 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
         check_heads(model)
     layers = layers_of(model)
     _check(layers, removals)
+    _check_masks(model, removals)
     before = kept_of(model) or _everything(layers)
     for number, removal in removals.items():
         for structure in STRUCTURES:
@@ -88,6 +89,13 @@ def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:
     stacks = {id(layer.blocks) for layer in layers}
     if stacks != {id(layer.blocks) for n, layer in enumerate(layers) if not removals.get(n, Removal()).whole}:
         raise UserError("E501", "no block would be left", "Keep at least one of each stack")
+
+
+def _check_masks(model: nn.Module, removals: Mapping[int, Removal]) -> None:
+    types = set(getattr(model.config, "layer_types", None) or ())
+    if any(removal.whole for removal in removals.values()) and row_of_model(model).masks_by_place and len(types) > 1:
+        what = f"blocks with {' and '.join(sorted(types))} find their attention mask by their place, so none of them can go"
+        raise UserError("E501", what, "Prune heads or neurons instead of layers")
 
 
 def _everything(layers: list[Layer]) -> Kept:

@@ -15,7 +15,7 @@ from compressor.cost import ModelShape, shape_of
 from compressor.deltas.links import Mask, Offset, attach, merge_all, merged_copy
 from compressor.errors import UserError
 from compressor.models.anatomy import biases_of, layers_of, matrices_of
-from compressor.models.architectures import row_of
+from compressor.models.architectures import ARCHITECTURES, Architecture, Blocks, row_of
 from compressor.models.modules import MODULES, STRUCTURES
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
 from tests.compressor.conftest import EXTRA, LAYERS, NEURONS, TRIED, empty_plan, logits, plan_of, tiny, tuned
@@ -234,3 +234,31 @@ def test_removing_what_must_stay_is_refused(architecture):
 def test_unknown_architecture_has_a_code():
     with pytest.raises(UserError, match="E301"):
         row_of("gpt_neox")
+
+
+def test_blocks_that_share_their_weights_are_refused(monkeypatch):
+    """An ALBERT runs one block three times: a row for it would change one and count one."""
+    inner = "albert_layers.0.attention"
+    modules = {name: f"{inner}.{name}" for name in ("query", "key", "value")} | {"output": f"{inner}.dense"}
+    ffn = {"ffn_in": "albert_layers.0.ffn", "ffn_out": "albert_layers.0.ffn_output"}
+    homes = {"heads": inner, "neurons": "albert_layers.0.ffn"}
+    blocks = Blocks("encoder.albert_layer_groups", inner, {**modules, **ffn}, homes)
+    monkeypatch.setitem(ARCHITECTURES, "albert", Architecture("albert", (blocks,), "ALBERT"))
+    monkeypatch.setitem(EXTRA, "albert", {"embedding_size": 8})
+    with pytest.raises(UserError, match=r"E317 'albert' runs 3 blocks by its config.json but has 1 of its own"):
+        layers_of(tiny("albert"))
+
+
+def test_blocks_that_find_their_mask_by_place_stay_where_masks_differ(monkeypatch):
+    """A Qwen3 with sliding windows in some blocks: a block behind a gap would get its neighbour's mask."""
+    mixed = ["full_attention", "sliding_attention", "full_attention"]
+    monkeypatch.setitem(
+        EXTRA, "qwen3", {**EXTRA["qwen3"], "use_sliding_window": True, "sliding_window": 4, "layer_types": mixed}
+    )
+    model, plan = tiny("qwen3"), {0: Removal([0], [1]), 1: Removal([1], [0, 3])}
+    masked = merged_copy(model)
+    silence(masked, plan)
+    with pytest.raises(UserError, match=r"E501 blocks with full_attention and sliding_attention"):
+        remove(model, {0: Removal(whole=True)})
+    remove(model, plan)
+    assert (logits(model) - logits(masked)).abs().max() < 1e-12

@@ -107,8 +107,8 @@ def traced_group(architecture: str, structure: str) -> tuple[dict, dict]:
 
 COUPLED = [("mpnet", "heads"), ("t5", "heads"), ("t5-gated", "heads")]
 """Their blocks share a position bias, so torch-pruning takes the same head out of all of them."""
-UNTRACED = ("gpt2", "llama")
-"""Conv1D is unknown to torch-pruning; on Llama its walk over the traced graph does not end."""
+UNTRACED = ("gpt2", "llama", "qwen3")
+"""Conv1D is unknown to torch-pruning; on Llama and Qwen3 its walk over the traced graph does not end."""
 TRACED = [(one, structure) for one in TRIED if one not in UNTRACED for structure in ("heads", "neurons")]
 
 
