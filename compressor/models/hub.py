@@ -222,7 +222,7 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
         raise UserError("E309", what, "Take an encoder, such as a BERT", str(folder))
     if auto_class == GENERATES and not row.head_on_tokens:
         what = f"a '{row.model_type}' is not trained to generate here"
-        raise UserError("E309", what, "Take a decoder: a GPT-2 or a Llama", str(folder))
+        raise UserError("E309", what, "Take a decoder: a GPT-2, a Llama or a Qwen3", str(folder))
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)

@@ -16,8 +16,8 @@ from compressor.deltas.links import attach, chains, detach, merged_copy
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix, layers_of
-from compressor.pruning.criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.pruning.scores import Changes
+from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.selection.finite import require_ranks
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind

@@ -31,11 +31,22 @@ from pipelines.engine.environment import ALTERNATIVES, distribution
 OK, WARNING, FAULT = "ok", "warning", "fault"
 PROJECT = "compress-pipeline"
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "onnx", "onnxscript", "onnxruntime")
+NEEDED = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "accelerate",
+    "torch-pruning",
+    "numpy",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+)
 SERVING = ("tritonclient", "nvidia-pytriton")
 WRITING = ("pydantic", "pyyaml", "rich", "plotly", "jinja2")
 EXTRA = ("openvino", "nncf")
-MODULES = {"nvidia-pytriton": None, "pyyaml": "yaml", "tritonclient": "tritonclient.http"}
+MODULES = {"nvidia-pytriton": None, "pyyaml": "yaml", "torch-pruning": "torch_pruning", "tritonclient": "tritonclient.http"}
 """What is imported of a distribution that is not called so; nothing of the Triton wheel, whose files alone are used."""
 SECONDS = 120
 """How long a package may take to be imported."""

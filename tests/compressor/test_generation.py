@@ -43,7 +43,7 @@ from tests.compressor.conftest import encoding, tiny
 from tests.tiny import WORDS, write_model
 
 KIND = kind_of("generation")
-DECODERS = ["gpt2", "llama"]
+DECODERS = ["gpt2", "llama", "qwen3"]
 
 
 def decoder(architecture: str = "gpt2", dtype: torch.dtype = torch.float64, seed: int = 0):

@@ -44,7 +44,7 @@ def test_losses_by_hand():
         assert KIND.distillation(student, teacher, labels).item() == 0.5 * 2.5 + 0.5 * 0.5
 
 
-NO_BIAS = ("gpt2", "llama")
+NO_BIAS = ("gpt2", "llama", "qwen3")
 """Their heads are a matrix alone."""
 
 

@@ -18,10 +18,10 @@ from compressor.errors import UserError
 from compressor.methods import Options, apply, set_trainable
 from compressor.models.anatomy import layers_of, matrices_of
 from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning.criteria import NofM
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.pruning.weights import densities, hide_all_but, hide_lowest, holds, importance, loss_importance, nonzeros
+from compressor.pruning_criteria import NofM
 from compressor.selection.choice import choose
 from compressor.selection.gradients import gradient_scores
 from compressor.storage import bits, delta_file

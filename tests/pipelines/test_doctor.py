@@ -15,7 +15,7 @@ from pipelines.cli.doctor import FAULT, OK, WARNING, examine, fits, memory_limit
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
     *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "onnx", "onnxscript", "onnxruntime"),
-    *("pydantic", "yaml", "rich", "plotly", "jinja2", "openvino", "nncf"),
+    *("torch_pruning", "pydantic", "yaml", "rich", "plotly", "jinja2", "openvino", "nncf"),
 )
 
 

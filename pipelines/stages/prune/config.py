@@ -15,7 +15,7 @@ from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning.criteria import LOSS_POWER, Criterion, Structure
+from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
 from pipelines.engine.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
@@ -410,7 +410,7 @@ STAGE = Stage(
     config=PruneConfig,
     produces="model",
     accepts=("model",),
-    packages=("torch", "transformers", "tokenizers"),
+    packages=("torch", "transformers", "tokenizers", "torch-pruning"),
     run=run,
     version=8,
     check=check,
