@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from compressor.compression import compression_of
 from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.links import WHOLE, Change, Delta, Place, attach, chain, delta_of, original
 from compressor.errors import UserError
@@ -176,7 +177,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def _check_blocks(model: nn.Module, row: Architecture, layers: list[Layer]) -> None:
-    kept = getattr(model, "kept_structures", {})
+    kept = compression_of(model).kept
     expected = len(kept) if kept else sum(dense_blocks(model, blocks) for blocks in row.stacks)
     if len({id(layer.module) for layer in layers}) != expected:
         what = f"'{model.config.model_type}' runs {expected} blocks by its config.json but has {len(layers)} of its own"
