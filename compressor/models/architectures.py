@@ -292,6 +292,6 @@ def row_of(model_type: str) -> Architecture:
         raise UserError(
             "E301",
             f"architecture '{model_type}' is not supported",
-            f"Supported: {', '.join(ARCHITECTURES)}; docs/architectures.md says how to add a row",
+            f"Supported: {', '.join(ARCHITECTURES)}; compress list architectures --discover MODEL proposes a row for another",
         )
     return ARCHITECTURES[model_type]
