@@ -531,7 +531,7 @@ def test_whatever_a_sealed_description_says_it_is_a_delta_or_a_mistake(method, t
         for use in (
             lambda: _facts(path, delta_file.read(path)),
             lambda: compare(delta_file.read(path), whole),
-            lambda: delta_file.apply(base, path),
+            lambda: compressor.load(base, delta=path),
         ):
             try:
                 use()
