@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from compressor.compression import compression_of
 from compressor.errors import UserError
+from compressor.models.config_file import check_config
+from compressor.models.damage import Damage, door, read_json, reading_by_library
 from compressor.models.hub import (
     AUTO_CLASSES,
     SEQUENCES,
@@ -26,16 +28,8 @@ from compressor.models.hub import (
     resolve,
     task_head,
 )
-from compressor.models.model_folder import (
-    CONFIG,
-    Damage,
-    check_config,
-    check_finite,
-    door,
-    read_header,
-    read_json,
-    reading_by_library,
-)
+from compressor.models.model_folder import CONFIG
+from compressor.models.weight_files import check_finite, read_header
 from compressor.storage.live import remember
 
 if TYPE_CHECKING:

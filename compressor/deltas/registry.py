@@ -8,10 +8,11 @@ from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.kinds.offset import Offset
 from compressor.deltas.kinds.prefix import Prefix
 from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.kinds.vera import Drawn, Vera
 from compressor.deltas.links import Change
 from compressor.deltas.sources import Prototype
 
-KINDS: dict[str, type[Change]] = {cls.kind: cls for cls in (LowRank, Sparse, Offset, Mask, Adapter, Prefix)}
+KINDS: dict[str, type[Change]] = {cls.kind: cls for cls in (LowRank, Sparse, Offset, Mask, Vera, Adapter, Prefix)}
 """A new kind is one file in `kinds/` and one row here."""
 
-PROTOTYPES: dict[str, type[Prototype]] = {cls.kind: cls for cls in (Prototype,)}
+PROTOTYPES: dict[str, type[Prototype]] = {cls.kind: cls for cls in (Prototype, Drawn)}

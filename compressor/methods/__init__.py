@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NAMES = (
     "dsee",
     "lora",
+    "vera",
     "selective",
     "bitfit",
     "adapter",
@@ -130,6 +131,8 @@ class Method:
     reads: tuple[str, ...] = ()
     low_rank: bool = False
     """Adds r(m+n) multiply-adds a token to every chosen matrix while it is not merged: what the papers' FLOPs count."""
+    rank_limited: bool = True
+    """A rank above the sides of a matrix adds nothing; not so where what is of that rank is not trained itself."""
     uses_omega: bool = False
     """Trains values on the places that a select stage chose."""
     omega_kinds: tuple[str, ...] = ()

@@ -17,20 +17,9 @@ from typing import TYPE_CHECKING
 from compressor.compression import compression_of
 from compressor.digests import sha256_of
 from compressor.errors import UserError
-from compressor.models.model_folder import (
-    FLOATS,
-    INDEX,
-    TOKENIZER_FILES,
-    TRIAL,
-    WEIGHTS,
-    Damage,
-    Stored,
-    check_pretrained,
-    door,
-    reading_by_library,
-    stored_tensors,
-    weight_names,
-)
+from compressor.models.damage import Damage, door, reading_by_library
+from compressor.models.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
+from compressor.models.weight_files import FLOATS, INDEX, WEIGHTS, Stored, stored_tensors, weight_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

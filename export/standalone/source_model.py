@@ -10,18 +10,10 @@ import numpy as np
 
 from compressor.compression import compression_of
 from compressor.errors import UserError
+from compressor.models.damage import Damage, door, read_json, reading_by_library
 from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
-from compressor.models.model_folder import (
-    CONFIG,
-    INDEX,
-    WEIGHTS,
-    Damage,
-    check_pretrained,
-    door,
-    read_json,
-    reading_by_library,
-    stored_tensors,
-)
+from compressor.models.model_folder import CONFIG, check_pretrained
+from compressor.models.weight_files import INDEX, WEIGHTS, stored_tensors
 
 if TYPE_CHECKING:
     from torch import nn

@@ -99,7 +99,8 @@ def apply(file: Path, base: str | None, out: Path) -> None:
     """
     from compressor.checkpoint import save_checkpoint
     from compressor.deltas.links import merge_all
-    from compressor.storage.delta_file import base_of, load_on, read
+    from compressor.storage.delta_file import read
+    from compressor.storage.live import base_of, load_on
 
     _check_new(out)
     found = read(file)
@@ -166,7 +167,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     """
     from compressor.storage.delta_file import write
     from compressor.storage.live import origin_of
-    from compressor.storage.peft import write_peft
+    from compressor.storage.peft.write import write_peft
 
     _check_new(dst)
     with _quiet():
@@ -184,7 +185,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
 def _loadable(reference: str, dst: Path) -> str:
     """What transformers loads a base by: its hub id, or else its folder here, which is said."""
     from compressor.models.hub import find_folder, is_hub_id
-    from compressor.storage.peft import CONFIG
+    from compressor.storage.peft.read import CONFIG
 
     folder = find_folder(reference)
     if is_hub_id(reference, folder):
@@ -198,8 +199,9 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
     """The live model behind a source, and whether its task head is a trained one."""
     import compressor
     from compressor.checkpoint import STATE_FILE
-    from compressor.storage.delta_file import load_on, read
-    from compressor.storage.peft import CONFIG
+    from compressor.storage.delta_file import read
+    from compressor.storage.live import load_on
+    from compressor.storage.peft.read import CONFIG
 
     if (src / CONFIG).is_file():
         return _open_peft(src, base, labels)
@@ -217,7 +219,8 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
 def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
     from compressor.models.hub import GENERATES, build, resolve
     from compressor.storage.live import remember
-    from compressor.storage.peft import attach_adapter, read_adapter
+    from compressor.storage.peft.attach import attach_adapter
+    from compressor.storage.peft.read import read_adapter
 
     adapter = read_adapter(src)
     reference = base or adapter.config.get("base_model_name_or_path")

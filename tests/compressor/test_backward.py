@@ -17,7 +17,7 @@ from compressor.methods import apply
 from tests.compressor.conftest import OPTIONS, TRIED, encoding, tiny, tuned
 
 MODULES = ("query", "value", "output", "ffn_in", "ffn_out")
-BY_FACTORS = ("lora", "dsee", "selective")
+BY_FACTORS = ("lora", "vera", "dsee", "selective")
 BY_WEIGHT = ("bitfit", "propetl-lora", "selective-on-lora", "full")
 """Nothing of theirs is a plain factor: computed tensors, biases, whole matrices."""
 

@@ -101,6 +101,7 @@ SIX = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
 SIZES = {
     "lora": ("lora", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24)),
     "lora on all": ("lora", {"modules": MODULES}, lambda places: bits.low_rank(8, SIX * 12)),
+    "vera on all": ("vera", {"modules": MODULES}, lambda places: bits.vera(8, SIX * 12)),
     "selective": ("selective", {}, bits.sparse),
     "selective on all": ("selective", {"modules": MODULES}, bits.sparse),
     "dsee": ("dsee", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24) + bits.sparse(places)),
@@ -530,7 +531,7 @@ def test_whatever_a_sealed_description_says_it_is_a_delta_or_a_mistake(method, t
         for use in (
             lambda: _facts(path, delta_file.read(path)),
             lambda: compare(delta_file.read(path), whole),
-            lambda: delta_file.apply(base, path),
+            lambda: compressor.load(base, delta=path),
         ):
             try:
                 use()

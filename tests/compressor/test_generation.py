@@ -26,7 +26,8 @@ from compressor.pruning.prices import prices_of
 from compressor.pruning.scores import loss_scores, random_scores
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
-from compressor.storage.peft import CONFIG, read_adapter, write_peft
+from compressor.storage.peft.read import CONFIG, read_adapter
+from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import judge, predict, torch_forward

@@ -18,7 +18,9 @@ from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove
-from compressor.storage.peft import CONFIG, WEIGHTS, attach_adapter, common_sparsity, read_adapter, support_size, write_peft
+from compressor.storage.peft.attach import attach_adapter
+from compressor.storage.peft.read import CONFIG, WEIGHTS, read_adapter
+from compressor.storage.peft.write import common_sparsity, support_size, write_peft
 from tests.compressor.conftest import OPTIONS, TRIED, encoding, logits, tiny, tuned
 
 peft = pytest.importorskip("peft")

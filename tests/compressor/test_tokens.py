@@ -25,7 +25,8 @@ from compressor.pruning.scores import loss_scores
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
-from compressor.storage.peft import CONFIG, write_peft
+from compressor.storage.peft.read import CONFIG
+from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED, answers_in, by_row, cut, rows_of, spread
 from compressor.tasks.features import first_tokens, predict, torch_forward
