@@ -36,11 +36,11 @@ from export.graph.trace import matrices, write_onnx
 from export.parity.compare import BOUNDS, RESAMPLES, loss_of
 from export.runtimes.openvino import export_openvino
 from pipelines.engine.environment import machine
-from pipelines.engine.runner import dense_of
-from pipelines.engine.stage import BaseModelReference, Inputs
+from pipelines.engine.stage import BaseModelReference, Inputs, dense_of
 from pipelines.engine.store import write_atomic
 from pipelines.runs.finished import open_run
-from pipelines.stages.export.config import STAGE, ExportConfig, calibration, traced
+from pipelines.stages.export.config import STAGE, ExportConfig
+from pipelines.stages.export.exported import calibration, traced
 from pipelines.stages.export.proving import COMPRESSED, Prover
 from pipelines.stages.loading import load_data, load_model
 

@@ -29,6 +29,7 @@ from benchmarks.runtimes import quantized_static
 from compressor.checkpoint import load
 from compressor.models.hub import resolve
 from compressor.tasks import TaskConfig
+from compressor.tasks.data import Data
 from compressor.tasks.features import Forward, predict, torch_forward
 from export.graph.trace import can_fuse, save, write_onnx
 from export.latency.measure import Measurement, Variant, measure
@@ -38,8 +39,9 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs
 from pipelines.engine.store import write_atomic
 from pipelines.stages.benchmark.config import STAGE
-from pipelines.stages.export.config import ExportConfig, calibration, traced
-from pipelines.stages.loading import Data, load_data
+from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.exported import calibration, traced
+from pipelines.stages.loading import load_data
 
 SUMS = {"Add", "LayerNormalization"}
 STATIC = {

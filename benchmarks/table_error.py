@@ -33,7 +33,8 @@ from pipelines.engine.environment import machine
 from pipelines.engine.store import write_atomic
 from pipelines.reporting.format import significant
 from pipelines.stages.prune.config import STAGE
-from pipelines.stages.prune.targets import Search, Target, lowest_of, widths
+from pipelines.stages.prune.meet_target import lowest_of
+from pipelines.stages.prune.targets import Search, Target, widths
 
 BOUND = 0.10
 HEAD = (

@@ -111,7 +111,7 @@ class Plan:
     sparsity: tuple[Sparsity, ...] = ()
     """Of every prune of single weights; it makes nothing smaller."""
     tuned: ModelShape | None = None
-    """As the tune leaves the model, its adapters and prefixes included: what a target is against."""
+    """As the first prune finds the model, its adapters and prefixes included: what a target is against."""
 
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:

@@ -125,12 +125,22 @@ def token_accuracy(found: np.ndarray, there: np.ndarray) -> float:
 
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where there is none: one is constant, or no number."""
-    return _correlation(outputs[:, 0], labels)
+    return _correlation("pearsonr", outputs, labels)
 
 
 def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     """`pearson` of the ranks; equal values share the mean of theirs."""
-    return _correlation(_ranks(outputs[:, 0]), _ranks(labels))
+    return _correlation("spearmanr", outputs, labels)
+
+
+def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+    """A correlation of scipy's, 0 where it is not defined."""
+    from scipy import stats  # takes longer to import than all else that checking a pipeline file needs
+
+    one, other = (values.astype(np.float64) for values in (outputs[:, 0], labels))
+    if not all(np.isfinite(values).all() and np.ptp(values) > 0 for values in (one, other)):
+        return 0.0
+    return float(getattr(stats, name)(one, other).statistic)
 
 
 def concordance(reference: np.ndarray, candidate: np.ndarray) -> float:
@@ -143,18 +153,6 @@ def concordance(reference: np.ndarray, candidate: np.ndarray) -> float:
         return 1.0
     apart = one.var() + other.var() + (one.mean() - other.mean()) ** 2
     return float(2 * ((one - one.mean()) * (other - other.mean())).mean() / apart)
-
-
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    one, other = (values.astype(np.float64) - values.mean(dtype=np.float64) for values in (one, other))
-    lengths = np.linalg.norm(one) * np.linalg.norm(other)
-    return float(np.clip(one @ other / lengths, -1.0, 1.0)) if lengths > 0 else 0.0
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1, (rows,)."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[place]
 
 
 def _draws(rows: int, count: int, seed: int) -> Iterator[np.ndarray]:

@@ -17,17 +17,15 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compressor.cost import human_bytes
-from pipelines.engine.stage import Entry, load_stage
+from compressor.account import Plan
+from compressor.cost import ModelShape, human_bytes
+from compressor.methods import method
+from pipelines.engine.stage import Entry
+from pipelines.file.config import Pipeline
 from pipelines.stages.training_config import TrainingConfig
 from pipelines.terminal.progress import human_seconds
-
-if TYPE_CHECKING:
-    from compressor.account import Plan
-    from compressor.cost import ModelShape
-    from pipelines.file.config import Pipeline
 
 FAST, SLOW = 0.7, 0.2
 """Shares of the speed of a large matrix product that whole models reach."""
@@ -79,14 +77,14 @@ def rows_of(account: dict[str, Any]) -> dict[str, Any]:
 
 def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """FLOPs, further seconds, bytes of memory and bytes left on disk of one stage."""
-    config, makes, shape = entry.config, load_stage(entry.name).produces, plan.shape
+    config, makes, shape = entry.config, entry.row.produces, plan.shape
     forward = shape.flops(rows["mean"])
     nothing = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
     if isinstance(config, TrainingConfig):
         return training(config, plan, before, rows)
     if makes == "omega":
         asked = getattr(config, "samples", None) or 1024
-        by_data = load_stage(entry.name).reads_data(config)
+        by_data = entry.row.reads_data(config)
         matrices = len(shape.matrices(config.modules))
         return {**nothing, "flops": 3 * asked * forward if by_data else 0, "seconds": 1 + SECONDS_A_MATRIX * matrices}
     search = getattr(config, "search", None)
@@ -112,8 +110,6 @@ def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[s
 
 def training(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """A tune or a recover, its teacher and its validation included."""
-    from compressor.methods import method
-
     shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
     whole = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
     forward = shape.flops(rows["mean"])

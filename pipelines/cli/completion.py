@@ -23,11 +23,3 @@ class PipelineName(click.ParamType):
         files = sorted(glob.glob(f"{glob.escape(incomplete)}*.yaml"))
         names = [name for name in (*recipes, *files) if name.startswith(incomplete)]
         return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
-
-
-def complete_pipelines(group: click.Group) -> None:
-    """Let every argument FILE of the group's commands complete so."""
-    for command in group.commands.values():
-        for parameter in command.params:
-            if isinstance(parameter, click.Argument) and parameter.name == "file":
-                parameter.type = PipelineName()

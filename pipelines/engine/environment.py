@@ -34,6 +34,14 @@ def distribution(name: str) -> str | None:
     return None
 
 
+PROJECT = "compress-pipeline"
+
+
+def product() -> str:
+    """'compress-pipeline 0.1.0': this program and its version."""
+    return distribution(PROJECT) or f"{PROJECT}, not installed: run from its source"
+
+
 @functools.cache
 def accelerator() -> str | None:
     """Name of the first graphics card that CUDA offers to this process, None without one.

@@ -7,20 +7,21 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from compressor.account import Plan
 from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
+from compressor.models.architectures import row_of
+from compressor.models.hub import SEQUENCES, config_of, end_id, resolve, tokenizer_of
+from compressor.tasks import check_data, data_files
+from compressor.tasks.data import read_data
+from compressor.tasks.kinds import kind_of
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import package_versions
-from pipelines.engine.stage import BaseModelReference, Entry, Stage, load_stage
+from pipelines.engine.stage import BaseModelReference, Entry, Stage
 from pipelines.file.config import PATH_KEYS, Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath
 from serving.bundle import install
-
-if TYPE_CHECKING:
-    from compressor.account import Plan
-
 
 EXTRAS = {"openvino": "openvino", "nncf": "openvino"}
 """Which extra of this project installs a package that only some configs need."""
@@ -37,9 +38,6 @@ class Ready:
 
 def check_inputs(pipeline: Pipeline) -> Ready:
     """Resolve the model and read the data. Raises UserErrors with all E113, E2xx and E3xx faults."""
-    from compressor.models.hub import resolve
-    from compressor.tasks import check_data, data_files
-
     faults: list[UserError] = []
     base = None
     try:
@@ -71,13 +69,11 @@ def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserE
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     """E113 for every length that the absolute positions of the model in this folder cannot number."""
-    from compressor.models.architectures import row_of
-
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config)
     asked = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
     for number, entry in enumerate(pipeline.stages):
-        for key, length in load_stage(entry.name).lengths(entry.config):
+        for key, length in entry.row.lengths(entry.config):
             asked.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
     for path, length in asked:
         if most is not None and length > most:
@@ -90,10 +86,6 @@ def check_tokens(ready: Ready) -> None:
 
     Only where a row can be refused: what is merely cut is told by `compress check`.
     """
-    from compressor.models.hub import SEQUENCES, end_id
-    from compressor.tasks.kinds import kind_of
-    from pipelines.stages.loading import read_data
-
     folder, faults = ready.base.folder, []
     for path, task in ready.pipeline.all_tasks.items():
         if kind_of(task.kind).auto_class == SEQUENCES and end_id(folder) is None:
@@ -119,12 +111,9 @@ def make_plans(ready: Ready) -> list[Plan]:
 
     Empty when no stage changes it: building the account is the one check that has to import torch.
     """
-    from compressor.account import Plan
-
     pipeline = ready.pipeline
-    if all(load_stage(entry.name).plan is Stage.plan for entry in pipeline.stages):
+    if all(entry.row.plan is Stage.plan for entry in pipeline.stages):
         return []
-    from compressor.models.hub import config_of, tokenizer_of
     from compressor.training.multitask import start_plan
 
     # here rather than in the first stage that reads rows: nothing is written yet
@@ -134,7 +123,7 @@ def make_plans(ready: Ready) -> list[Plan]:
     plans = []
     for number, entry in enumerate(pipeline.stages):
         try:
-            plan = load_stage(entry.name).plan(entry.config, plan)
+            plan = entry.row.plan(entry.config, plan)
         except UserError as error:
             raise with_place(error, pipeline.where(number)) from None
         plans.append(plan)
@@ -171,7 +160,7 @@ def check_packages(entries: Sequence[Entry]) -> None:
     """Raise UserErrors E901 for every package that the stages need and this environment lacks."""
     faults = {}
     for entry in entries:
-        stage = load_stage(entry.name)
+        stage = entry.row
         extras = stage.extras(entry.config)
         for name in (name for name, found in package_versions(stage, extras).items() if not found):
             mend = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"

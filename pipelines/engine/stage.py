@@ -1,10 +1,12 @@
-"""What a stage is, what it is given and what it gives back: the contract between `stages/*.py` and the runner."""
+"""What a stage is, what it is given and what it gives back: the contract between `stages/*/` and the runner."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from compressor.tasks import TaskConfig
 
 STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")
-"""Every stage, in the order in which a pipeline usually runs them. A new stage is a file in `stages/` and a word here."""
+"""Every stage, in the order in which a pipeline usually runs them. A new stage is a folder in `stages/` and a word here."""
 
 TASKS = "tasks"
 """Folder of an artifact, and of a run, with the files of many tasks."""
@@ -41,6 +43,15 @@ class StageConfig(BaseModel):
         max_length=limits.NAME,
         description="its name in this pipeline, default tune, tune-2, ...",
     )
+
+    @classmethod
+    def amend_schema(cls, schema: dict[str, Any]) -> None:
+        """Write into its JSON schema, in place, what its validators take besides."""
+
+    @classmethod
+    def short_forms(cls, definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """(name or '', JSON schema) of other forms of the whole config; `definitions` are those of its JSON schema."""
+        return []
 
 
 def _count_or_share(value: int | float) -> int | float:
@@ -71,6 +82,11 @@ class Entry:
     name: str
     config: StageConfig
 
+    @property
+    def row(self) -> Stage:
+        """The stage's row of the table, with its traits."""
+        return load_stage(self.name)
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -83,6 +99,11 @@ class Artifact:
     entry: str
     files: dict[str, str]
     metadata: dict[str, Any]
+
+    @property
+    def row(self) -> Stage:
+        """The row of the stage that made it, with its traits."""
+        return load_stage(self.stage)
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,8 @@ class Inputs:
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
-    """Name of the pipeline and of the stages before this one, for reports; `failures` where checks of theirs failed."""
+    """For reports: name of the pipeline and of the stages before this one, the command that runs it, this program's version;
+    `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     require_unchanged: Callable[[], None] = lambda: None
@@ -123,7 +145,6 @@ class Progress(Protocol):
     """One bar: `advance(n)` moves it, `note` shows a short live figure beside it (a loss, a file name)."""
 
     def advance(self, steps: int = 1) -> None: ...
-
     def note(self, text: str) -> None: ...
 
 
@@ -145,9 +166,7 @@ class Workspace(Protocol):
     log: logging.Logger
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Progress]: ...
-
     def say(self, text: str) -> None: ...
-
     def proven(self, record: dict[str, Any]) -> None: ...
 
 
@@ -162,15 +181,20 @@ def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
 class Stage:
     """A row of the stage table.
 
+    What a stage does is said by its traits; nothing else compares the name of a stage. `trains` updates parameters by gradients
+    on the task's data, `removes` cuts units or masks weights, `merges` folds deltas into the weights. `outcome` is what that
+    makes of a model, in a word for reports ('tuned').
     `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
     the distributions whose versions enter the fingerprint, `extras` those that only some configs need; `version` is raised
     when the stage's own results change.
-    `run` writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
-    `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where
-    it depends on the config it is a function of it. `lengths` are the tokens a row that the config asks for, each behind its
-    key, to be compared with the model's positions. `with_tasks` looks at the config once more, knowing whether the pipeline has
-    many tasks. `surroundings` are facts of this machine that decide the result of such a config. Where `optional`, a CheckError
-    of `run` does not end the pipeline: it is a failure of the run, and later stages go on without this one's artifact.
+    `run` names where the work is done, "module:function": it is imported when the stage runs, because the table is read by
+    commands that must start fast. The function writes into `workspace.folder` and returns JSON metadata. `check` looks at the
+    stage's place in the pipeline. `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files'
+    hashes into the fingerprint; where it depends on the config it is a function of it. `lengths` are the tokens a row that the
+    config asks for, each behind its key, to be compared with the model's positions. `with_tasks` looks at the config once more,
+    knowing whether the pipeline has many tasks. `surroundings` are facts of this machine that decide the result of such a
+    config. Where `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages go
+    on without this one's artifact.
 
     In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "mend"})
     that failed though it went on: the run tells them, and ends with exit code 3.
@@ -180,7 +204,7 @@ class Stage:
     summary: str
     config: type[StageConfig]
     produces: str
-    run: Callable[[Any, Inputs, Workspace], dict[str, Any]]
+    run: str
     needs: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
     uses_dense: bool = False
@@ -194,6 +218,29 @@ class Stage:
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
     optional: bool = False
+    trains: bool = False
+    removes: bool = False
+    merges: bool = False
+    outcome: str = ""
+
+    @property
+    def publishes_model(self) -> bool:
+        """Whether its artifact is a model, in whatever state."""
+        return self.produces == "model"
+
+    @property
+    def chooses_places(self) -> bool:
+        """Whether its artifact is an Ω: places of the weights that a sparse update may change."""
+        return self.produces == "omega"
+
+    @property
+    def exports(self) -> bool:
+        """Whether its artifact is files for a runtime; its config says their precisions and runtimes."""
+        return self.produces == "onnx"
+
+    def perform(self, config: StageConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+        """Import what `run` names, and do the work: the metadata of the artifact."""
+        return pkgutil.resolve_name(self.run)(config, inputs, workspace)
 
 
 def load_stage(name: str) -> Stage:
@@ -201,6 +248,12 @@ def load_stage(name: str) -> Stage:
     if name not in STAGE_NAMES:
         raise UserError("E103", f"unknown stage '{name}'", f"Stages: {', '.join(STAGE_NAMES)}")
     return importlib.import_module(f"pipelines.stages.{name}.config").STAGE
+
+
+def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
+    """The model that all that is removed is measured against: the last one trained before anything is removed."""
+    whole = itertools.takewhile(lambda artifact: not artifact.row.removes, earlier)
+    return next((artifact for artifact in reversed([*whole]) if artifact.row.trains), None)
 
 
 def all_stages() -> Iterator[Stage]:

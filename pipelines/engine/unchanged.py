@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
-
-if TYPE_CHECKING:
-    from pipelines.engine.preflight import Ready
+from compressor.models.hub import TOKENIZER_FILES, _digest
+from pipelines.engine.preflight import Ready
 
 Mark = tuple[int, ...]
 """What a file system says of a file. The time of its last change (ctime) cannot be set by a program."""
@@ -43,8 +41,6 @@ class Originals:
 
     def _compare(self) -> None:
         # not `resolve`: the folder was found to be sound, and only its bytes are asked after
-        from compressor.models.hub import _digest
-
         base = self._ready.base
         for path, sha256 in self._ready.data.items():
             try:
@@ -64,8 +60,6 @@ class Originals:
         return {path: _mark(path) for path in self._files()}
 
     def _files(self) -> Iterator[Path]:
-        from compressor.models.hub import TOKENIZER_FILES
-
         folder = self._ready.base.folder
         yield from self._ready.data
         yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))

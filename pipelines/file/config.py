@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
+from compressor.models.hub import SEQUENCES
 from compressor.tasks import TaskConfig
+from compressor.tasks.kinds import kind_of
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file import limits
@@ -57,6 +60,8 @@ class Pipeline:
     source_folder: Path
     source: Source
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
+    command: str = ""
+    """What runs it, for reports."""
 
     @property
     def all_tasks(self) -> dict[KeyPath, TaskConfig]:
@@ -113,7 +118,17 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     task = _with_paths(top.task, folder) if top.task else None
     # sorted: in another order they would be other random numbers, though the file says the same
     tasks = {name: _with_paths(one, folder) for name, one in sorted((top.tasks or {}).items())}
-    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks)
+    return Pipeline(
+        top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command_of(path, overrides)
+    )
+
+
+def command_of(path: Path, overrides: Sequence[str]) -> str:
+    """The command that runs a pipeline file as it is overridden, without the folders of one person's disk."""
+    file = path.stem if path.parent == RECIPES else path.name
+    pairs = (text.partition("=") for text in overrides)
+    told = [f"{key}{sign}{Path(value).name if Path(value).is_absolute() else value}" for key, sign, value in pairs]
+    return shlex.join(["compress", "run", file, *(word for text in told for word in ("--set", text))])
 
 
 def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
@@ -123,9 +138,6 @@ def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
 
 def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
     """No task, both forms, names of tasks that no file can have, or kinds that go alone."""
-    from compressor.models.hub import SEQUENCES
-    from compressor.tasks.kinds import kind_of
-
     if top.task is None and top.tasks is None:
         yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
     if top.task is not None and top.tasks is not None:
@@ -144,7 +156,7 @@ def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
 def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
     """The first stage that does not go with one task, or with many: the rest would say the same."""
     for place, entry in enumerate(entries):
-        for problem in load_stage(entry.name).with_tasks(entry.config, many):
+        for problem in entry.row.with_tasks(entry.config, many):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
             yield UserError(problem.code, problem.what, problem.mend, where)
             return
@@ -289,7 +301,7 @@ def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserErro
     """What is wrong with the order of stages that are right in themselves."""
     said: set[tuple[str, str]] = set()
     for place, entry in enumerate(entries):
-        earlier, stage = tuple(entries[:place]), load_stage(entry.name)
+        earlier, stage = tuple(entries[:place]), entry.row
         problems = list(stage.check(entry.config, earlier))
         # one missing stage must not be reported by everything that comes after it
         if not problems and not said:
@@ -306,10 +318,10 @@ def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserErro
 def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
     """A select whose places nobody reads: the next select hides them, a prune cuts the matrices that they index."""
     for place, entry in enumerate(entries):
-        if load_stage(entry.name).produces != "omega":
+        if not entry.row.chooses_places:
             continue
-        after = [load_stage(later.name) for later in entries[place + 1 :]]
-        end = next((stage for stage in after if stage.name == "prune" or "omega" in (stage.produces, *stage.accepts)), None)
+        after = [later.row for later in entries[place + 1 :]]
+        end = next((stage for stage in after if stage.removes or "omega" in (stage.produces, *stage.accepts)), None)
         if end is None or "omega" not in end.accepts:
             what = f"no stage uses the places that '{entry.id}' chooses" + (f" before the {end.name} after it" if end else "")
             where = source.where(source.locate(("stages", place, entry.name)))
@@ -317,14 +329,14 @@ def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
 
 
 def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
-    stages = [load_stage(entry.name) for entry in earlier]
+    stages = [entry.row for entry in earlier]
     for kind in stage.needs:
         if kind not in [one.produces for one in stages]:
             makers = [name for name in stage_table.STAGE_NAMES if name != stage.name and load_stage(name).produces == kind]
             what = f"no stage before it makes the '{kind}' that {stage.name} needs"
             yield Problem("E107", what, f"Put {' or '.join(makers)} before it")
             return
-    if stage.uses_dense and "tune" not in [one.name for one in stages]:
+    if stage.uses_dense and not any(one.trains for one in stages):
         yield Problem("E107", f"no tune before it makes the dense model that {stage.name} needs", "Put a tune before it")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -42,40 +41,25 @@ def pipeline_schema() -> Schema:
 
 def stage_schema(name: str) -> tuple[Schema, dict[str, Schema]]:
     """(what may stand behind the name of a stage, the definitions that it refers to)."""
-    config = config_schema(name)
-    definitions, own = config.pop("$defs", {}), load_stage(name).config.__name__
+    stage, config = load_stage(name), config_schema(name)
+    definitions, own = config.pop("$defs", {}), stage.config.__name__
     definitions[own] = config
-    reference = {"$ref": REFERENCE.format(model=own)}
-    if name == "prune":
-        forms = [reference, *_short_prunes(definitions)]
-    else:
-        forms = [reference, *([] if config.get("required") else [{"type": "null"}])]
-    return {"description": load_stage(name).summary, "anyOf": forms}, definitions
+    forms: list[Schema] = [{"$ref": REFERENCE.format(model=own)}]
+    for short, form in stage.config.short_forms(definitions):
+        if short:
+            definitions[short], form = form, {"$ref": REFERENCE.format(model=short)}
+        forms.append(form)
+    if len(forms) == 1 and not config.get("required"):
+        forms.append({"type": "null"})
+    return {"description": stage.summary, "anyOf": forms}, definitions
 
 
 def config_schema(name: str) -> Schema:
     """The schema of a stage's config, with what its validators take besides."""
-    schema = _tidy(load_stage(name).config.model_json_schema(ref_template=REFERENCE))
-    keys = schema["properties"]
-    for key in ("precision", "runtime") if name == "export" else ():  # one word stands for a list of it
-        keys[key]["anyOf"] = [keys[key]["items"], {part: keys[key].pop(part) for part in ("type", "items", "minItems")}]
-    if name == "recover":
-        keys["distill"]["enum"].insert(0, True)
-    if name == "prune":  # an item of weights is another kind of item
-        schema["$defs"]["PruneItem"]["properties"]["structure"]["enum"].remove("weights")
+    config = load_stage(name).config
+    schema = _tidy(config.model_json_schema(ref_template=REFERENCE))
+    config.amend_schema(schema)
     return schema
-
-
-def _short_prunes(definitions: dict[str, Schema]) -> list[Schema]:
-    """A prune without the keys `items` and `search`: a list of items, one item, or a search."""
-    items = definitions["PruneConfig"]["properties"]["items"]["items"]
-    forms: list[Schema] = [{"type": "array", "items": items, "minItems": 1}]
-    for name in ("PruneItem", "WeightsItem", "Search"):
-        form = copy.deepcopy(definitions[name])
-        form["properties"]["id"] = definitions["PruneConfig"]["properties"]["id"]
-        definitions[f"{name}Alone"] = form
-        forms.append({"$ref": REFERENCE.format(model=f"{name}Alone")})
-    return forms
 
 
 def _tidy(part: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks import PACKED, ending
+from compressor.tasks.reading import data_text, read_rows
 from pipelines.init.column_names import KNOWN
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".conll", ".txt")
@@ -128,8 +129,6 @@ def read_table(path: Path) -> Table:
 
     Raises UserError E201, E202, E203, E204, E205 (an empty header), E210.
     """
-    from compressor.tasks.reading import read_rows
-
     kind = ending(path)
     if kind in (".tsv", ".csv", ".txt") and path.is_file():
         fields = _fields(path)
@@ -145,8 +144,6 @@ def read_table(path: Path) -> Table:
 
 def _fields(path: Path) -> list[list[str]]:
     """Every line that is not empty, in its fields; nothing is asked of them. Raises UserError E201, E203, E215."""
-    from compressor.tasks.reading import data_text
-
     text = data_text(path)
     if ending(path) == ".csv":
         try:

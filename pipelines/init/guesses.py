@@ -11,6 +11,7 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.tasks import ending
 from compressor.tasks.reading import WORD_FILES
+from compressor.tasks.tokens import is_tag
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, Table
 
@@ -127,8 +128,6 @@ def _is_tagged(table: Table, columns: dict[str, Column]) -> bool:
 
 def _tagged(table: Table, columns: dict[str, Column], text: Sequence[str], label: str | None) -> Guess:
     """Words with tags. Raises UserError E131 where no column has them, or the file has no tags."""
-    from compressor.tasks.tokens import is_tag
-
     words = text[0] if text else _named(WORDS, columns)
     tags = label or _named(TAGS, [name for name in columns if name != words])
     if not words or not tags:

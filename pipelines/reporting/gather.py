@@ -10,13 +10,10 @@ from pipelines.reporting.candidates import RUNTIMES, Record, cells_of, find, p50
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes
-from pipelines.stages.trainings import UNLEARNT, below_constant
+from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
 """Precisions, the first that is there being what is shown where nothing is deployed."""
-
-DONE = {"tune": "tuned", "prune": "pruned", "recover": "recovered", "merge": "merged"}
-"""What a stage leaves behind, in words."""
 
 
 def gather(inputs: Inputs, measurements: Record) -> Record:
@@ -29,6 +26,8 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     trainable, metric = trainable_rows(inputs, tunable), kind_of(inputs.task.kind).metric
     return {
         "name": inputs.run.get("name", inputs.base.reference),
+        "command": inputs.run.get("command", ""),
+        "product": inputs.run.get("product", ""),
         "model": inputs.base.reference,
         "task": task_facts(inputs),
         "metric": metric_facts(inputs),
@@ -70,7 +69,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
 def unlearnt_notes(inputs: Inputs) -> list[str]:
     """Says first that a training came to nothing: no figure below means much then."""
     kind = kind_of(inputs.task.kind)
-    taught = [a for a in trained(inputs) if a.stage in ("tune", "recover")]
+    taught = [a for a in trained(inputs) if a.row.trains]
     unlearnt = [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
     return unlearnt + [f"After {a.entry} {told}." for a in taught if (told := below_constant(kind, a.metadata))]
 
@@ -222,7 +221,7 @@ def flops(roles: dict[str, Record]) -> list[Record]:
 
 def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     """The metrics after every stage that changes the model, then of each exported compressed file."""
-    rows = [(a.entry if a.entry != a.stage else DONE[a.stage], a.metadata["quality"]) for a in trained(inputs)]
+    rows = [(a.entry if a.entry != a.stage else a.row.outcome or a.entry, a.metadata["quality"]) for a in trained(inputs)]
     exported = (row for row in candidates if row["model"] == "compressed")
     rows += [(row["name"].removeprefix("compressed "), row["quality"]) for row in exported]
     return [{"stage": name, **quality} for name, quality in rows]

@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from pipelines.reporting.figures import figures
+from pipelines.reporting.tables import facts, tables
+
 
 def environment():
     """Templates beside this file; whatever the page shows is escaped, Markdown escapes its own signs."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     live = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
@@ -36,18 +40,11 @@ def markdown(text: Any) -> str:
 
 def to_markdown(report: dict[str, Any]) -> str:
     """The report as Markdown tables."""
-    from pipelines.reporting.tables import facts, tables
-
     return environment().get_template("report.md.j2").render(report=report, tables=tables(report), facts=facts(report))
 
 
 def to_html(report: dict[str, Any]) -> str:
     """The report as one page: plotly inline once, no other file and no network."""
-    from plotly.offline import get_plotlyjs
-
-    from pipelines.reporting.figures import figures
-    from pipelines.reporting.tables import facts, tables
-
     summary, *rest = tables(report)
     return (
         environment()

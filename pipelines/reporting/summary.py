@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from compressor.cost import human_bytes
 from compressor.tasks.kinds import Metric
 from pipelines.reporting.candidates import RUNTIMES, Record, find, p50, timing
@@ -103,8 +105,6 @@ def speedup(before: Record, after: Record, cell: tuple[int, int]) -> Speed:
 
     Rounds are interleaved, so both are judged on the same draws.
     """
-    import numpy as np
-
     times = np.array([timing(record, cell)["samples_ms"] for record in (before, after)])
     draws = np.random.default_rng(0).integers(0, times.shape[1], size=(2000, times.shape[1]))
     slow, fast = np.median(times[:, draws], axis=2)

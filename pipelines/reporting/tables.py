@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,15 @@ from pipelines.reporting.candidates import RUNTIMES
 from pipelines.reporting.format import factor, hundredths, interval, milliseconds, percent, points, significant, verdict
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its title, `l`(eft) for words or `r`(ight) for numbers, and the cell that it makes of a record."""
+
+    title: str
+    align: str
+    cell: Callable[[Any], str]
 
 
 @dataclass(frozen=True)
@@ -24,155 +34,169 @@ class Table:
     rows: list[tuple[str, ...]]
 
 
+def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any], note: str) -> Table:
+    """A table with a row for every record."""
+    rows = [tuple(column.cell(record) for column in columns) for record in records]
+    return Table(id, title, note, tuple(one.title for one in columns), "".join(one.align for one in columns), rows)
+
+
 def tables(report: Record) -> list[Table]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
-    every = (summary, steps, tried, sensitivity, density, trainable, parity, variants, latency)
+    chosen = (tried, sensitivity) if report["precision"] else ()
+    every = (summary, steps, *chosen, density, trainable, parity, variants, latency)
     return [table for table in (make(report) for make in every) if table.rows]
+
+
+def text(key: str) -> Callable[[Record], str]:
+    """A cell that shows what stands behind a key, as it is; nothing where there is none."""
+    return lambda record: str(record.get(key, ""))
+
+
+def count(key: str) -> Callable[[Record], str]:
+    """A cell that shows a whole number."""
+    return lambda record: f"{record[key]:,}"
+
+
+def digits(key: str) -> Callable[[Record], str]:
+    """A cell that shows three significant digits."""
+    return lambda record: significant(record[key])
 
 
 def summary(report: Record) -> Table:
     _, runtime, _ = report["deployed"].split()
-    columns = ("", "dense PyTorch", f"dense {runtime} fp32", report["deployed"], "against PyTorch", f"against {runtime} fp32")
-    keys = ("metric", "dense", "runtime", "compressed", "change", "change_runtime")
-    rows = [tuple(row.get(key, "") for key in keys) for row in report["summary"]]
+    columns = [
+        Column("", "l", text("metric")),
+        Column("dense PyTorch", "r", text("dense")),
+        Column(f"dense {runtime} fp32", "r", text("runtime")),
+        Column(report["deployed"], "r", text("compressed")),
+        Column("against PyTorch", "l", text("change")),
+        Column(f"against {runtime} fp32", "l", text("change_runtime")),
+    ]
     note = (
         "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "
         "FLOPs count a multiply-add as two and include the attention scores; "
         "the papers count linear layers only, adapters among them, and leave tune's deltas unmerged."
     )
-    return Table("summary", "Dense and compressed", note, columns, "lrrrll", rows)
+    return made("summary", "Dense and compressed", columns, report["summary"], note)
 
 
 def steps(report: Record) -> Table:
-    batches = [f"p50, batch {cell['batch']}" for cell in report["cells"]]
-    metric = report["metric"]
-    columns = ("", *(word for name in batches for word in (name, "factor")), "stored", metric["title"])
-    rows = []
-    for step in report["steps"]:
-        speeds = [(milliseconds(row["p50"]), factor(row["speedup"]) if rows else "") for row in step["latency"]]
-        times = [word for pair in speeds for word in pair]
-        rows.append((step["step"], *times, human_bytes(step["bytes"]), hundredths(step[metric["key"]], metric["unit"])))
+    metric, records = report["metric"], report["steps"]
+    columns = [Column("", "l", text("step"))]
+    for place, cell in enumerate(report["cells"]):
+        columns += [
+            Column(f"p50, batch {cell['batch']}", "r", lambda step, place=place: milliseconds(step["latency"][place]["p50"])),
+            # the first step is what the others are compared with
+            Column(
+                "factor",
+                "r",
+                lambda step, place=place: "" if step is records[0] else factor(step["latency"][place]["speedup"]),
+            ),
+        ]
+    columns += [
+        Column("stored", "r", lambda step: human_bytes(step["bytes"])),
+        Column(metric["title"], "r", lambda step: hundredths(step[metric["key"]], metric["unit"])),
+    ]
     note = "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain."
-    return Table("steps", "Where the gain comes from", note, columns, "l" + "r" * (len(columns) - 1), rows)
+    return made("steps", "Where the gain comes from", columns, records, note)
 
 
 def tried(report: Record) -> Table:
-    columns = (
-        "runtime",
-        "precision",
-        "matrices in fp32",
-        "p50 ms",
-        "speed of fp32",
-        "metric against fp32",
-        "labels agree",
-        "verdict",
-    )
     account = report["precision"]
-    rows = account and [
-        (
-            row["runtime"],
-            row["precision"],
-            f"{row['excluded']:,}" if row["precision"] != "fp32" else "all",
-            significant(row["ms"]) if row["ms"] else "not timed",
-            factor(row["speed"]) if row["speed"] else "",
-            points(-row["loss"]) if "loss" in row else "",
-            percent(row["agreement"]) if "agreement" in row else "",
-            f"kept: {row['verdict']}" if row["kept"] else row["verdict"],
-        )
-        for row in account["tried"]
+    columns = [
+        Column("runtime", "l", text("runtime")),
+        Column("precision", "l", text("precision")),
+        Column("matrices in fp32", "r", lambda row: f"{row['excluded']:,}" if row["precision"] != "fp32" else "all"),
+        Column("p50 ms", "r", lambda row: significant(row["ms"]) if row["ms"] else "not timed"),
+        Column("speed of fp32", "r", lambda row: factor(row["speed"]) if row["speed"] else ""),
+        Column("metric against fp32", "r", lambda row: points(-row["loss"]) if "loss" in row else ""),
+        Column("labels agree", "r", lambda row: percent(row["agreement"]) if "agreement" in row else ""),
+        Column("verdict", "l", lambda row: f"kept: {row['verdict']}" if row["kept"] else row["verdict"]),
     ]
-    note = account and (
+    note = (
         f"The fastest first; kept is the first that loses at most {account['budget']:g} points against the compressed model in "
         f"PyTorch (fp32) on all {account['rows']:,} validation rows: chosen on them, its figure there is a little optimistic. "
         f"Timed in {account['rounds']} interleaved rounds of {account['batch']} × {account['length']} tokens; a file with "
         "matrices in fp32 in a later run, so compare its factor (1 is the fastest fp32 file of the same run) and not its ms."
     )
-    return Table("precision", "Which precision is kept, and why", note, columns, "llrrrrrl", rows)
+    return made("precision", "Which precision is kept, and why", columns, account["tried"], note)
 
 
 def sensitivity(report: Record) -> Table:
     account = report["precision"]
-    rows = account and [
-        (
-            runtime,
-            row["name"],
-            significant(row["difference"]),
-            "fp32" if runtime == account["kept"]["runtime"] and row["name"] in account["kept"]["excluded"] else "",
-        )
+    kept = account["kept"]
+    columns = [
+        Column("runtime", "l", text("runtime")),
+        Column("matrix", "l", text("name")),
+        Column("|Δlogit|", "r", digits("difference")),
+        Column("left in", "l", lambda row: "fp32" if row["spared"] else ""),
+    ]
+    records = [
+        {**row, "runtime": runtime, "spared": runtime == kept["runtime"] and row["name"] in kept["excluded"]}
         for runtime, ranking in account["sensitivity"].items()
         for row in ranking
     ]
-    note = account and (
+    note = (
         f"Mean |Δlogit| over {account['ranking_rows']} training rows when that matrix alone is rounded to 8 bits, in PyTorch: "
         f"the first of the ranking. At most {percent(account['most_excluded'])} of the matrices may stay in fp32."
     )
-    return Table(
-        "sensitivity", "Which matrices int8 hurts most", note, ("runtime", "matrix", "|Δlogit|", "left in"), "llrl", rows
-    )
+    return made("sensitivity", "Which matrices int8 hurts most", columns, records, note)
 
 
 def density(report: Record) -> Table:
-    columns = ("pattern", "matrices", "weights", "non-zeros", "density")
-    rows = [
-        (
-            row["pattern"] or "not masked",
-            f"{row['matrices']:,}",
-            f"{row['entries']:,}",
-            f"{row['nonzeros']:,}",
-            percent(row["nonzeros"] / row["entries"]),
-        )
-        for row in report["density"]
+    columns = [
+        Column("pattern", "l", lambda row: row["pattern"] or "not masked"),
+        Column("matrices", "r", count("matrices")),
+        Column("weights", "r", count("entries")),
+        Column("non-zeros", "r", count("nonzeros")),
+        Column("density", "r", lambda row: percent(row["nonzeros"] / row["entries"])),
     ]
     note = (
         "Linear layers of the merged blocks. n:m: at most n non-zeros in m consecutive inputs. Zeros are stored and computed: "
         "parameters, bytes, FLOPs and latency count them."
     )
-    return Table("density", "What is zero", note, columns, "lrrrr", rows)
+    return made("density", "What is zero", columns, report["density"], note)
 
 
 def trainable(report: Record) -> Table:
-    columns = ("stage", "method", "modules", "formula", "closed form", "counted", "task head", "of dense")
-    rows = [
-        (
-            row["stage"],
-            row["method"],
-            ", ".join(row["modules"]),
-            row["formula"],
-            row["closed_form"],
-            f"{row['body']:,}",
-            f"{row['head']:,}",
-            f"{significant(100 * row['share_of_dense'])} %",
-        )
-        for row in report["trainable"]
+    columns = [
+        Column("stage", "l", text("stage")),
+        Column("method", "l", text("method")),
+        Column("modules", "l", lambda row: ", ".join(row["modules"])),
+        Column("formula", "l", text("formula")),
+        Column("closed form", "l", text("closed_form")),
+        Column("counted", "r", count("body")),
+        Column("task head", "r", count("head")),
+        Column("of dense", "r", lambda row: f"{significant(100 * row['share_of_dense'])} %"),
     ]
     note = "r rank, m × n a matrix, |Ω| the chosen places. Counted on the live model; a task head is always trained: apart."
-    return Table("trainable", "What was trained", note, columns, "lllllrrr", rows)
+    return made("trainable", "What was trained", columns, report["trainable"], note)
 
 
 def parity(report: Record) -> Table:
     metric = report["metric"]
     unit = metric["unit"]
-    columns = ("stage", "hop", "rows", "max |Δlogit|", metric["agreement"], metric["title"], "of rounding", "allowed", "")
-    rows = [
-        (
-            row["stage"],
-            row["hop"],
-            f"{row['rows']:,}",
-            significant(row["max_difference"]),
-            hundredths(row["agreement"], unit),
-            f"{hundredths(row['metric_reference'], unit)} → {hundredths(row['metric_candidate'], unit)}",
-            distance(row),
-            row["bound"],
-            row.get("verdict") or ("passed" if row["passed"] else "FAILED"),
-        )
-        for row in report["parity"]
+
+    def before_and_after(row: Record) -> str:
+        return f"{hundredths(row['metric_reference'], unit)} → {hundredths(row['metric_candidate'], unit)}"
+
+    columns = [
+        Column("stage", "l", text("stage")),
+        Column("hop", "l", text("hop")),
+        Column("rows", "r", count("rows")),
+        Column("max |Δlogit|", "r", digits("max_difference")),
+        Column(metric["agreement"], "r", lambda row: hundredths(row["agreement"], unit)),
+        Column(metric["title"], "r", before_and_after),
+        Column("of rounding", "r", distance),
+        Column("allowed", "l", text("bound")),
+        Column("", "l", lambda row: row.get("verdict") or ("passed" if row["passed"] else "FAILED")),
     ]
     note = (
         'Outputs before and after each hop on real validation rows. Refused is what is shown to be wrong; "not shown" passes, '
         'and the notes say what so many rows can resolve. "Of rounding": how far the outputs move, as a multiple of what '
         "rounding to int8 moves them in PyTorch. What is shipped is gated; a dense file is only compared with."
     )
-    return Table("parity", "Is it the same function?", note, columns, "llrrrrrll", rows)
+    return made("parity", "Is it the same function?", columns, report["parity"], note)
 
 
 def distance(row: Record) -> str:
@@ -181,43 +205,42 @@ def distance(row: Record) -> str:
 
 
 def variants(report: Record) -> Table:
-    metric, rows = report["metric"], []
-    columns = ("variant", metric["title"], "95 % interval", "against dense", "", "parameters", "stored")
-    for row in report["variants"]:
+    metric, baseline = report["metric"], report["baseline"]
+
+    def against_dense(row: Record) -> str:
         low, high = row["difference_interval"]
-        is_baseline = row["name"] == report["baseline"]
-        rows.append(
-            (
-                row["name"],
-                hundredths(row["quality"][metric["key"]], metric["unit"]),
-                interval(*row["quality"]["interval"]),
-                "" if is_baseline else f"{points(low, '')} to {points(high, '')}",
-                "baseline" if is_baseline else verdict(low, high),
-                f"{row['parameters']:,}",
-                human_bytes(row["bytes"]),
-            )
-        )
+        return "" if row["name"] == baseline else f"{points(low, '')} to {points(high, '')}"
+
+    columns = [
+        Column("variant", "l", text("name")),
+        Column(metric["title"], "r", lambda row: hundredths(row["quality"][metric["key"]], metric["unit"])),
+        Column("95 % interval", "r", lambda row: interval(*row["quality"]["interval"])),
+        Column("against dense", "r", against_dense),
+        Column("", "l", lambda row: "baseline" if row["name"] == baseline else verdict(*row["difference_interval"])),
+        Column("parameters", "r", count("parameters")),
+        Column("stored", "r", lambda row: human_bytes(row["bytes"])),
+    ]
     note = "Against dense: 95 % interval of the difference in points, a paired bootstrap over the same validation rows."
-    return Table("variants", "Every variant: quality and size", note, columns, "lrrrlrr", rows)
+    return made("variants", "Every variant: quality and size", columns, report["variants"], note)
 
 
 def latency(report: Record) -> Table:
-    columns = ("variant", "batch", "length", "p50 ms", "p95 ms", "p99 ms", "IQR ms", "rows/s", "speed-up")
-    base = {(t["batch"], t["length"]): t["p50"] for row in report["variants"][:1] for t in row["latency"]}
-    rows = [
-        (
-            row["name"],
-            f"{t['batch']:,}",
-            f"{t['length']:,}",
-            *(significant(t[key]) for key in ("p50", "p95", "p99", "iqr", "throughput")),
-            factor(base[t["batch"], t["length"]] / t["p50"]),
-        )
-        for row in report["variants"]
-        for t in row["latency"]
+    base = {(one["batch"], one["length"]): one["p50"] for row in report["variants"][:1] for one in row["latency"]}
+    columns = [
+        Column("variant", "l", text("name")),
+        Column("batch", "r", count("batch")),
+        Column("length", "r", count("length")),
+        Column("p50 ms", "r", digits("p50")),
+        Column("p95 ms", "r", digits("p95")),
+        Column("p99 ms", "r", digits("p99")),
+        Column("IQR ms", "r", digits("iqr")),
+        Column("rows/s", "r", digits("throughput")),
+        Column("speed-up", "r", lambda row: factor(base[row["batch"], row["length"]] / row["p50"])),
     ]
+    records = [{**one, "name": row["name"]} for row in report["variants"] for one in row["latency"]]
     rounds = report["measured"]["rounds"]
     note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
-    return Table("latency", "Every variant: latency", note, columns, "lrrrrrrrr", rows)
+    return made("latency", "Every variant: latency", columns, records, note)
 
 
 def facts(report: Record) -> list[tuple[str, str]]:
@@ -227,6 +250,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
     computed_by = here["cpu"] if measured["device"] == "cpu" else here["accelerator"]
     pruned = "; ".join(asked(item) for item in report["pruning"]["items"])
     rows = [
+        ("Command", report["command"]),
         ("Base model", report["model"]),
         ("Task", f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"),
         ("Task head", report["head"]),
@@ -237,7 +261,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Machine", f"{computed_by}, {here['cores']} cores, {here['threads']} used, {here['system']}"),
         ("Instructions", ", ".join(here["instructions"])),
         ("Computed by", "; ".join(f"{RUNTIMES[name]}: {what}" for name, what in measured["providers"].items())),
-        ("Versions", f"Python {here['python']}, {versions}"),
+        ("Versions", f"{report['product']}, Python {here['python']}, {versions}"),
         (
             "Intervals",
             "95 % bootstrap over validation rows, 2,000 draws; differences are paired. One seed, no seed-to-seed spread",

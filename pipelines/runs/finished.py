@@ -88,8 +88,8 @@ def plan_of(folder: Path) -> list[dict[str, Any]]:
     """`layers_left` of the last model of the run in `folder`; [] where no unit was removed. Raises UserError E805, E803."""
     run = open_run(folder)
     models = [run.artifact(stage) for stage in run.lock["stages"] if stage["kind"] == "model"]
-    first = next((artifact for artifact in models if artifact.stage == "prune"), None)
-    if first is None or not first.metadata.get("found"):
+    first = next((artifact for artifact in models if artifact.metadata.get("found")), None)
+    if first is None:
         return []
     kept = next((artifact.metadata["kept"] for artifact in reversed(models) if artifact.metadata.get("kept")), {})
     return layers_left(kept, first.metadata["found"])

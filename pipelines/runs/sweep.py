@@ -24,7 +24,6 @@ from compressor.tasks import check_data
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.preflight import check_folder, check_inputs
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import load_stage
 from pipelines.engine.store import write_atomic
 from pipelines.file.config import Pipeline, load_pipeline
 from pipelines.file.yaml_source import parse
@@ -236,7 +235,7 @@ def summarize(qualities: Sequence[Quality]) -> list[Spread]:
 def last_model(pipeline: Pipeline) -> str:
     """The last stage that changes the model. Raises UserError E115 when there is none."""
     # a merge writes every weight and is bit-equal to the model before it: it has no quality of its own
-    ids = [entry.id for entry in pipeline.stages if load_stage(entry.name).produces == "model" and entry.name != "merge"]
+    ids = [entry.id for entry in pipeline.stages if entry.row.publishes_model and not entry.row.merges]
     if not ids:
         raise UserError("E115", "no stage of this pipeline measures quality", "Add a tune", pipeline.source.where(("stages",)))
     return ids[-1]
@@ -248,7 +247,7 @@ def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ..
     Raises UserError E111 (unknown, or after `until`), E115 (yields no model).
     """
     last = pipeline.number(until, "--until")
-    ids = tuple(entry.id for entry in pipeline.stages[: last + 1] if load_stage(entry.name).produces == "model")
+    ids = tuple(entry.id for entry in pipeline.stages[: last + 1] if entry.row.publishes_model)
     if stage is None:
         if not ids:
             raise UserError("E115", f"--until {until}: nothing measures quality up to there", "Name a later stage, or drop it")

@@ -11,24 +11,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from compressor.checkpoint import load
+from compressor.deltas.links import merge_all, merged_copy
+from compressor.digests import sha256_of
 from compressor.errors import CheckError, CompressError, UserError
+from compressor.models.hub import resolve
+from compressor.pruning.surgery import removals_to, silence
+from compressor.pruning.weights import unmasked
+from compressor.tasks import TaskConfig
+from compressor.tasks.data import Data
+from compressor.tasks.features import torch_forward
+from export.generation.files import compare_generated
+from export.parity.compare import ParityResult
+from export.parity.sides import runs
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import LOCK_FILE
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress
+from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
 from pipelines.runs.finished import FinishedRun, open_run
+from pipelines.stages.deploy.config import DeployConfig
+from pipelines.stages.deploy.run import contents
+from pipelines.stages.export.generators import with_prompts
+from pipelines.stages.export.proving import Prover
+from pipelines.stages.hops import compare_modules, compare_served
+from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import parity_cells
+from serving.repository import files_of, make_config, read_config, tokenizer_files
 
-if TYPE_CHECKING:
-    from export.parity.compare import ParityResult
-    from pipelines.stages.export.proving import Prover
-    from pipelines.stages.loading import Data
-
-TRAINED = ("tune", "recover")
 DRIFT = 0.005
 """Most that a metric may differ from the recorded one: another processor may turn a row that lies on the edge."""
 
@@ -64,9 +77,7 @@ class _Quiet:
         yield self
 
     def advance(self, _steps: int = 1) -> None: ...
-
     def note(self, _text: str) -> None: ...
-
     def proven(self, _record: dict[str, Any]) -> None: ...
 
 
@@ -170,17 +181,12 @@ class Verification:
         self.run.verify(stage)
 
     def _base(self) -> None:
-        from compressor.models.hub import resolve
-
         found, wanted = resolve(self.place), self.run.lock["model"]["sha256"]
         self.base = BaseModelReference(self.run.lock["model"]["reference"], found.folder, found.sha256)
         if found.sha256 != wanted:
             raise UserError("E306", f"'{self.place}' is not the model this run began with", "Give it with --model FOLDER")
 
     def _data(self) -> None:
-        from compressor.digests import sha256_of
-        from pipelines.stages.loading import load_data
-
         for path, sha256 in self.run.lock["data"].items():
             if not Path(path).is_file() or sha256_of(Path(path)) != sha256:
                 fault = "has changed since the run" if Path(path).is_file() else "is gone"
@@ -190,9 +196,6 @@ class Verification:
 
     def _inputs(self, number: int) -> Inputs:
         """What the stage of this number was given."""
-        from compressor.tasks import TaskConfig
-        from pipelines.engine.runner import dense_of
-
         ids = [stage["id"] for stage in self.stages[:number]]
         earlier = tuple(artifact for artifact in self.artifacts if artifact.entry in ids)
         task = TaskConfig(**self.run.lock["task"])
@@ -202,10 +205,10 @@ class Verification:
     def _model_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         previous = inputs.nearest("model")
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
-        if made.stage == "merge":
+        if made.row.merges:
             yield "deltas -> merged", lambda: self._merged(previous, made, inputs)
             yield "config and tokenizer", lambda: self._checkpoint(previous, made)
-        elif made.stage == "prune":
+        elif made.row.removes:
             yield "masked -> removed", lambda: self._removed(previous, made, inputs)
         elif previous is not None:
             kept = previous.metadata["kept"]
@@ -213,11 +216,6 @@ class Verification:
         yield "quality as recorded", lambda: self._quality(made, inputs)
 
     def _removed(self, previous: Artifact, made: Artifact, inputs: Inputs) -> ParityResult:
-        from compressor.deltas.links import merged_copy
-        from compressor.pruning.surgery import removals_to, silence
-        from compressor.pruning.weights import unmasked
-        from pipelines.stages.hops import compare_modules
-        from pipelines.stages.loading import PARITY_ROWS, load_model
 
         # masks over single weights that came with the units: without them both sides must agree still
         before, after = (unmasked(load_model(artifact, inputs.base)) for artifact in (previous, made))
@@ -228,16 +226,10 @@ class Verification:
         return compare_modules("masked -> removed", "removed", masked, after, rows, self.data, self.workspace)
 
     def _merged(self, previous: Artifact, made: Artifact, inputs: Inputs) -> ParityResult:
-        from compressor.checkpoint import load
-        from pipelines.stages.hops import compare_modules
-        from pipelines.stages.loading import PARITY_ROWS, load_model
-
         rows, model = self.data.compared(PARITY_ROWS), load_model(previous, inputs.base)
         return compare_modules("deltas -> merged", "merged", model, load(made.folder), rows, self.data, self.workspace)
 
     def _checkpoint(self, previous: Artifact, made: Artifact) -> None:
-        from serving.repository import tokenizer_files
-
         config = json.loads((made.folder / "config.json").read_text(encoding="utf-8"))
         labels = [config["id2label"][str(number)] for number in range(len(config["id2label"]))]
         require_same("its config's labels", labels, self.data.label_names)
@@ -245,9 +237,6 @@ class Verification:
         require_same_files(tokenizer_files(self.base.folder), made.folder, "tokenizer")
 
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
-        from compressor.tasks.features import torch_forward
-        from pipelines.stages.loading import judge_rows, load_model
-
         rows, key = self.data.validation, self.data.kind.metric.key
 
         def judged(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -281,10 +270,6 @@ class Verification:
             yield f"{of.name} -> {precision}, generating", lambda: of.generating(precision, path)
 
     def _repository_hops(self, made: Artifact, inputs: Inputs, serve: bool) -> Iterator[tuple[str, Callable]]:
-        from pipelines.stages.deploy.config import DeployConfig, contents
-        from pipelines.stages.hops import compare_served
-        from pipelines.stages.loading import PARITY_ROWS
-
         row = next(stage for stage in self.stages if stage["id"] == made.entry)
         config, rows = DeployConfig(**row["config"]), self.data.compared(PARITY_ROWS)
         *_, path, options = contents(config, inputs, self.data)
@@ -307,10 +292,6 @@ class _Reference:
     @cached_property
     def prover(self) -> Prover:
         """The model, live."""
-        from compressor.deltas.links import merge_all
-        from pipelines.stages.export.proving import Prover
-        from pipelines.stages.loading import load_model
-
         inputs, of = self.inputs, self.verification
         artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
         model = merge_all(load_model(artifact, inputs.base))
@@ -328,10 +309,6 @@ class _Reference:
 
     def generating(self, precision: str, path: Path) -> ParityResult:
         """Compare what a file with a cache generates behind random prompts."""
-        from export.generation.files import compare_generated
-        from pipelines.stages.export.generators import with_prompts
-        from pipelines.stages.hops import runs
-
         found = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
         with runs(f"{self.name} -> {path.name}, generating"):
             return compare_generated(found, precision, [path], required=self.prover.gated)[0]
@@ -374,8 +351,6 @@ def require_same_files(wanted: Sequence[Path], folder: Path, what: str) -> None:
 
 def same_repository(repository: Path, name: str, model: Path, options: dict[str, Any]) -> None:
     """A deployed model with its config, labels and tokenizer is what the run wrote. Raises CheckError E612, UserError E724."""
-    from serving.repository import files_of, make_config, read_config, tokenizer_files
-
     folder = repository / name
     if not all(filecmp.cmp(source, folder / "1" / target, shallow=False) for target, source in files_of(model).items()):
         raise CheckError("E612", "the deployed model is not the exported one", "Deploy it again", str(folder))

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
-from compressor.errors import CheckError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from compressor.tasks.features import Encoding, Forward
-    from export.parity.compare import Batches, ParityResult, Unlabelled
-    from pipelines.engine.stage import Workspace
-    from pipelines.stages.loading import Data, Rows
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What one side of a comparison says: logits (answers, outputs) of all rows, of some of them in other batches, and, for the
-    checks that need no labels, of more rows."""
-
-    logits: np.ndarray
-    batches: Batches
-    more: np.ndarray | None = None
+from compressor.tasks.data import Data, Rows
+from compressor.tasks.features import Encoding, Forward, torch_forward
+from export.parity.compare import ParityResult, in_other_batches, require
+from export.parity.sides import Answers, compare_answers, runs, telling_rows
+from export.parity.suspects import suspect_module
+from export.runtimes.sessions import run, session
+from pipelines.engine.stage import Workspace
+from pipelines.stages.loading import predict_rows
+from serving.client import Client
+from serving.repository import read_config
+from serving.server import EmbeddedServer
 
 
 def ask(
@@ -42,33 +32,16 @@ def ask(
 ) -> Answers:
     """The answers of a model, with a progress bar; `most` is the largest batch, by default that of the data, and `more` are
     rows beside those that are compared."""
-    from export.parity.compare import in_other_batches
-    from pipelines.stages.loading import predict_rows
-
     most = most or data.batch_size
     logits = predict_rows(forward, rows, data, workspace, what, most)
     joined = None if more is None else predict_rows(forward, more, data, workspace, f"{what}, training rows", most)
     return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels), joined)
 
 
-def compare_answers(
-    hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows, unlabelled: Unlabelled | None = None
-) -> ParityResult:
-    """The record of one hop; nothing is raised."""
-    from export.parity.compare import Unlabelled, compare
-
-    options = {"batches": (reference.batches, candidate.batches), "unlabelled": unlabelled or Unlabelled()}
-    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, **options)
-
-
 def compare_modules(
     hop: str, kind: str, reference: nn.Module, candidate: nn.Module, rows: Rows, data: Data, workspace: Workspace
 ) -> ParityResult:
     """Two PyTorch models on `rows`, and in other batches. Raises CheckError E610 with the block where they part."""
-    from compressor.tasks.features import torch_forward
-    from export.parity.compare import require
-    from export.parity.suspects import suspect_module
-
     sides = [ask(torch_forward(model), rows, data, workspace, hop) for model in (reference, candidate)]
     result = compare_answers(hop, kind, *sides, rows)
     workspace.proven(result.to_json())
@@ -83,14 +56,6 @@ def compare_served(
 
     Raises CheckError E610, E611 and UserError E7xx.
     """
-    from functools import partial
-
-    from export.parity.compare import require
-    from export.runtimes.sessions import run, session
-    from serving.client import Client
-    from serving.repository import read_config
-    from serving.server import EmbeddedServer
-
     hop = "local session -> Triton"
     # one batch size on both sides: dynamic int8 scales depend on what shares a batch
     most = min(32, read_config(repository / name).max_batch_size or 32)
@@ -111,24 +76,3 @@ def compare_served(
     workspace.proven(result.to_json())
     require(result)
     return result
-
-
-@contextmanager
-def runs(hop: str) -> Iterator[None]:
-    """A graph that refuses an input fails its hop. Raises CheckError E611 with ONNX Runtime's reason."""
-    from export.runtimes.sessions import failures
-
-    try:
-        yield
-    except failures() as error:
-        reason = " ".join(str(error).split(" : ", 3)[-1].split())[-200:].strip(" .")
-        mend = "A graph must take any number of rows and tokens; export the model again"
-        raise CheckError("E611", f"{hop}: the graph does not run ({reason})", mend) from error
-
-
-def telling_rows(result: ParityResult, rows: Rows, data: Data) -> dict[str, Any]:
-    """The worst row beside the longest one, padded: what a search for the layer looks at."""
-    from compressor.tasks.features import pad
-
-    longest = max(range(len(rows)), key=lambda row: len(rows.tokens[row]["input_ids"]))
-    return pad([rows.tokens[result.worst_row], rows.tokens[longest]], data.pad_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -26,10 +25,6 @@ from compressor.methods import (
 from compressor.models.modules import Modules
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
-
-if TYPE_CHECKING:
-    pass
-
 
 DEFAULT_MODULES = ("query", "value")
 """What the papers tune, where neither the stage nor a select before it says otherwise."""
@@ -179,5 +174,5 @@ def told(config: TrainingConfig, row: Method) -> str:
 
 def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     """A merged checkpoint has no deltas left to choose by, to train or to cut."""
-    if any(entry.name == "merge" for entry in earlier):
+    if any(entry.row.merges for entry in earlier):
         yield Problem("E504", "the model is merged already", f"Put {name} before merge")

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from compressor.account import Plan, Trained
+import numpy as np
+from safetensors.torch import load_file
+from torch import nn
+
+from compressor import load
 from compressor.compression import compression_of
-from compressor.cost import ModelShape, added_by, share
-from compressor.errors import UserError
+from compressor.cost import shape_of, share
 from compressor.methods import (
     Method,
     Options,
     method,
+    trainable_counts,
 )
+from compressor.models.anatomy import modules_of
+from compressor.models.hub import build
+from compressor.storage.delta_file import write
+from compressor.tasks import TaskConfig
+from compressor.tasks.answers import by_row
+from compressor.tasks.data import Data
+from compressor.tasks.features import torch_forward
+from compressor.tasks.kinds import kind_of
+from compressor.tasks.reading import TaskData
+from compressor.training.distillation import HiddenTeacher
+from compressor.training.trainer import Rows, Schedule, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import numpy as np
-    from torch import nn
-
-    from compressor.tasks import TaskConfig
-    from compressor.tasks.kinds import Kind
-    from compressor.tasks.reading import TaskData
-    from compressor.training.distillation import HiddenTeacher
-    from compressor.training.trainer import Schedule
-    from pipelines.stages.loading import Data
-
-
+from pipelines.stages.loading import judge_rows, load_model, publish_model
 from pipelines.stages.training_config import TrainingConfig
-
-UNLEARNT = "the model is no better than one answer for every row"
+from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 
 def train_and_save(
@@ -52,11 +53,6 @@ def train_and_save(
 
     `logits` (answers, outputs) are a teacher's, of every training row; `teacher` is a live one.
     """
-    from compressor.methods import trainable_counts
-    from compressor.tasks.answers import by_row
-    from compressor.training.trainer import Rows, train
-    from pipelines.stages.loading import publish_model
-
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
     taught = None if logits is None else by_row(logits, data.train.labels)
@@ -83,18 +79,8 @@ def train_and_save(
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
 
 
-def below_constant(kind: Kind, metadata: dict[str, Any]) -> str | None:
-    """A sentence on a training whose main metric is less than what one answer for every row gets; None where it is not."""
-    constant, main = metadata.get("constant"), kind.metric
-    if constant is None or (value := metadata["quality"][main.key]) >= constant:
-        return None
-    return f"{main.name} is {100 * value:.1f}{main.unit}, below the {100 * constant:.1f}{main.unit} of one answer for every row"
-
-
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
     """How long and how fast this stage trains, defaults filled in."""
-    from compressor.training.trainer import Schedule
-
     rate = config.learning_rate or row.rate(config)
     return Schedule(
         epochs=config.epochs,
@@ -131,17 +117,11 @@ def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
 
 def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
     """The model's changes and head as one delta file on the pipeline's base."""
-    from compressor.storage.delta_file import write
-
     write(model, path, base=inputs.base.reference, base_sha256=inputs.base.sha256, label_names=data.label_names)
 
 
 def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, workspace: Workspace) -> list[dict[str, Any]]:
     """Copy the deltas of the smaller budgets into the artifact and measure each (ID3: one run, budget against quality)."""
-    from compressor import load
-    from compressor.tasks.features import torch_forward
-    from pipelines.stages.loading import judge_rows
-
     (workspace.folder / BUDGETS).mkdir()
     rows = []
     for places in sorted(stops):
@@ -158,9 +138,6 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
 
     `modules`, `rank` and `places` say what the unmerged delta computes: values on Ω of a LoRA are part of its A and B.
     """
-    from compressor.cost import shape_of
-    from compressor.models.anatomy import modules_of
-
     shape = shape_of(model)
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
     kept, reads = row.kept(shape, options) if row.kept else 0, row.reads_on(options.on)
@@ -178,8 +155,6 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
 
 def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
     """The options of a stage's method, with Ω of the nearest select (path -> int32 indices) where it takes its places."""
-    from safetensors.torch import load_file
-
     artifact = inputs.nearest("omega")
     if artifact is None:
         return config.options(None, None, group)
@@ -194,10 +169,6 @@ def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
 
     What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
     """
-    from compressor.models.hub import build
-    from compressor.tasks.kinds import kind_of
-    from pipelines.stages.loading import load_model
-
     earlier = inputs.nearest("model")
     if earlier is None:
         auto_class = kind_of(inputs.task.kind).auto_class
@@ -207,37 +178,6 @@ def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
 
 def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.Module:
     """The model, its head as trainings of the task's kind begin, unless the base came with one for this task."""
-    from compressor.tasks.kinds import kind_of
-
     if compression_of(model).head_origin != "kept":
         kind_of(task.kind).start(model, data.train.labels)
     return model
-
-
-def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
-    """What a stage with this config and method would train at this point of the plan, and the shape it leaves.
-
-    Raises UserError E104 (a rank above that of every matrix), E302 and E407.
-    """
-    from compressor.methods import apply
-
-    options = config.options(plan.places.ground if plan.places else None, None, group=str(len(plan.trainable) + 1))
-    check_rank(method(name), options, plan.shape)
-    apply(plan.model, name, options)
-    return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
-
-
-def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
-    """Raises UserError E104 for a rank that no matrix of the method's modules can have."""
-    if not ((row.low_rank and row.rank_limited) or options.on == "lora"):
-        return
-    full = max((min(out, into) for _, out, into in shape.matrices(options.modules)), default=options.rank)
-    if options.rank > full:
-        what = f"rank {options.rank:,}, where the matrices have at most {full:,} rows and columns"
-        raise UserError("E104", what, f"Use at most {full:,}; 4 to 64 are usual")
-
-
-def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:
-    """A row of the plan: what the stage trains, and in its name how much of that is left, where that is less."""
-    count, kept = own.count(shape), own.kept(shape)
-    return (stage if kept == count else f"{stage}, {kept:,} kept", count)

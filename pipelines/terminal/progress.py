@@ -6,13 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+
+from rich import progress
+from rich.console import Console
 
 from pipelines.engine.stage import Progress
-
-if TYPE_CHECKING:
-    from rich import progress
-    from rich.console import Console
 
 QUIET_SECONDS = 10
 """Off a terminal, lines of one bar are at least this far apart, ..."""
@@ -110,8 +108,6 @@ class Display:
 
 
 def _live(console: Console) -> progress.Progress:
-    from rich import progress
-
     return progress.Progress(
         progress.SpinnerColumn(),
         progress.TextColumn("{task.description}", markup=False),

@@ -27,7 +27,7 @@ from compressor.storage.changes import describe, pack, unpack
 from compressor.storage.delta_comparison import compare
 from compressor.storage.layout import accounts, fold, unfold
 from compressor.storage.live import remember, strip
-from pipelines.cli.delta_commands import _facts
+from pipelines.cli.delta_work import _facts
 from tests.compressor.conftest import OPTIONS, logits, tiny, tuned
 from tests.tiny import write_model
 

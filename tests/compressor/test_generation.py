@@ -30,6 +30,8 @@ from compressor.storage.peft.read import CONFIG, read_adapter
 from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED
+from compressor.tasks.data import MOST_OUTPUTS, Data
+from compressor.tasks.data import Rows as Loaded
 from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
@@ -38,8 +40,6 @@ from compressor.tasks.rows import Split
 from compressor.training.distillation import HiddenTeacher
 from export.parity.compare import BOUNDS, compare, in_other_batches, row_of
 from pipelines.cli.commands import main
-from pipelines.stages.loading import MOST_OUTPUTS, Data
-from pipelines.stages.loading import Rows as Loaded
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import WORDS, write_model
 

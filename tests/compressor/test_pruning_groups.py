@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch_pruning
 
-from compressor.deltas.links import LowRank, Sparse, delta_of, original
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import delta_of, original
 from compressor.deltas.sources import Own
 from compressor.models.anatomy import layers_of
 from compressor.models.modules import STRUCTURES

@@ -74,7 +74,9 @@ def test_metrics_are_those_of_scipy(labels):
     assert spearman(OUTPUTS, labels) == pytest.approx(stats.spearmanr(OUTPUTS[:, 0], labels).statistic, abs=1e-12)
 
 
-@pytest.mark.parametrize("broken", [np.zeros((200, 1)), np.full((200, 1), 2.7), np.full((200, 1), np.nan)])
+@pytest.mark.parametrize(
+    "broken", [np.zeros((200, 1)), np.full((200, 1), 2.7), np.full((200, 1), np.nan), np.full((200, 1), np.inf)]
+)
 def test_what_has_no_correlation_is_worth_nothing(broken):
     """A model that says the same of everything guesses: 0, never a NaN in a report."""
     assert pearson(broken, SCORES) == spearman(broken, SCORES) == 0.0

@@ -18,7 +18,8 @@ import pytest
 from rich.console import Console
 
 from compressor.errors import CompressError
-from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.lockfile import LOCK_FILE
+from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import MANIFEST
 from pipelines.file.config import load_pipeline
 from tests.pipelines import toys

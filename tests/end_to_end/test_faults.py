@@ -24,7 +24,8 @@ from safetensors.numpy import load_file, save_file
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 from pipelines.cli.commands import main
-from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.lockfile import LOCK_FILE
+from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import MANIFEST, SEAL, fingerprint, sealed
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run

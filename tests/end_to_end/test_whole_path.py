@@ -181,7 +181,7 @@ def test_pairs_three_classes_mpnet(tmp_path, monkeypatch):
 def test_a_failed_check_stops_the_run_and_publishes_nothing(tmp_path, monkeypatch):
     """A fault in the surgery: the masked reference is not masked. Exit code 3, the hop and the row are named."""
     path = write_pipeline(tmp_path, stages=STAGES[:3], rows=40)
-    monkeypatch.setattr("compressor.pruning.surgery.silence", lambda model, removals: None)
+    monkeypatch.setattr("pipelines.stages.prune.remove_units.silence", lambda model, removals: None)
     with pytest.raises(CheckError, match=r"E610 .*heads masked -> removed.*worst row \d+ of 80") as caught:
         run_pipeline(load_pipeline(path), tmp_path / "runs")
     assert caught.value.exit_code == 3

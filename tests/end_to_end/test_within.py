@@ -13,7 +13,7 @@ from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.stages.loading import load_data
-from pipelines.stages.select.config import start
+from pipelines.stages.select.run import start
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}

@@ -31,7 +31,7 @@ IMPORTED = (
     "compressor.training.multitask",
     "export.runtimes.sessions",
     "pipelines.cli.commands",
-    "pipelines.stages.hops",
+    "export.parity.sides",
     "pipelines.engine.preflight",
     "pipelines.runs.verify",
 )

@@ -147,8 +147,8 @@ def run_graph(folder: Path, name: str) -> None:
     """A session of an .onnx or an .xml, and one batch through it."""
     import numpy as np
 
+    from export.parity.sides import runs
     from export.runtimes.sessions import run, session
-    from pipelines.stages.hops import runs
 
     path = folder / name if name.endswith((".onnx", ".xml")) else next(folder.glob("*.xml"))
     live = session(path, threads=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engine.runner import Stopped
+from pipelines.engine.invocation import Stopped
 from tests.pipelines import toys
 
 FORKS = multiprocessing.get_context("forkserver")

@@ -11,14 +11,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import GraphOptimizationLevel
 
-import export.latency.measure
 import export.runtimes.sessions
 from compressor.processor import INSTRUCTIONS
 from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
-from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig, run
+from pipelines.stages.benchmark import run as benchmark
+from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
 from tests.tiny import write_pipeline
 
 STAGES = [{"tune": {"method": "lora", "rank": 2, "modules": ["query"], "epochs": 0.2}}, {"merge": None}]
@@ -55,7 +55,7 @@ def ready(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(ready, tmp_path_factory):
     """(measurements.json, the threads of every session and every latency run as they came)."""
-    session, measure, threads = export.runtimes.sessions.session, export.latency.measure.measure, []
+    session, measure, threads = export.runtimes.sessions.session, benchmark.measure, []
 
     def watched_session(*arguments, **options):
         live = session(*arguments, **options)
@@ -74,8 +74,8 @@ def measured(ready, tmp_path_factory):
     workspace = SimpleNamespace(folder=folder, progress=lambda description, total: nullcontext(bar), say=lambda text: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export.runtimes.sessions, "session", watched_session)
-        patch.setattr(export.latency.measure, "measure", watched_measure)
-        run(BenchmarkConfig(batch=[1], length=[8], rounds=3), ready, workspace)
+        patch.setattr(benchmark, "measure", watched_measure)
+        benchmark.run(BenchmarkConfig(batch=[1], length=[8], rounds=3), ready, workspace)
     return json.loads((folder / "measurements.json").read_text()), threads
 
 
@@ -96,3 +96,11 @@ def test_files_for_cuda_are_left_out_on_the_cpu_and_that_is_told(measured):
     account = measured[0]
     assert [row["name"] for row in account["candidates"]] == ["dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32"]
     assert [row["name"] for row in account["left_out"]] == ["dense ONNX fp16", "compressed ONNX fp16"]
+
+
+def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):
+    tuned = Artifact(tmp_path, "a", "model", "tune", "tune", {}, {"method": "lora", "modules": ["key"], "rank": 4, "places": 0})
+    longer = Artifact(tmp_path, "b", "model", "recover", "recover", {}, {"method": "lora"})
+    later = Artifact(tmp_path, "c", "model", "recover", "recover-2", {}, {"method": "lora", "rank": 8, "places": 9})
+    inputs = Inputs(None, None, 0, (tuned, longer, later), dense=longer)
+    assert benchmark.delta_of_dense(inputs) == {"modules": ["key"], "rank": 4, "places": 0}

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.pipelines import toys
+
 LAZY = "import sys, pipelines.cli.commands as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
 
 
@@ -66,12 +68,7 @@ def test_exit_codes(project, out, compress, trouble, code):
 
 
 def test_a_package_that_is_missing_is_named_before_anything_runs(project, out, compress, monkeypatch):
-    import dataclasses
-
-    from tests.pipelines import toys
-
-    lacking = dataclasses.replace(toys.STAGES[2], packages=("click", "no-such-package"))
-    monkeypatch.setattr(sys.modules["pipelines.stages.prune.config"], "STAGE", lacking)
+    toys.replace(monkeypatch, "prune", packages=("click", "no-such-package"))
     code, shown, error = compress("run", project, "--out", out)
     assert (code, shown, out.exists()) == (2, "", False)
     assert error == "E901 stage 'prune' needs the package no-such-package. Install it: pip install no-such-package\n"
@@ -123,13 +120,13 @@ def test_usage_errors_and_version(compress):
 
 
 def test_a_bug_in_any_command_is_one_line(project, out, compress, monkeypatch, tmp_path):
-    from pipelines.engine import preflight
+    from pipelines.cli import check_work
 
     def bug(*_):
         raise ZeroDivisionError("a bug of ours\nin two lines")
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(preflight, "check_inputs", bug)
+    monkeypatch.setattr(check_work, "check_inputs", bug)
     code, _, error = compress("check", project)
     assert code == 1 and len(error.splitlines()) == 1
     assert error.startswith(

@@ -1,13 +1,14 @@
 """A pipeline file in, a typed pipeline out: overrides, ids, defaults and paths. What is refused is in test_mistakes.py."""
 
 import json
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import UserError, UserErrors
-from pipelines.file.config import find_pipeline, load_pipeline, without_id
+from pipelines.file.config import command_of, find_pipeline, load_pipeline, without_id
 
 HEAD = """\
 name: p
@@ -142,6 +143,7 @@ def test_every_fault_of_a_file_is_told_at_once(write):
     ]
 
 
+@settings(deadline=None)  # the first example imports the stages
 @given(
     st.fixed_dictionaries(
         {},
@@ -200,3 +202,15 @@ def test_recipes_are_found_by_name_and_are_right():
     assert load_pipeline(find_pipeline("paper")).name == "paper"
     with pytest.raises(UserError, match=r"E110 no pipeline file .quikstart.\. Did you mean .quickstart."):
         find_pipeline("quikstart")
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "command"),
+    [
+        (find_pipeline("quickstart"), ["tune.rank=8"], "compress run quickstart --set tune.rank=8"),
+        (Path("work", "reviews.yaml"), [], "compress run reviews.yaml"),
+        (Path("p.yaml"), ["model=/home/me/minilm", "name=a b"], "compress run p.yaml --set model=minilm --set 'name=a b'"),
+    ],
+)
+def test_a_report_names_its_command_without_the_folders_of_a_disk(file, overrides, command):
+    assert command_of(file, overrides) == command

@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
-from pipelines.cli import doctor
-from pipelines.cli.doctor import FAULT, OK, WARNING, examine, fits, memory_limit, required
+from pipelines.doctor import examine, machine, packages
+from pipelines.doctor.findings import FAULT, OK, WARNING, Probe
+from pipelines.doctor.machine import memory_limit
+from pipelines.doctor.packages import fits, required
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
@@ -98,14 +100,14 @@ def test_the_environment_is_looked_at(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    found = {one.name: one for look in (doctor.threads(), doctor.caches(), doctor.disk(tmp_path / "file")) for one in look}
+    found = {one.name: one for look in (machine.threads(), machine.caches(), machine.disk(tmp_path / "file")) for one in look}
     assert found[f"{tmp_path / 'file'}/"].status == FAULT and found[f"{tmp_path / 'file'}/"].fix == "Use another --out"
     assert "more than there are cores" in found["OMP_NUM_THREADS"].what
     assert found["OMP_WAIT_POLICY"].status == WARNING and "spin" in found["OMP_WAIT_POLICY"].what
     assert found["HF_HUB_OFFLINE"].what.startswith("set: ")
     assert found["hub cache"].status == WARNING and "HF_HOME" in found["hub cache"].fix
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert "is no number" in next(one for one in doctor.threads() if one.name == "OMP_NUM_THREADS").what
+    assert "is no number" in next(one for one in machine.threads() if one.name == "OMP_NUM_THREADS").what
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,8 @@ def test_the_environment_is_looked_at(tmp_path, monkeypatch):
 def test_cuda_as_each_sees_it(card, torch, status, words):
     runtime = {"providers": ["CPUExecutionProvider"]}
     driver = {"name": "A card", "cuda": 13000} if card else {}
-    probes = {"driver": doctor.Probe(driver), "torch": doctor.Probe(torch), "onnxruntime": doctor.Probe(runtime)}
-    found = {one.name: one for one in doctor.cuda({"torch": "torch 2.13.0+x"}, probes)}
+    probes = {"driver": Probe(driver), "torch": Probe(torch), "onnxruntime": Probe(runtime)}
+    found = {one.name: one for one in packages.cuda({"torch": "torch 2.13.0+x"}, probes)}
     assert found["torch on"].status == status and words in found["torch on"].what
     assert found["graphics card"].what == ("A card, CUDA 13.0, as the driver says" if card else "none, as the driver says")
     assert found["onnxruntime on"].status == (WARNING if card and torch["available"] else OK)
@@ -132,8 +134,8 @@ def test_cuda_as_each_sees_it(card, torch, status, words):
     ("flags", "status"), [(["avx2", "avx512_vnni"], OK), (["avx2", "fma"], WARNING), (["asimd", "asimddp"], OK), ([], WARNING)]
 )
 def test_int8_without_vnni_is_a_warning(flags, status, monkeypatch):
-    monkeypatch.setattr(doctor, "processor", lambda: {"cpu": "x", "instructions": flags, "cores": 2})
-    assert {one.name: one.status for one in doctor.instructions()}["int8"] == status
+    monkeypatch.setattr(machine, "processor", lambda: {"cpu": "x", "instructions": flags, "cores": 2})
+    assert {one.name: one.status for one in machine.instructions()}["int8"] == status
 
 
 def test_a_look_that_fails_is_a_finding(monkeypatch, tmp_path):
@@ -141,9 +143,9 @@ def test_a_look_that_fails_is_a_finding(monkeypatch, tmp_path):
         raise ZeroDivisionError("odd machine")
         yield
 
-    monkeypatch.setattr(doctor, "_probes", lambda names: {"driver": doctor.Probe({})})
-    monkeypatch.setattr(doctor, "memory", broken)
-    found = next(one for one in examine(tmp_path) if "odd machine" in one.what)
+    monkeypatch.setattr(examine, "_probes", lambda names: {"driver": Probe({})})
+    monkeypatch.setattr(examine, "memory", broken)
+    found = next(one for one in examine.examine(tmp_path) if "odd machine" in one.what)
     assert found.status == WARNING and "ZeroDivisionError" in found.what
 
 

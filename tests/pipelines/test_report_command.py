@@ -3,7 +3,8 @@
 import pytest
 
 from compressor.errors import UserError
-from pipelines.engine.runner import LOCK_FILE, run_pipeline
+from pipelines.engine.lockfile import LOCK_FILE
+from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.kept import layers_left, plan_table
 from pipelines.runs.finished import plan_of

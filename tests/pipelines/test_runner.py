@@ -1,6 +1,5 @@
 """What the runner promises: reuse, atomic publish, locks, quiet, and the same store however often it is killed."""
 
-import dataclasses
 import json
 import os
 import random
@@ -16,6 +15,7 @@ import yaml
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Artifact, dense_of
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
@@ -86,12 +86,11 @@ def test_only_what_changed_runs_again(project, out, change, again):
 
 
 def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
-    monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: None)
-    computing = dataclasses.replace(toys.STAGES[1], packages=("click", "torch"))
-    monkeypatch.setattr(sys.modules["pipelines.stages.tune.config"], "STAGE", computing)
+    monkeypatch.setattr("pipelines.engine.given.accelerator", lambda: None)
+    toys.replace(monkeypatch, "tune", packages=("click", "torch"))
     go(project, out)
     calls(out)
-    monkeypatch.setattr("pipelines.engine.runner.accelerator", lambda: "NVIDIA H200")
+    monkeypatch.setattr("pipelines.engine.given.accelerator", lambda: "NVIDIA H200")
     go(project, out)
     assert calls(out) == ["tune"]  # it made the same here, so what follows is reused
 
@@ -154,7 +153,9 @@ def test_a_stage_sees_only_what_it_declares(project, out):
     assert [one[1] for one in seen["prune"]["artifacts"]] == ["tune"]
     assert [one[1] for one in seen["report"]["artifacts"]] == ["select", "tune", "prune"]
     assert seen["prune"]["dense"]["text"] == "x" and seen["report"]["dense"] is None
-    assert seen["report"]["run"] == {"name": "toy", "stages": ["select", "tune", "prune"]} and seen["prune"]["run"] == {}
+    told = seen["report"]["run"]
+    assert (told["name"], told["stages"]) == ("toy", ["select", "tune", "prune"]) and seen["prune"]["run"] == {}
+    assert told["command"] == "compress run pipeline.yaml" and told["product"].startswith("compress-pipeline")
 
 
 @pytest.mark.parametrize(
@@ -310,3 +311,20 @@ def test_a_killed_run_ends_in_the_same_bytes(project, tmp_path, kills):
         assert tree(folder / ".store") == expected
         interrupted.add(len(finished))
     assert len(interrupted) > 2, "the moments fall into different stages"
+
+
+@pytest.mark.parametrize(
+    ("stages", "dense"),
+    [
+        ("select tune prune recover merge", "tune"),
+        ("tune prune select recover prune recover merge", "tune"),
+        ("tune recover prune recover", "recover"),  # trained on before anything is removed
+        ("tune recover merge", "recover"),
+        ("select", None),
+    ],
+)
+def test_dense_is_the_last_model_trained_before_anything_is_removed(stages, dense, tmp_path):
+    artifacts = [Artifact(tmp_path, str(number), "", name, name, {}, {}) for number, name in enumerate(stages.split())]
+    found = dense_of(artifacts)
+    assert (found and found.stage) == dense
+    assert found is None or int(found.id) == stages.split().index(dense)

@@ -11,6 +11,7 @@ from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import config as benchmark
 from pipelines.stages.deploy import config as deploy
+from pipelines.stages.deploy.run import contents
 from pipelines.stages.export import config as export
 from pipelines.stages.merge import config as merge
 from pipelines.stages.tune import config as tune
@@ -74,9 +75,9 @@ def test_the_first_runtime_is_the_first_that_export_names(tmp_path):
     task = SimpleNamespace(kind="classification", max_length=9)
     inputs = Inputs(BaseModelReference("", write_model(tmp_path / "model"), ""), task, 0, (exported,))
     data = SimpleNamespace(label_names=["a", "b"], pad_id=0)
-    assert deploy.contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")
+    assert contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")
     only = deploy.DeployConfig(runtime="onnxruntime")
-    assert deploy.contents(only, inputs, data)[:3] == ("onnxruntime", "fp32", tmp_path / "a.onnx")
+    assert contents(only, inputs, data)[:3] == ("onnxruntime", "fp32", tmp_path / "a.onnx")
 
 
 def test_files_for_cuda_need_a_runtime_that_has_it():

@@ -1,10 +1,8 @@
 """Sweeps over seeds and subsets: what runs, what is reused, what comes out, and every mistake before anything runs."""
 
-import dataclasses
 import json
 import os
 import signal
-import sys
 
 import pytest
 import yaml
@@ -41,9 +39,7 @@ def measure_quality(monkeypatch):
     """Put toys with a quality in the place of those without one."""
     for stage in toys.STAGES:
         if stage.produces == "model":
-            monkeypatch.setattr(
-                sys.modules[f"pipelines.stages.{stage.name}.config"], "STAGE", dataclasses.replace(stage, run=toy)
-            )
+            toys.replace(monkeypatch, stage.name, run=toy)
 
 
 def go_measured(project, out):

@@ -21,7 +21,7 @@ from pipelines.engine.store import sealed
 from pipelines.file.config import load_pipeline
 from pipelines.runs.sweep import sweep
 from pipelines.stages.loading import load_model
-from pipelines.stages.prune import targets
+from pipelines.stages.prune import meet_target, targets
 from pipelines.stages.prune.config import PruneConfig, lengths, planned
 from pipelines.stages.prune.targets import GOALS, Search, Target, closed_form, widths
 from pipelines.stages.tune.config import TuneConfig
@@ -63,14 +63,14 @@ def tables(monkeypatch):
         asked.append(facts)
         return table_of(model, facts)
 
-    monkeypatch.setattr("export.latency.table.measure_table", made_up)
+    monkeypatch.setattr("pipelines.stages.prune.meet_target.measure_table", made_up)
     return asked
 
 
 @pytest.fixture
 def unmeasured(monkeypatch):
     """Whatever is asked for, it is met."""
-    monkeypatch.setattr(targets, "measured", lambda *given: [3.0, 1e-3])
+    monkeypatch.setattr(meet_target, "measured", lambda *given: [3.0, 1e-3])
 
 
 def flops_of(artifact, pipeline):
@@ -91,7 +91,7 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert 0.7 < share <= 0.8 and first["predicted"] == share and "measured" not in first
     assert f"target 0.800 of the FLOPs, predicted {share:.3f} of the FLOPs" in shown
     assert second["predicted"] >= 1.6 and second["measured"] == second["dense_ms"] / second["ms"] > 0
-    assert 1 <= len(second["tried"]) <= targets.TRIES and first["tried"] == []
+    assert 1 <= len(second["tried"]) <= meet_target.TRIES and first["tried"] == []
     assert second["told"].endswith(f"predicted {second['predicted']:.2f}x, measured {second['measured']:.2f}x")
     assert second["told"].startswith("target 1.60x, predicted 1.6") and second["told"] in shown
     assert second["criterion"] == {"heads": "delta", "neurons": "weight"}
@@ -132,7 +132,7 @@ def test_a_table_is_of_one_graph():
     inputs = Inputs(base=None, task=None, seed=0, threads=1)
 
     def name(model, **where):
-        return targets.table_name(targets.facts_of(Target(speedup=2.0, **where), model, inputs))
+        return meet_target.table_name(meet_target.facts_of(Target(speedup=2.0, **where), model, inputs))
 
     model, other, relu = tiny("bert", seed=0), tiny("bert", seed=1), tiny("bert")
     other.config.id2label = {0: "x", 1: "y", 2: "z"}
@@ -192,7 +192,7 @@ def test_a_target_that_the_table_misses_is_met_by_measurement(project, tmp_path,
         table = table_of(dense, {})
         return [table.ms(shape_of(dense)), 1.05 * table.ms(shape_of(pruned))]
 
-    monkeypatch.setattr(targets, "measured", slower)
+    monkeypatch.setattr(meet_target, "measured", slower)
     code, shown, error = compress("run", project, "--out", tmp_path, "--until", "prune-2")
     assert (code, error) == (0, "")
     artifact = run_pipeline(load_pipeline(project), tmp_path).artifacts["prune-2"]
@@ -225,7 +225,10 @@ def test_widths_are_chosen_for_less_until_the_measurement_meets_the_target(times
             raise UserError("E520", "out of reach", "Ask for less")
         return [{"heads": len(asked)}]
 
-    tried = targets.settled(choose, lambda found: targets.Trial(found, 2.0, 1.0, times[len(asked) - 1]), Target(speedup=2.0))
+    def trial(found):
+        return meet_target.Trial(found, 2.0, 1.0, times[len(asked) - 1])
+
+    tried = meet_target.settled(choose, trial, Target(speedup=2.0))
     assert asked == pytest.approx(shares)
     assert [one.ms for one in tried] == [one for one in times if one]
 
@@ -265,7 +268,7 @@ def test_units_are_priced_once_for_a_model_and_its_scores(project, tmp_path, mon
         counted.append(given)
         return prices_of(*given)
 
-    monkeypatch.setattr("compressor.pruning.prices.prices_of", counting)
+    monkeypatch.setattr("pipelines.stages.prune.meet_target.prices_of", counting)
 
     def go(*settings, force=()):
         found = run_pipeline(load_pipeline(project, settings), tmp_path, until="prune", force=force)

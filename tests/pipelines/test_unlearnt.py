@@ -9,7 +9,7 @@ from rich.console import Console
 from compressor.tasks.kinds import kind_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
-from pipelines.stages.trainings import UNLEARNT, below_constant
+from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 from tests.tiny import write_pipeline
 
 STAGES = [

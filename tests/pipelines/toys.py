@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -152,22 +153,40 @@ TROUBLES = {
     )
 }
 
+RUN = f"{__name__}:run"
+
 STAGES = [
-    Stage("select", "", ToyConfig, "omega", run, reads_data=False, packages=("click",)),
-    Stage("tune", "", ToyConfig, "model", run, accepts=("omega",), packages=("click",)),
-    Stage("prune", "", ToyConfig, "model", run, needs=("model",), uses_dense=True, packages=("click",)),
-    Stage("deploy", "", ToyConfig, "repository", run, needs=("model",), packages=("click",)),
-    Stage("report", "", ToyConfig, "report", run, needs=("model",), accepts=("*",), packages=("click",)),
+    Stage("select", "", ToyConfig, "omega", RUN, reads_data=False, packages=("click",)),
+    Stage("tune", "", ToyConfig, "model", RUN, accepts=("omega",), packages=("click",), trains=True),
+    Stage("prune", "", ToyConfig, "model", RUN, needs=("model",), uses_dense=True, packages=("click",), removes=True),
+    Stage("deploy", "", ToyConfig, "repository", RUN, needs=("model",), packages=("click",)),
+    Stage("report", "", ToyConfig, "report", RUN, needs=("model",), accepts=("*",), packages=("click",)),
 ]
 
 
 def install(monkeypatch) -> None:
     """Put the toys in the place of the real stages."""
-    monkeypatch.setattr(stage_table, "STAGE_NAMES", tuple(stage.name for stage in STAGES))
+    monkeypatch.setattr(stage_table, "STAGE_NAMES", ())
     for stage in STAGES:
-        module = types.ModuleType(stage.name)
-        module.STAGE = stage
-        monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}.config", module)
+        add(monkeypatch, stage)
+
+
+def add(monkeypatch, stage: Stage) -> None:
+    """Put one more stage into the table until the test ends."""
+    monkeypatch.setattr(stage_table, "STAGE_NAMES", (*stage_table.STAGE_NAMES, stage.name))
+    module = types.ModuleType(stage.name)
+    module.STAGE = stage
+    monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}.config", module)
+
+
+def replace(monkeypatch, name: str, run=None, **traits) -> None:
+    """Give a toy stage other traits until the test ends; `run` is a function."""
+    if run is not None:
+        own = f"run_of_{name}"
+        monkeypatch.setattr(sys.modules[__name__], own, run, raising=False)
+        traits["run"] = f"{__name__}:{own}"
+    stage = next(one for one in STAGES if one.name == name)
+    monkeypatch.setattr(sys.modules[f"pipelines.stages.{name}.config"], "STAGE", dataclasses.replace(stage, **traits))
 
 
 def write_project(folder: Path, pipeline: str = PIPELINE) -> Path:

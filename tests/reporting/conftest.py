@@ -11,7 +11,7 @@ import pytest
 from compressor.cost import LayerShape, ModelShape
 from compressor.tasks import TaskConfig
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
-from pipelines.stages.benchmark.config import cost_of
+from pipelines.stages.benchmark.run import cost_of
 from pipelines.stages.report import config as stage
 
 CONFIG = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
@@ -25,6 +25,9 @@ KEPT = {
 }
 PRUNED = DENSE.left("heads", [6] * 6).left("neurons", [768] * 6)
 TUNED = {"modules": ("query", "value"), "rank": 16, "places": 192}
+
+
+COMMAND, PRODUCT = "compress run quickstart --set tune.rank=8", "compress-pipeline 9.8.7"
 
 
 @dataclass
@@ -184,5 +187,6 @@ def write_report(
     task = TaskConfig(train=place / "train.tsv", validation=place / "dev.tsv", text="sentence", label="label")
     base = BaseModelReference(reference, place / "base", "0" * 64)
     dense = next(artifact for artifact in artifacts if artifact.entry == "tune")
-    stage.STAGE.run(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, {"name": name}), Folder(place / "out"))
+    told = {"name": name, "command": COMMAND, "product": PRODUCT}
+    stage.STAGE.perform(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, told), Folder(place / "out"))
     return place / "out"

@@ -10,12 +10,14 @@ from operator import getitem
 import pytest
 
 from compressor.cost import Inserted
+from pipelines.engine.stage import Stage, StageConfig
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.tables import tables
-from pipelines.stages.benchmark.config import cost_of
-from tests.reporting.conftest import DENSE, EVERY, KEPT, MACHINE, PRUNED, STAGES
+from pipelines.stages.benchmark.run import cost_of
+from tests.pipelines import toys
+from tests.reporting.conftest import COMMAND, DENSE, EVERY, KEPT, MACHINE, PRODUCT, PRUNED, STAGES, quality
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -256,6 +258,17 @@ def test_absent_stages_leave_no_hole(write, gone, candidates, deployed, absent):
     assert page(folder).open == []
 
 
+def test_a_new_stage_that_makes_a_model_is_reported_like_any(write, monkeypatch):
+    new = Stage("average", "", StageConfig, "model", "nowhere:run", trains=True, outcome="averaged")
+    toys.add(monkeypatch, new)
+    monkeypatch.setitem(STAGES, "average", ("model", {"quality": quality(0.8625), "merged": False, "constant": 0.9}))
+    monkeypatch.setitem(STAGES, "average-2", ("model", {"quality": quality(0.8635), "merged": False}))
+    report = load(write(stages=tuple(STAGES)))
+    told = {row["stage"]: row["accuracy"] for row in report["quality_by_stage"]}
+    assert (told["averaged"], told["average-2"]) == (0.8625, 0.8635)
+    assert "After average accuracy is 86.2 %, below the 90.0 % of one answer for every row." in report["notes"]
+
+
 def test_steps_name_together_what_was_not_measured_apart(write):
     assert [step["step"] for step in load(write())["steps"]] == ["dense PyTorch fp32", "+ ONNX Runtime", "+ pruning", "+ int8"]
     few = load(write(candidates=("dense PyTorch fp32", "compressed ONNX int8")))
@@ -341,7 +354,7 @@ def strings(value, path=()):
 
 def test_no_string_of_a_report_becomes_markup(write, monkeypatch):
     """Each is a script in its turn; the few words that choose a table or a colour are refused, all others are shown as text."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("pipelines.reporting.render.get_plotlyjs", lambda: "")
     report, script, shown = load(write()), "<script>alert(1)</script>", 0
     for *above, last in strings(report):
         part = reduce(getitem, above, report)
@@ -352,6 +365,15 @@ def test_no_string_of_a_report_becomes_markup(write, monkeypatch):
             shown += "&lt;script&gt;alert(1)" in html or "\\u003cscript\\u003ealert(1)" in html
         part[last] = before
     assert shown > 20
+
+
+def test_every_form_names_the_command_that_makes_it_and_the_versions(write):
+    folder = write()
+    report = load(folder)
+    assert (report["command"], report["product"]) == (COMMAND, PRODUCT)
+    assert f"- Command: {COMMAND}" in (folder / "report.md").read_text(encoding="utf-8")
+    for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
+        assert COMMAND in text and f"{PRODUCT}, Python 3.11.0, torch 0.0.1" in text
 
 
 def test_same_inputs_give_the_same_bytes(write):

@@ -9,14 +9,11 @@ from pydantic import Field
 
 from compressor.errors import CheckError, UserError
 from export.graph.half import FOR_CUDA
-from pipelines.engine.stage import Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from compressor.account import Plan
-    from pipelines.stages.loading import Data
 
 
 class DeployConfig(StageConfig):
@@ -52,7 +49,7 @@ class DeployConfig(StageConfig):
 
 
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    exports = [entry for entry in earlier if entry.name == "export"]
+    exports = [entry for entry in earlier if entry.row.exports]
     for key in ("runtime", "precision") if exports else ():
         wanted, exported = getattr(config, key), exports[-1].config
         if wanted and exported.auto:
@@ -75,45 +72,6 @@ def plan(config: DeployConfig, plan: Plan) -> Plan:
     return plan
 
 
-def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
-    """(runtime, precision, model file, what else a repository is written from): the compressed model, the base's tokenizer."""
-    from compressor.models.hub import end_id
-
-    exported, base = inputs.nearest("onnx"), inputs.base.folder
-    end = end_id(base)
-    files = exported.metadata["files"]["compressed"]
-    # as export names them: the keys of stored metadata are sorted
-    runtimes = exported.metadata.get("runtimes") or list(files)
-    runtime, precision = config.chosen(runtimes, files)
-    options = {
-        "labels": data.label_names,
-        "tokenizer_folder": base,
-        "max_batch_size": config.max_batch_size,
-        "max_queue_delay_us": config.max_queue_delay_us,
-        "parameters": {
-            "task": inputs.task.kind,
-            "max_length": inputs.task.max_length,
-            "pad_id": data.pad_id,
-            **({} if end is None else {"end_id": end}),
-        },
-    }
-    return runtime, precision, exported.folder / files[runtime][precision]["path"], options
-
-
-def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Write repository/NAME with the compressed model and its tokenizer, and prove it on the embedded server."""
-    from pipelines.stages.hops import compare_served
-    from pipelines.stages.loading import PARITY_ROWS, load_data
-    from serving.repository import write_repository
-
-    data, repository = load_data(inputs), workspace.folder / "repository"
-    runtime, precision, path, options = contents(config, inputs, data)
-    write_repository(repository, config.name, path, **options)
-    rows = data.compared(PARITY_ROWS)
-    result = compare_served(repository, config.name, path, rows, data, workspace, inputs.threads)
-    return {"model": config.name, "runtime": runtime, "precision": precision, "parity": [result.to_json()]}
-
-
 STAGE = Stage(
     name="deploy",
     summary="write a Triton model repository and prove it on a live server",
@@ -123,7 +81,7 @@ STAGE = Stage(
     packages=("onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers"),
     version=3,
     extras=lambda config: ("openvino",) if config.runtime == "openvino" else (),
-    run=run,
+    run="pipelines.stages.deploy.run:run",
     check=check,
     plan=plan,
     optional=True,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from compressor.errors import CheckError
-from pipelines.stages.export.config import Exported, hop_of, left_out, remove, stored_bytes, told
+from compressor.models.hub import tokenizer_of
+from compressor.tasks.data import Data
+from export.graph.trace import SINGLE_FILE_LIMIT, can_fuse
+from export.standalone.folder import SUMMARY, write_generating
+from export.standalone.source_model import Found, random_rows
+from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
+from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.exported import Exported, hop_of, left_out, remove, stored_bytes, told
 from pipelines.stages.export.proving import Prover
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from export.standalone.source_model import Found
-    from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
-    from pipelines.stages.export.config import ExportConfig
-    from pipelines.stages.loading import Data
 
 RUNTIME = "onnxruntime"
 
@@ -30,9 +31,6 @@ def export_generator(
     generates behind random prompts, token by token. A compressed file in int8 that fails is left out: it has no matrices to
     spare. Raises CheckError E610, E611, UserError E622, E623.
     """
-    from export.graph.trace import SINGLE_FILE_LIMIT, can_fuse
-    from export.standalone.folder import SUMMARY, write_generating
-
     folder, prover = workspace.folder / name, Prover(name, model, data, workspace, inputs.threads, inputs.seed)
     _ = prover.reference
     folder.mkdir()
@@ -89,7 +87,4 @@ def not_generated(hop: str, proof: dict[str, Any]) -> CheckError:
 
 def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> Found:
     """A merged model with the random prompts that its graphs generate behind."""
-    from compressor.models.hub import tokenizer_of
-    from export.standalone.source_model import Found, random_rows
-
     return Found(model, "generation", base.folder, random_rows(model, tokenizer_of(base.folder)), data.pad_id)

@@ -8,12 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx
+from torch import nn
+
+from compressor.models.hub import end_id
+from compressor.tasks.data import Data
 from export.auto.choose import MOST_EXCLUDED, Trial, choose, judged
-from pipelines.stages.export.config import (
-    BUDGET,
-    WORDS,
+from export.graph.trace import matrices
+from export.latency.measure import Variant, measure
+from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.export.config import BUDGET, WORDS, ExportConfig
+from pipelines.stages.export.exported import (
     Exported,
     OneFile,
     bits_told,
@@ -25,14 +32,6 @@ from pipelines.stages.export.config import (
     write_runtime,
 )
 from pipelines.stages.export.proving import COMPRESSED, RANKING_ROWS, Judged, Prover, repaired
-
-if TYPE_CHECKING:
-    import onnx
-    from torch import nn
-
-    from pipelines.engine.stage import Inputs, Workspace
-    from pipelines.stages.export.config import ExportConfig
-    from pipelines.stages.loading import Data
 
 BATCH, LENGTH, ROUNDS = 8, 128, 10
 """The call that is timed, and how often."""
@@ -136,9 +135,6 @@ class Search:
 
     def clock(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials with their median milliseconds, of one interleaved run."""
-        from compressor.models.hub import end_id
-        from export.latency.measure import Variant, measure
-
         end, size = end_id(self.inputs.base.folder), self.model.config.vocab_size
         variants = [Variant(str(trial.path), trial.runtime, trial.path, vocabulary=size, end=end) for trial in trials]
         with self.workspace.progress("timing what may be kept", ROUNDS) as bar:
@@ -149,8 +145,6 @@ class Search:
 
     def spared(self, trial: Trial) -> Iterator[Trial]:
         """Files of an int8 trial in which 1, 2, 4, ... of the most sensitive matrices stay in fp32."""
-        from export.graph.trace import matrices
-
         static = trial.runtime == "openvino"
         for mixed in repaired(
             self.prover,

@@ -7,23 +7,28 @@ that says so, and never stops a run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from torch import nn
 
 from compressor.errors import CheckError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from export.auto.sensitivity import Sensitivity
-    from export.parity.compare import ParityResult
-    from pipelines.engine.stage import Workspace
-    from pipelines.stages.hops import Answers
-    from pipelines.stages.loading import Data, Rows
+from compressor.tasks.data import Data, Rows
+from compressor.tasks.features import predict, torch_forward
+from export.auto.choose import counts
+from export.auto.sensitivity import Sensitivity, rank, rounded
+from export.graph.half import proving_session
+from export.parity.compare import LEAST_ANSWERS, ParityResult, Unlabelled, failure
+from export.parity.sides import Answers, compare_answers, runs, telling_rows
+from export.parity.suspects import suspect_in_graph
+from export.runtimes.sessions import plain_session, run, session
+from pipelines.engine.stage import Workspace
+from pipelines.stages.hops import ask
+from pipelines.stages.loading import judge_rows, predict_rows
 
 Made = TypeVar("Made")
 
@@ -67,8 +72,6 @@ class Prover:
     @cached_property
     def more(self) -> Rows | None:
         """Training rows for the checks that need no labels, where there are few validation rows."""
-        from export.parity.compare import LEAST_ANSWERS
-
         missing = LEAST_ANSWERS - len(self.rows)
         # where outputs are words, one row has hundreds of answers
         return self.data.train.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
@@ -76,18 +79,11 @@ class Prover:
     @cached_property
     def reference(self) -> Answers:
         """What the model says in PyTorch."""
-        from compressor.tasks.features import torch_forward
-        from pipelines.stages.hops import ask
-
         what = f"{self.name} in PyTorch"
         return ask(torch_forward(self.model), self.rows, self.data, self.workspace, what, more=self.more)
 
     def rounded(self, excluded: tuple[str, ...] = (), bits: int = 8) -> np.ndarray:
         """What it says with its matrices, but for those `excluded`, rounded to int8 in PyTorch: of all rows, then of `more`."""
-        from compressor.tasks.features import torch_forward
-        from export.auto.sensitivity import rounded
-        from pipelines.stages.loading import predict_rows
-
         if (excluded, bits) not in self._rounded:
             every = [self.rows] if self.more is None else [self.rows, self.more]
             what = f"{self.name} in PyTorch, rounded"
@@ -100,10 +96,6 @@ class Prover:
     def answers(self, path: Path, precision: str, hop: str, *, plain: bool = False) -> Answers:
         """What a file says of all rows; `plain`: without ONNX Runtime's own optimization. Raises CheckError E611 where it does
         not run, UserError E602 where it is damaged."""
-        from export.graph.half import proving_session
-        from export.runtimes.sessions import plain_session, run
-        from pipelines.stages.hops import ask, runs
-
         live = proving_session(path, precision, self.threads)
         with runs(hop):
             live = plain_session(path) if plain else live
@@ -120,9 +112,6 @@ class Prover:
         static: bool = False,
     ) -> ParityResult:
         """The record of what a file says, `answers`, against the model; nothing is raised. `static`: its int8 is calibrated."""
-        from export.parity.compare import Unlabelled
-        from pipelines.stages.hops import compare_answers
-
         unlabelled, kind = Unlabelled(self.reference.more, answers.more), kind_of(precision)
         if kind == "int8" and not self.data.kind.generates:
             unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits), static=static)
@@ -132,12 +121,6 @@ class Prover:
 
     def suspect(self, result: ParityResult, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> str:
         """The layer where a file that failed parts from the model: '' where rounding alone explains all that moves."""
-        from contextlib import nullcontext
-
-        from export.auto.sensitivity import rounded
-        from export.parity.suspects import suspect_in_graph
-        from pipelines.stages.hops import telling_rows
-
         if result.failed == ("metric",):
             return ""
         # against the model as it is, every layer of an int8 file is a little off, and the first would be named
@@ -147,23 +130,15 @@ class Prover:
 
     def failure(self, result: ParityResult, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> CheckError:
         """E610 for a comparison that failed."""
-        from export.parity.compare import failure
-
         return failure(result, self.suspect(result, path, excluded, bits))
 
     def quality(self, path: Path, what: str) -> dict[str, Any]:
         """The metrics of a file on all validation rows, where not all of them could be compared."""
-        from export.runtimes.sessions import run, session
-        from pipelines.stages.loading import judge_rows
-
         live = partial(run, session(path, threads=self.threads))
         return judge_rows(live, self.data.validation, self.data, self.workspace, what).quality
 
     def ranking(self, names: list[str], *, static: bool) -> list[str]:
         """The matrices called `names`, the most sensitive to int8 first; measured once, on training rows."""
-        from compressor.tasks.features import predict
-        from export.auto.sensitivity import rank
-
         if static not in self.rankings:
             rows = self.data.train.draw(RANKING_ROWS, self.seed)
             how = {"rows": rows.tokens, "pad_id": self.data.pad_id, "labels": rows.labels, "batch_size": RANKING_BATCH}
@@ -186,8 +161,6 @@ class Judged:
 
 def repaired(prover: Prover, names: list[str], *, static: bool, make: Callable[[tuple[str, ...]], Made]) -> Iterator[Made]:
     """What `make` makes of int8 with ever more of the most sensitive matrices left in fp32: 1, 2, 4, ..., at most half."""
-    from export.auto.choose import counts
-
     ranking = prover.ranking(names, static=static)
     for count in counts(len(ranking)):
         yield make(tuple(ranking[:count]))

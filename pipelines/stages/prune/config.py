@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -15,23 +15,18 @@ from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
-from pipelines.engine.stage import CountOrShare, Entry, Inputs, Problem, Stage, StageConfig, Workspace
+from compressor.pruning_criteria import Criterion, Structure
+from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
 from pipelines.stages.prune.prune_weights import WeightsItem
-from pipelines.stages.prune.targets import Judged, Search, Target, closed_form, prices, surroundings, widths
+from pipelines.stages.prune.targets import Judged, Search, Target, closed_form, surroundings, widths
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from compressor.cost import LayerShape
     from compressor.models.anatomy import Layer
-    from compressor.pruning.search import Widths
-    from compressor.pruning.surgery import Removal
-    from export.latency.table import LatencyTable
-    from pipelines.stages.loading import Data
+
 
 MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons": ("ffn_in", "ffn_gate", "ffn_out")}
 """Where a structure's |ΔW| can come from."""
@@ -104,6 +99,22 @@ class PruneConfig(StageConfig):
             raise ValueError("give items to remove, or a target to meet")
         return self
 
+    @classmethod
+    def amend_schema(cls, schema: dict[str, Any]) -> None:
+        # an item of weights is another kind of item
+        schema["$defs"]["PruneItem"]["properties"]["structure"]["enum"].remove("weights")
+
+    @classmethod
+    def short_forms(cls, definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Without the keys `items` and `search`: a list of items, one item, or a search."""
+        keys = definitions[cls.__name__]["properties"]
+        forms = [("", {"type": "array", "items": keys["items"]["items"], "minItems": 1})]
+        for name in ("PruneItem", "WeightsItem", "Search"):
+            form = copy.deepcopy(definitions[name])
+            form["properties"]["id"] = keys["id"]
+            forms.append((f"{name}Alone", form))
+        return forms
+
     @property
     def judged(self) -> list[tuple[tuple[str | int, ...], Judged]]:
         """Every structure of units with its criterion, behind the key of the latter."""
@@ -152,7 +163,7 @@ def counts_to_remove(item: PruneItem, units: Sequence[int], stay: Sequence[int])
 
 
 def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    tuned = [entry for entry in earlier if entry.name in ("tune", "recover")]
+    tuned = [entry for entry in earlier if entry.row.trains]
     if not tuned:
         yield Problem(
             "E503", "nothing is tuned yet", "Put a tune before prune: its deltas, task head and quality are needed here"
@@ -179,9 +190,9 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
     touched: set[str] = set()
     omega: Entry | None = None
     for entry in earlier:
-        if entry.name == "select":
+        if entry.row.chooses_places:
             omega = entry
-        if entry.name not in ("tune", "recover") or entry.config.method == "same":
+        if not entry.row.trains or entry.config.method == "same":
             continue
         row = method(entry.config.method)
         if row.trains_base:
@@ -191,157 +202,11 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
     return touched
 
 
-def score(
-    item: PruneItem | Judged, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
-) -> list[Tensor]:
-    """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
-    from compressor.pruning.scores import changes_of, loss_scores, random_scores, weight_scores
-    from pipelines.stages.loading import tensor_batches
-
-    if item.criterion == "random":
-        return random_scores(model, item.structure, seed)
-    if item.criterion not in LOSS_POWER:
-        return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
-    rows = data.train.sample(item.rows)
-    with workspace.progress(f"scoring {item.structure} by {item.criterion}", len(rows)) as bar:
-        batches = tensor_batches(rows, data.pad_id, data.batch_size)
-        return loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
-
-
-def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:
-    """Scores -> what leaves each layer. Raises UserError E501."""
-    from compressor.models.anatomy import layers_of
-    from compressor.pruning.scores import lowest, lowest_of_all, units_of
-    from compressor.pruning.surgery import Removal
-
-    stay = least_units(item, layers_of(model))
-    counts = counts_to_remove(item, units_of(model, item.structure), stay)
-    gone = lowest_of_all(scores, sum(counts), stay, normalize=item.normalize) if item.everywhere else lowest(scores, counts)
-    if item.structure == "layers":
-        return {number: Removal(whole=True) for number, units in enumerate(gone) if units}
-    return {number: Removal(**{item.structure: units}) for number, units in enumerate(gone)}
-
-
-def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Carry out every item or the search, compare removed against masked on validation rows, write the state."""
-    from compressor.checkpoint import load_state
-    from compressor.models.anatomy import layers_of
-    from pipelines.stages.loading import load_data, load_model, publish_model
-
-    data, previous = load_data(inputs), inputs.nearest("model")
-    model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
-    # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
-    base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
-    units = [{name: layer.units(name) for name in STRUCTURES} for layer in layers_of(model)]
-    steps = []
-    for item in config.items:
-        carry = prune_weights.carry_out if item.structure == "weights" else carry_out
-        steps.append(carry(item, model, base, inputs.seed, data, workspace))
-    found = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
-    published = publish_model(model, inputs, data, workspace)
-    parity = [step["parity"] for step in [*steps, found] if "parity" in step]
-    target = {"target": found} if found else {}
-    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity, "found": units}
-
-
-def carry_out(
-    item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
-) -> dict[str, Any]:
-    """Score, remove and prove one item, in place. Raises CheckError E6xx when removed and masked differ."""
-    scores = score(item, model, base, seed, data, workspace)
-    removals = removals_of(item, model, scores)
-    return {**item.model_dump(), "parity": cut(item.structure, removals, model, base, data, workspace)}
-
-
-def cut(
-    what: str, removals: dict[int, Removal], model: nn.Module, base: nn.Module | None, data: Data, workspace: Workspace
-) -> dict[str, Any]:
-    """Remove in place, and prove by validation rows that it is what silencing would be: the record of that comparison.
-
-    Raises CheckError E6xx when it is not.
-    """
-    from compressor.deltas.links import merged_copy
-    from compressor.pruning.surgery import remove, silence
-    from pipelines.stages.hops import compare_modules
-    from pipelines.stages.loading import PARITY_ROWS
-
-    masked = merged_copy(model)
-    silence(masked, removals)
-    for one in (model, base):
-        if one is not None:
-            remove(one, removals)
-    rows = data.compared(PARITY_ROWS)
-    result = compare_modules(f"{what} masked -> removed", "removed", masked, model, rows, data, workspace)
-    return result.to_json()
-
-
-def meet(
-    search: Search, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
-) -> dict[str, Any]:
-    """Find the widths that meet a target, where it is a time by measuring what would come of them, and cut them.
-
-    Returns the target's record. Raises UserError E520 (out of reach), E803, E901, and what `cut` raises.
-    """
-    from compressor.cost import shape_of
-    from compressor.deltas.links import merge_all, merged_copy
-    from compressor.pruning.surgery import remove
-    from pipelines.stages.loading import load_model
-    from pipelines.stages.prune.targets import Trial, latency_table, lowest_of, measured, settled
-
-    target = search.target
-    dense = merge_all(load_model(inputs.dense, inputs.base))
-    table = latency_table(target, dense, inputs, data, workspace) if target.timed else None
-    measure = table.ms if table else closed_form(target)
-    whole, before = measure(shape_of(dense)), shape_of(model)
-    record = asked_of(search, table)
-
-    def trial(found: Widths | None) -> Trial:
-        candidate = merged_copy(model)
-        if found:
-            remove(candidate, lowest_of(found, scores))
-        predicted = target.reached(measure(shape_of(candidate)), whole)
-        return Trial(found, predicted, *measured(target, dense, candidate, inputs, data, workspace))
-
-    if measure(before) <= target.budget(whole):
-        workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
-        tried = [trial(None)] if table else []
-    else:
-        ask = partial(widths, search, before, shape_of(dense), measure)
-        ask(None)  # what is out of reach is said before units are measured
-        judged = [Judged(*pair, search.rows) for pair in search.criteria.items()]
-        scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
-        choose = partial(ask, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
-        tried = settled(choose, trial, target) if table else []
-        record["widths"] = tried[-1].widths if tried else choose()
-        record["parity"] = cut("target", lowest_of(record["widths"], scores), model, base, data, workspace)
-    record["tried"] = [one.to_json(target) for one in tried]
-    record |= record["tried"][-1] if tried else {"predicted": target.reached(measure(shape_of(model)), whole)}
-    told = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}"
-    workspace.say(told)
-    return {**record, "told": told}
-
-
-def asked_of(search: Search, table: LatencyTable | None) -> dict[str, Any]:
-    """What the target's record says of the question."""
-    from pipelines.stages.prune.targets import table_name
-
-    target = search.target
-    record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
-    if table:
-        record |= {"table": table_name(table.facts), **target.model_dump(include={"batch", "length", "precision", "runtime"})}
-    return record
-
-
-def say_tried(target: Target, tried: Sequence[Mapping[str, float]]) -> str:
-    """'predicted 3.00x, measured 2.90x, then predicted 3.12x, measured 3.02x'."""
-    kinds = ("predicted", "measured")
-    return ", then ".join(", ".join(f"{kind} {target.say(one[kind])}" for kind in kinds if kind in one) for one in tried)
-
-
 def plan(config: PruneConfig, plan: Plan) -> Plan:
     """Raises UserError E501 and E307 before anything runs."""
     from compressor.pruning.surgery import check_heads
 
+    plan = replace(plan, tuned=plan.tuned or plan.shape)
     if config.search:
         if "heads" in config.search.structures:
             check_heads(plan.model)
@@ -379,7 +244,7 @@ def planned(search: Search, plan: Plan) -> Plan:
         check_timed(search.target, plan)
         return plan
     shape = plan.shape
-    found = widths(search, shape, plan.tuned or plan.dense, closed_form(search.target), None)
+    found = widths(search, shape, plan.tuned or plan.shape, closed_form(search.target), None)
     for structure in STRUCTURES if found else ():
         kept = [
             layer.units(structure) if one is None else one.get(structure, layer.units(structure))
@@ -411,8 +276,10 @@ STAGE = Stage(
     produces="model",
     accepts=("model",),
     packages=("torch", "transformers", "tokenizers", "torch-pruning"),
-    run=run,
-    version=8,
+    run="pipelines.stages.prune.run:run",
+    version=9,
+    removes=True,
+    outcome="pruned",
     check=check,
     plan=plan,
     uses_dense=True,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -17,28 +13,14 @@ from pipelines.file import limits
 from pipelines.reporting.format import milliseconds
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
-
     from compressor.cost import ModelShape
     from compressor.pruning.search import Measure, Prices, Widths
-    from compressor.pruning.surgery import Removal
-    from export.latency.table import LatencyTable
-    from pipelines.engine.stage import Inputs, Workspace
-    from pipelines.stages.loading import Data
+
 
 TIMED = ("speedup", "p50_ms")
 """Targets that are measured; the others are closed forms."""
-GOALS = (*TIMED, "flops", "parameters")
-MISS = 0.02
-"""By what share of itself a time may be over what the target allows, before the widths are chosen anew."""
-OFF = 0.1
-"""By what share a latency table may be off: no measurement makes the next widths narrower than that."""
-TRIES = 3
-"""Times that widths are chosen and measured."""
 
-UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
-"""Keys of config.json that say nothing about a graph that the shape does not say."""
+GOALS = (*TIMED, "flops", "parameters")
 
 
 class Target(BaseModel):
@@ -156,25 +138,6 @@ class Search(BaseModel):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Widths that were measured: milliseconds of the dense and of the pruned model, and what the table made of them."""
-
-    widths: Widths
-    predicted: float
-    dense_ms: float
-    ms: float
-
-    def excess(self, target: Target) -> float:
-        """The time over the most that it may be: at most 1 where the target is met."""
-        return self.ms / target.budget(self.dense_ms)
-
-    def to_json(self, target: Target) -> dict[str, float]:
-        """What is recorded of it, `measured` in the target's own unit."""
-        measured = target.reached(self.ms, self.dense_ms)
-        return {"predicted": self.predicted, "measured": measured, "dense_ms": self.dense_ms, "ms": self.ms}
-
-
-@dataclass(frozen=True)
 class Judged:
     """What scores are asked for: see `pipelines.stages.prune.config.score`."""
 
@@ -213,23 +176,6 @@ def widths(
     return found
 
 
-def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Trial], target: Target) -> list[Trial]:
-    """What was tried until a timed target was met by its measurement, the widths that count last.
-
-    `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
-    Where they turn out slower than allowed, the table is off by as much, and the next are chosen for less.
-    """
-    share, tried = 1.0, [trial(choose())]
-    while tried[-1].excess(target) > 1 + MISS and len(tried) < TRIES:
-        share /= min(tried[-1].excess(target), 1 + OFF)
-        try:
-            narrower = choose(share)
-        except UserError:  # E520: there is no more to be saved
-            break
-        tried.append(trial(narrower))
-    return tried
-
-
 def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:
     """The blocks of each stack that cost most to lose, after those that stay anyway: as many as must be left of it."""
     if "layers" not in search.structures:
@@ -243,141 +189,6 @@ def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:
         return not shape.layers[place].needed, -prices["layers"][place][-1]
 
     return [place for stack in stacks.values() for place in sorted(stack, key=last_to_go)[:least]]
-
-
-def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:
-    """The units with the lowest scores (tensors) of every block, as many as the widths say."""
-    from compressor.pruning.scores import lowest
-    from compressor.pruning.surgery import Removal
-
-    removals = {}
-    for place, left in enumerate(found):
-        if left is None:
-            removals[place] = Removal(whole=True)
-            continue
-        own = {name: scores[name][place] for name in left}
-        gone = {name: lowest([one], [len(one) - left[name]])[0] for name, one in own.items()}
-        if any(gone.values()):
-            removals[place] = Removal(**gone)
-    return removals
-
-
-def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> LatencyTable:
-    """The table of the dense model's shape on this machine: read where it was measured before, measured otherwise.
-
-    Raises UserError E803 where the file is another's, E901 where ONNX Runtime is missing.
-    """
-    from export.latency.table import LatencyTable, measure_table, steps
-
-    facts = facts_of(target, dense, inputs)
-    name = table_name(facts)
-
-    def measure() -> str:
-        with workspace.progress(f"measuring {name}", steps(dense, target.rounds)) as bar:
-            return measure_table(
-                dense,
-                sample_of(data),
-                facts,
-                batch=target.batch,
-                length=target.length,
-                runtime=target.runtime,
-                precision=target.precision,
-                threads=inputs.threads,
-                rounds=target.rounds,
-                on_step=bar.advance,
-            ).to_json()
-
-    return LatencyTable.from_json(once(name, measure, workspace), facts)
-
-
-def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
-    """What `measure` says, from the file `name` of the cache where it was measured before and not asked for anew.
-
-    A file without its seal is measured again. Raises UserError E803 where it has changed since.
-    """
-    from pipelines.engine.store import lock, replace_files, sealed
-
-    path = workspace.cache / f"{name}.json"
-    seal = path.with_suffix(".sha256")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(path.with_suffix(".lock"), lambda pid: workspace.say(f"waiting for process {pid}, which measures the same")):
-        if path.is_file() and seal.is_file() and not workspace.again:
-            content = path.read_bytes()
-            if seal.read_bytes() != sealed(content, path.name):
-                raise UserError("E803", "has changed since it was measured", "Delete it: it is measured again", str(path))
-            workspace.say(f"{name} is there")
-            return content.decode()
-        found = measure()
-        content = found.encode()
-        replace_files({path: content, seal: sealed(content, path.name)})
-    return found
-
-
-def prices(
-    search: Search, scores: Mapping[str, Sequence[Tensor]], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
-) -> Prices:
-    """What losing the lowest units of every block costs, measured on training rows once for a model and its scores.
-
-    Raises UserError E521, E803 where the file is damaged.
-    """
-    import numpy as np
-    import torch
-
-    from compressor.deltas.links import merged_copy
-    from compressor.pruning.prices import prices_of, trials
-    from compressor.pruning.scores import units_of
-    from pipelines.engine.store import fingerprint
-    from pipelines.stages.loading import tensor_batches
-
-    alike = [torch.zeros(units) for units in units_of(model, "layers")]
-    order = {structure: scores.get(structure, alike) for structure in search.structures}
-
-    def measure() -> str:
-        batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
-        with workspace.progress("measuring what units are worth", len(batches) * trials(model, search.structures)) as bar:
-            found = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
-        return json.dumps({structure: [one.tolist() for one in blocks] for structure, blocks in found.items()})
-
-    ranks = {structure: [torch.argsort(one, stable=True).tolist() for one in blocks] for structure, blocks in order.items()}
-    facts = {"model": inputs.nearest("model").id, "ranks": ranks, "rows": search.price_rows, "threads": inputs.threads}
-    text = once(f"prices-{fingerprint(facts)[:16]}", measure, workspace)
-    try:
-        return {structure: [np.array(one, dtype=float) for one in blocks] for structure, blocks in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError("E803", "the prices of units are unreadable", "Delete the file: they are measured again") from error
-
-
-def table_name(facts: Mapping[str, Any]) -> str:
-    """What a table of these facts is called."""
-    from pipelines.engine.store import fingerprint
-
-    return f"latency-{fingerprint(dict(facts))[:16]}"
-
-
-def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]:
-    """Everything that decides what a latency table says."""
-    from dataclasses import asdict
-
-    from compressor.cost import shape_of
-    from export.latency.table import KNOTS
-    from pipelines.engine.environment import distribution
-    from pipelines.engine.store import fingerprint
-
-    # the shape knows no activation and no attention window
-    config = {key: value for key, value in dense.config.to_dict().items() if key not in UNTIMED}
-    return {
-        "architecture": dense.config.model_type,
-        "config": fingerprint(config),
-        "shape": asdict(shape_of(dense)),
-        "knots": KNOTS,
-        "exporter": [distribution("torch"), distribution("transformers")],
-        "batch": target.batch,
-        "length": target.length,
-        "precision": target.precision,
-        "rounds": target.rounds,
-        "threads": inputs.threads,
-        **surroundings(target),
-    }
 
 
 def surroundings(target: Target) -> dict[str, Any]:
@@ -401,29 +212,3 @@ def packages_of(target: Target) -> tuple[str, ...]:
             "E901", f"a target of {target.goal} needs the package onnxruntime", "Install it: pip install onnxruntime"
         )
     return ("onnxruntime",)
-
-
-def sample_of(data: Data) -> dict[str, np.ndarray]:
-    """Two padded rows to trace with."""
-    from compressor.tasks.features import pad
-
-    return pad(data.validation.sample(2).tokens, data.pad_id)
-
-
-def measured(
-    target: Target, dense: nn.Module, pruned: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
-) -> list[float]:
-    """Milliseconds of the dense and the pruned model (no chains), exported and timed in one interleaved run."""
-    from export.latency.measure import measure
-    from export.latency.table import exported, undisturbed
-
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        workspace.progress("measuring what the target asks for", target.rounds) as bar,
-    ):
-        pair = (("dense", dense), ("pruned", pruned))
-        how = (target.precision, target.runtime)
-        variants = [exported(name, model, sample_of(data), Path(scratch), *how) for name, model in pair]
-        options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
-        times = undisturbed(measure(variants, [(target.batch, target.length)], target.rounds, **options))
-    return [times["dense"], times["pruned"]]

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
-from pipelines.engine.stage import Artifact, Entry, Inputs, Problem, Stage, Workspace
+from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
-from pipelines.stages.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pipelines.stages.loading import Data
+from pipelines.stages.training_plan import counted, planned
 
 
 class RecoverConfig(TrainingConfig):
@@ -40,18 +35,20 @@ class RecoverConfig(TrainingConfig):
     def _true_is_logits(cls, value: Any) -> Any:
         return "logits" if value is True else value
 
+    @classmethod
+    def amend_schema(cls, schema: dict[str, Any]) -> None:
+        schema["properties"]["distill"]["enum"].insert(0, True)
+
 
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
         mend = "Remove the key, or say distill: hidden (or both)"
         yield Problem("E403", "hidden_weight means nothing where no hidden states are learnt", mend, ("hidden_weight",))
-    names = [entry.name for entry in earlier]
-    if "tune" not in names:
+    if not any(entry.row.trains for entry in earlier):
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
     yield from merged_problems("recover", earlier)
-    since = len(names) - names[::-1].index("prune") if "prune" in names else names.index("tune") + 1
-    fresh = next((entry for entry in reversed(earlier[since:]) if entry.name == "select"), None)
+    fresh = fresh_places(earlier)
     if config.method == "same":
         yield from same_problems(config, earlier, fresh)
         return
@@ -61,6 +58,14 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield Problem("E404", f"{told(config, row)} needs places in the matrices as they are now", mend, ("method",))
         return
     yield from method_problems(config, row, fresh)
+
+
+def fresh_places(earlier: tuple[Entry, ...]) -> Entry | None:
+    """The last select whose places lie in the matrices as they are now: behind every prune, or behind the first training."""
+    cuts = [number for number, entry in enumerate(earlier) if entry.row.removes]
+    trainings = [number for number, entry in enumerate(earlier) if entry.row.trains]
+    since = cuts[-1] if cuts else trainings[0]
+    return next((entry for entry in reversed(earlier[since:]) if entry.row.chooses_places), None)
 
 
 def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entry | None) -> Iterable[Problem]:
@@ -79,58 +84,10 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
 
 def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
     """Whose tensors the places of a stage lay in, by the config of it and of the select before it."""
-    if entry.name not in ("tune", "recover") or entry.config.method == "same":
+    if not entry.row.trains or entry.config.method == "same":
         return "weights"
-    omega = next((one for one in reversed(earlier) if one.name == "select"), None)
+    omega = next((one for one in reversed(earlier) if one.row.chooses_places), None)
     return on_of(entry.config, method(entry.config.method), omega)
-
-
-def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
-    """Make the parameters to train trainable, in place; returns the method that says what they are, and its settings."""
-    from compressor.deltas.links import Change, merge_deltas
-    from compressor.methods import apply, set_trainable
-
-    groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
-    before = previous.metadata["method"]
-    if config.method == "full" or (config.method == "same" and before == "full"):
-        merge_deltas(model)
-        set_trainable(model, base=True, groups=())
-        return {"method": "full"}
-    if config.method == "same":
-        set_trainable(model, base=False, groups=groups)
-        return {"method": before}
-    row, options = method(config.method), load_options(config, inputs, group=str(len(groups) + 1))
-    apply(model, row.name, options)
-    return {"method": row.name, **settings_of(row, options, model)}
-
-
-def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
-    """What `train_and_save` is told of the dense model: the logits of every training row, dropout off, or itself, alive (always
-    where its logits are too many to be kept: those of a vocabulary)."""
-    from compressor.deltas.links import merge_all
-    from compressor.tasks.features import torch_forward
-    from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
-    from pipelines.stages.loading import load_model, predict_rows
-
-    if not config.distill:
-        return {}
-    dense = merge_all(load_model(inputs.dense, inputs.base))
-    if config.distill == "logits" and not data.kind.generates:
-        return {"logits": predict_rows(torch_forward(dense), data.train, data, workspace, "asking the dense teacher")}
-    weight = 0.0 if config.distill == "logits" else config.hidden_weight or HIDDEN_WEIGHT
-    return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill != "hidden")}
-
-
-def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Train the pruned model with a fresh optimizer and schedule, and write its state."""
-    from pipelines.stages.loading import load_data
-
-    data, previous = load_data(inputs), inputs.nearest("model")
-    model = found_model(inputs, data)
-    settings = prepare(model, config, previous, inputs)
-    teaching = teach(config, model, inputs, data, workspace)
-    metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), **teaching)
-    return {**metadata, **settings, "distill": config.distill}
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
@@ -153,8 +110,10 @@ STAGE = Stage(
     accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=5,
-    run=run,
+    version=6,
+    trains=True,
+    outcome="recovered",
+    run="pipelines.stages.recover.run:run",
     check=check,
     plan=plan,
 )

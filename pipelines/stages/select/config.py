@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,18 +14,9 @@ from compressor.methods import GROUND, On, ground_of
 from compressor.models.modules import Modules
 from compressor.selection.score_names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
-from pipelines.engine.stage import Entry, Inputs, Problem, Stage, Workspace
+from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import DEFAULT_MODULES, GroundConfig, merged_problems
-from pipelines.stages.trainings import found_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from compressor.models.anatomy import Matrix
-    from compressor.tasks.reading import TaskData
-    from pipelines.stages.loading import Data
-
 
 DEFAULT_COUNT = 16
 """Places of each matrix where nothing is said: N of DSEE."""
@@ -69,6 +59,7 @@ class SelectConfig(GroundConfig):
 
 
 OF_RPCA, OF_DATA, OF_D3 = ("setting",), ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
+
 DRAWN_AND_ZERO = {"lora": ("A", "B"), "adapter": ("down", "up")}
 """How the two factors of a fresh change start: at random and at 0."""
 
@@ -122,102 +113,6 @@ def plan(config: SelectConfig, plan: Plan) -> Plan:
     return replace(plan, places=config.places)
 
 
-def seed_of(seed: int, path: str) -> int:
-    """A seed of each matrix's own."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {path}".encode()).digest()[:4])
-
-
-def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the cut shapes."""
-    from safetensors.torch import save_file
-
-    from compressor.models.anatomy import layers_of, modules_of
-    from compressor.selection.choice import choose_all
-
-    judged = _by_gradients if config.score in DATA_SCORES else _by_weights
-    model, matrices, scores = judged(config, inputs, workspace)
-    layers = [(number, f"{layer.path}.") for number, layer in enumerate(layers_of(model))]
-    layer_of = {path: number for number, start in layers for path in scores if path.startswith(start)}
-    omega = choose_all(scores, layer_of, config.places)
-    save_file(omega, workspace.folder / "omega.safetensors")
-    return {
-        "score": config.score,
-        "scope": config.scope,
-        "modules": modules_of(model, config.modules),
-        "ground": {key: getattr(config.ground(), key) for key in ("on", *ground_of(config.on), "modules")},
-        "matrices": len(omega),
-        "places": sum(len(places) for places in omega.values()),
-        "of": sum(matrix.original.numel() for matrix in matrices),
-    }
-
-
-Judged = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
-"""The model, the tensors in which Ω lies, and their scores by path."""
-
-
-def start(config: SelectConfig, inputs: Inputs, data: Data | TaskData) -> tuple[nn.Module, list[Matrix]]:
-    """The model as the next stage will train it, and the tensors in which Ω lies: bit for bit those that it will start with."""
-    from compressor.deltas.links import merge_deltas
-    from compressor.methods.selective import ground
-
-    model = found_model(inputs, data)
-    return model, ground(merge_deltas(model) if config.on == "weights" else model, config.ground())
-
-
-def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
-    """Scores of the pretrained weights in the shapes that are left, or of a fresh LoRA's or adapter's tensors.
-
-    What a mask hides scores 0: it is no candidate.
-    """
-    from compressor.checkpoint import load_state
-    from compressor.models.anatomy import matrices_of
-    from compressor.models.hub import build
-    from compressor.selection.choice import weight_score
-    from compressor.tasks.reading import read_task
-
-    earlier = inputs.nearest("model")
-    if config.on != "weights":
-        model, matrices = start(config, inputs, read_task(inputs.task))
-    else:
-        base = inputs.base.folder
-        model = build(base, ["0", "1"]) if earlier is None else load_state(earlier.folder, base, changes=False)
-        matrices = matrices_of(model, config.modules)
-    settings = {key: getattr(config, key) for key in OF_RPCA if getattr(config, key) is not None}
-    scores = {}
-    with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
-        for matrix in matrices:
-            # equal shapes would draw equal places from one seed; RPCA only starts from its draw
-            seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
-            score = weight_score(matrix.original, config.score, seed, path=matrix.path, **settings)
-            scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
-            bar.advance()
-    return model, matrices, scores
-
-
-def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
-    """Scores by the task's gradients, at the model as the next stage will train it: tuned so far, with its head."""
-    from compressor.selection.gradients import Asking, Heuristic, gradient_scores
-    from pipelines.stages.loading import load_data, tensor_batches
-
-    data = load_data(inputs)
-    model, matrices = start(config, inputs, data)
-    rows = data.train.draw(config.samples or 1024, inputs.seed)
-    size = config.batch_size or (1 if config.score == "fish" else 16)
-    heuristic = Heuristic(**{key: getattr(config, key) for key in OF_D3 if getattr(config, key) is not None})
-    with workspace.progress(f"scoring by {config.score}", len(rows)) as bar:
-        scores = gradient_scores(
-            model,
-            matrices,
-            config.score,
-            tensor_batches(rows, data.pad_id, size),
-            asking=Asking(config.mode == "train", config.clip),
-            heuristic=heuristic,
-            kind=data.kind,
-            on_batch=bar.advance,
-        )
-    return model, matrices, scores
-
-
 STAGE = Stage(
     name="select",
     summary="choose the places of the sparse update (Ω), e.g. by robust PCA",
@@ -228,6 +123,6 @@ STAGE = Stage(
     packages=("torch", "transformers", "tokenizers"),
     version=4,
     check=check,
-    run=run,
+    run="pipelines.stages.select.run:run",
     plan=plan,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -16,13 +16,10 @@ from compressor.methods import (
     Options,
     method,
 )
-from pipelines.engine.stage import Entry, Inputs, Problem, Stage, Workspace
+from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import TrainingConfig, method_problems, told
-from pipelines.stages.trainings import counted, found_model, load_options, planned, settings_of, train_and_save
-
-if TYPE_CHECKING:
-    pass
+from pipelines.stages.training_plan import counted, planned
 
 
 class TuneConfig(TrainingConfig):
@@ -57,35 +54,13 @@ def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
 
 
 def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    if any(entry.name in ("tune", "prune", "recover") for entry in earlier):
+    if any(entry.row.trains or entry.row.removes for entry in earlier):
         yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
-    row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.name == "select"), None)
+    row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.row.chooses_places), None)
     if row.takes_places(config) and omega is None:
         what = f"{told(config, row)} needs places for its sparse part"
         yield Problem("E404", what, "Put a select before it, or use method: lora")
     yield from method_problems(config, row, omega)
-
-
-def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with its task head, attach the method's deltas, train, and write the state (of many: their files)."""
-    from compressor.methods import apply
-    from compressor.models.hub import HEAD_ORIGINS
-    from pipelines.stages.loading import load_data
-
-    if inputs.tasks:
-        from pipelines.stages.tune.many_tasks import tune_tasks
-
-        return tune_tasks(config, inputs, workspace)
-    data = load_data(inputs)
-    model = found_model(inputs, data)
-    origin = compression_of(model).head_origin
-    if origin != "fresh":
-        workspace.say(HEAD_ORIGINS[origin])
-    options = load_options(config, inputs, group="1")
-    row = method(config.method)
-    apply(model, row.name, options)
-    metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    return {**metadata, **settings_of(row, options, model), "head": origin}
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
@@ -93,7 +68,7 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
     if tasks := compression_of(plan.model).tasks:
         own = replace(own, options=config.of_tasks(own.options, len(tasks.names)))
     trainable = (*plan.trainable, counted("tune", own, shape))
-    return replace(plan, shape=shape, tuned=shape, trained=(own,), trainable=trainable)
+    return replace(plan, shape=shape, trained=(own,), trainable=trainable)
 
 
 STAGE = Stage(
@@ -103,8 +78,10 @@ STAGE = Stage(
     produces="model",
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=4,
-    run=run,
+    version=5,
+    trains=True,
+    outcome="tuned",
+    run="pipelines.stages.tune.run:run",
     check=check,
     plan=plan,
     with_tasks=with_tasks,

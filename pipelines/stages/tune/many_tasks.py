@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from compressor import load
+from compressor.methods import apply, method, trainable_counts
+from compressor.models.hub import build
+from compressor.storage.task_files import SHARED, write_tasks
+from compressor.tasks.data import Data
+from compressor.tasks.features import torch_forward
+from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
+from compressor.training.trainer import Rows, train
 from pipelines.engine.stage import TASKS, Inputs, Workspace
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pipelines.stages.loading import Data
-    from pipelines.stages.tune.config import TuneConfig
+from pipelines.stages.loading import judge_rows, load_data
+from pipelines.stages.trainings import load_options, schedule_of, settings_of, stepping, with_start
+from pipelines.stages.tune.config import TuneConfig
 
 TEMPERATURE = 10.0
 """Of the draw of tasks, as in ProPETL appendix C.2."""
@@ -18,14 +24,6 @@ TEMPERATURE = 10.0
 
 def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Train one model with a head for every task of `inputs.tasks`, write the task files, and measure each as it is stored."""
-    from compressor.methods import apply, method, trainable_counts
-    from compressor.models.hub import build
-    from compressor.storage.task_files import SHARED, write_tasks
-    from compressor.training.multitask import Mixture, join_heads, trained_parts
-    from compressor.training.trainer import Rows, train
-    from pipelines.stages.loading import load_data
-    from pipelines.stages.trainings import load_options, schedule_of, settings_of, stepping, with_start
-
     data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
     pad_id = next(iter(data.values())).pad_id
     row, temperature = method(config.method), config.temperature or TEMPERATURE
@@ -63,11 +61,6 @@ def measure(
     files: dict[str, Path], data: dict[str, Data], temperature: float, inputs: Inputs, workspace: Workspace
 ) -> list[dict[str, Any]]:
     """Quality on all validation rows, size and share of the training of every task, each from its file on one live base."""
-    from compressor import load
-    from compressor.tasks.features import torch_forward
-    from compressor.training.multitask import probabilities
-    from pipelines.stages.loading import judge_rows
-
     rows, model = [], inputs.base.folder
     shares = probabilities([len(one.train) for one in data.values()], temperature)
     for (name, one), share in zip(data.items(), shares, strict=True):

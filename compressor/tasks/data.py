@@ -1,0 +1,133 @@
+"""A task's rows as tokens of a model: both splits, samples of them, batches, and what the metrics are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.errors import UserError, UserErrors
+from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
+from compressor.tasks import TaskConfig
+from compressor.tasks.answers import IGNORED, cut
+from compressor.tasks.features import batches, check_ends, pad
+from compressor.tasks.generation import check_end
+from compressor.tasks.kinds import Kind, kind_of
+from compressor.tasks.reading import read_task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BATCH = 32
+"""Rows of a forward pass."""
+
+MOST_OUTPUTS = 2**24
+"""The most logits (64 MiB) of one side of a comparison, or of a forward pass: where outputs are words, that is fewer rows."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One split as tokens: unpadded rows and labels (rows,), or (rows, longest) where tokens have labels, of a kind of task."""
+
+    tokens: list[dict[str, list[int]]]
+    labels: np.ndarray
+    kind: Kind
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def sample(self, count: int) -> Rows:
+        """`count` rows evenly spread over the lengths, so that short and long rows are all seen."""
+        order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
+        return self._of([order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
+
+    def draw(self, count: int, seed: int) -> Rows:
+        """`count` rows (all, when there are fewer) at random."""
+        return self._of(np.random.default_rng(seed).permutation(len(self))[:count])
+
+    def _of(self, chosen: Sequence[int] | np.ndarray) -> Rows:
+        return Rows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
+
+    @property
+    def most_answers(self) -> int:
+        """Of one row."""
+        return 1 if self.labels.ndim == 1 else int((self.labels != IGNORED).sum(axis=1).max())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the metrics of a kind are made of, for one model on all rows of a split: `Kind.judged`."""
+
+    found: np.ndarray
+    known: np.ndarray
+    kind: Kind
+
+    @property
+    def quality(self) -> dict[str, Any]:
+        """The metrics, as they stand in metadata and reports."""
+        return self.kind.quality(self.found, self.known)
+
+    def change_from(self, reference: Judged) -> tuple[float, float]:
+        """95 % interval of the main metric's change against another model on the same rows."""
+        return self.kind.change(self.found, reference.found, self.known)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the size of the
+    vocabulary whose words are the outputs where these have no names."""
+
+    train: Rows
+    validation: Rows
+    label_names: list[str]
+    pad_id: int
+    vocabulary: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        """What sort of task it is."""
+        return self.train.kind
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a forward pass that trains nothing."""
+        longest = max(len(row["input_ids"]) for rows in (self.train, self.validation) for row in rows.tokens)
+        return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary))) if self.vocabulary else BATCH
+
+    def compared(self, most: int | None = None) -> Rows:
+        """Validation rows for a parity check, whose logits are held: `most` of them (all by default), or as many as fit."""
+        fitting = max(MOST_OUTPUTS // (self.validation.most_answers * (len(self.label_names) or self.vocabulary)), 2)
+        few = min(len(self.validation) if most is None else most, fitting)
+        return self.validation if most is None and few == len(self.validation) else self.validation.sample(few)
+
+
+def read_data(folder: Path, config: TaskConfig) -> Data:
+    """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
+    tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), config_of(folder)
+    if kind.generates:
+        check_end(tokenizer, model, folder)
+    task, splits, faults = read_task(config), [], []
+    for split, path in ((task.train, config.train), (task.validation, config.validation)):
+        try:
+            tokens, labels = kind.encode(tokenizer, split, config, path)
+            if end is not None:
+                check_ends(tokenizer, tokens, split, end, path)
+            splits.append(Rows(tokens, labels, kind))
+        except UserError as error:  # both files are looked at before anything is mended
+            faults.append(error)
+    if faults:
+        raise UserErrors(faults)
+    return Data(*splits, task.label_names, padding_id(model, folder), 0 if task.label_names else model.vocab_size)
+
+
+def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """(inputs, labels) of rows of similar length, as tensors."""
+    import torch  # reading data must not load it: `compress check` reads them first
+
+    for chosen in batches(rows.tokens, batch_size):
+        batch = pad([rows.tokens[row] for row in chosen], pad_id)
+        labels = torch.from_numpy(cut(rows.labels[chosen], batch["input_ids"].shape[1]))
+        yield {key: torch.from_numpy(value) for key, value in batch.items()}, labels

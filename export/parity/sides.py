@@ -1,0 +1,51 @@
+"""The two sides of a comparison: what each says of the same rows, the record of both, and a graph that does not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import CheckError
+from compressor.tasks.data import Data, Rows
+from compressor.tasks.features import pad
+from export.parity.compare import Batches, ParityResult, Unlabelled, compare
+from export.runtimes.sessions import failures
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one side of a comparison says: logits (answers, outputs) of all rows, of some of them in other batches, and, for the
+    checks that need no labels, of more rows."""
+
+    logits: np.ndarray
+    batches: Batches
+    more: np.ndarray | None = None
+
+
+def compare_answers(
+    hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows, unlabelled: Unlabelled | None = None
+) -> ParityResult:
+    """The record of one hop; nothing is raised."""
+    options = {"batches": (reference.batches, candidate.batches), "unlabelled": unlabelled or Unlabelled()}
+    return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, **options)
+
+
+@contextmanager
+def runs(hop: str) -> Iterator[None]:
+    """A graph that refuses an input fails its hop. Raises CheckError E611 with ONNX Runtime's reason."""
+    try:
+        yield
+    except failures() as error:
+        reason = " ".join(str(error).split(" : ", 3)[-1].split())[-200:].strip(" .")
+        mend = "A graph must take any number of rows and tokens; export the model again"
+        raise CheckError("E611", f"{hop}: the graph does not run ({reason})", mend) from error
+
+
+def telling_rows(result: ParityResult, rows: Rows, data: Data) -> dict[str, Any]:
+    """The worst row beside the longest one, padded: what a search for the layer looks at."""
+    longest = max(range(len(rows)), key=lambda row: len(rows.tokens[row]["input_ids"]))
+    return pad([rows.tokens[result.worst_row], rows.tokens[longest]], data.pad_id)

@@ -1,0 +1,191 @@
+"""The work of `compress delta`: read, merge, compare and convert delta files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import click
+from torch import nn
+
+import compressor
+from compressor.checkpoint import STATE_FILE, save_checkpoint
+from compressor.deltas.links import merge_all
+from compressor.errors import UserError
+from compressor.models.hub import GENERATES, build, find_folder, is_hub_id, resolve
+from compressor.storage.delta_comparison import compare
+from compressor.storage.delta_file import DAMAGED, DeltaFile, damaged, header_size, read, stored, write
+from compressor.storage.layout import accounts
+from compressor.storage.live import base_of, load_on, origin_of, remember
+from compressor.storage.peft.attach import attach_adapter
+from compressor.storage.peft.read import CONFIG, read_adapter
+from compressor.storage.peft.write import write_peft
+from pipelines.terminal.capture import captured
+from pipelines.terminal.console_table import table
+
+
+def info(file: Path, as_json: bool) -> None:
+    """Print the account of a delta file."""
+    found = read(file)
+    try:
+        facts = _facts(file, found)
+    except DAMAGED:
+        raise damaged(file) from None
+    if as_json:
+        click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        return
+    rows = [
+        (row["kind"], row["place"], *(f"{row[key]:,}" for key in ("blocks", "scalars", "indices", "mask_entries")))
+        for row in facts["changes"]
+    ]
+    table(("change", "place", "blocks", "scalars", "indices", "mask entries"), rows)
+    stored, kept = facts["stored"], facts["kept"]
+    click.echo(f"trained  {facts['trained']:,} (head apart)")
+    width, scalars, indices = (stored[key] for key in ("width", "scalars", "indices"))
+    entries = stored["mask_entries"] + stored["pruned_entries"]
+    click.echo(f"bits     {width} x {scalars:,} + 32 x {indices:,} + {entries:,} = {stored['bits']:,}")
+    parts = f"changes {stored['bytes']:,}, head {facts['head_bytes']:,}, header {facts['header_bytes']:,}"
+    click.echo(f"bytes    {facts['bytes']:,}: {parts}, else {facts['other_bytes']:,}")
+    click.echo(f"base     {facts['base']} (sha256 {facts['base_sha256'][:12]})")
+    if kept:
+        left = ", ".join(f"{layer}: {'/'.join(map(str, row.values()))}" for layer, row in kept.items())
+        click.echo(f"pruned   {'/'.join(next(iter(kept.values())))} left in each layer: {left}")
+    click.echo(f"labels   {', '.join(facts['labels'])}")
+
+
+def _facts(file: Path, found: DeltaFile) -> dict[str, Any]:
+    size, held = file.stat().st_size, stored(found)
+    with file.open("rb") as stream:
+        header = header_size(stream.read(8))
+    head = sum(tensor.numel() * tensor.element_size() for tensor in (found.head or {}).values())
+    return {
+        "file": str(file),
+        "base": found.base,
+        "base_sha256": found.base_sha256,
+        "labels": found.labels,
+        "kept": {layer: {word: len(left) for word, left in row.items()} for layer, row in found.kept.items()},
+        "changes": [account._asdict() for account in accounts(found.layout)],
+        "trained": held.trained,
+        "stored": {**asdict(held), "bits": held.bits, "bytes": held.bytes},
+        "bytes": size,
+        "header_bytes": header,
+        "head_bytes": head,
+        "other_bytes": size - header - head - held.bytes,
+    }
+
+
+def apply(file: Path, base: str | None, out: Path) -> None:
+    """Write the merged model."""
+    _check_new(out)
+    found = read(file)
+    with _quiet():
+        model = load_on(found, base, file)
+        save_checkpoint(merge_all(model), out, base_of(found, base).folder)
+    click.echo(f"merged: {out}")
+
+
+def diff(a: Path, b: Path, as_json: bool) -> None:
+    """Print what two delta files have in common, place by place."""
+    found = read(a), read(b)
+    try:
+        rows = compare(*found)
+    except DAMAGED:
+        raise damaged(f"{a} or {b}") from None
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    above = _above([row.place for row in rows])
+    lines = [
+        (row.place.removeprefix(f"{above}."), *row.kinds, *map(_figure, (*row.norms, row.cosine, row.jaccard))) for row in rows
+    ]
+    if above:
+        click.echo(f"places below {above}")
+    table(("place", "A", "B", "norm A", "norm B", "cosine", "Jaccard"), lines)
+    for reason, count in Counter(row.reason for row in rows if row.reason).items():
+        click.echo(f"no cosine for {count} {'place' if count == 1 else 'places'}: {reason}")
+
+
+def _above(places: list[str]) -> str:
+    """The outer modules that all places lie in, joined by dots: lines are wide enough without them."""
+    levels = zip(*(place.split(".")[:-2] for place in places), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | None, head: bool) -> None:
+    """Write the source in the other format."""
+    _check_new(dst)
+    with _quiet():
+        model, has_head = _open(src, base, labels)
+    origin, head = origin_of(model), head and has_head
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    if form == "delta":
+        names = list(model.config.id2label.values())
+        write(model, dst, base=origin.reference, base_sha256=origin.sha256, label_names=names, head=head)
+    else:
+        form = write_peft(model, dst, base=_loadable(origin.reference, dst), head=head)
+    click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
+
+
+def _loadable(reference: str, dst: Path) -> str:
+    """What transformers loads a base by: its hub id, or else its folder here, which is said."""
+    folder = find_folder(reference)
+    if is_hub_id(reference, folder):
+        return reference
+    note = f"base_model_name_or_path in {dst / CONFIG} is {folder}: elsewhere, write there where the base is (or its hub id)"
+    click.echo(note, err=True)
+    return str(folder)
+
+
+def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
+    """The live model behind a source, and whether its task head is a trained one."""
+    if (src / CONFIG).is_file():
+        return _open_peft(src, base, labels)
+    if labels:
+        raise UserError("E315", "--labels is for peft adapters: other sources name their labels", "Leave it out")
+    if (src / STATE_FILE).is_file():
+        return compressor.load(src, base=base), True
+    if src.is_file():
+        found = read(src)
+        return load_on(found, base, src), found.head is not None
+    mend = f"Give a delta file, or a folder with {STATE_FILE} or {CONFIG}"
+    raise UserError("E315", "neither a state, a delta file nor a peft adapter", mend, str(src))
+
+
+def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
+    adapter = read_adapter(src)
+    reference = base or adapter.config.get("base_model_name_or_path")
+    if not reference:
+        raise UserError("E315", "the adapter names no base", "Give it with --base", str(src))
+    if labels and adapter.auto_class == GENERATES:
+        raise UserError(
+            "E315", "--labels names classes, and this adapter is of a model that generates", "Leave it out", str(src)
+        )
+    classes = adapter.classes or (0 if adapter.auto_class == GENERATES else 2)
+    names = labels.split(",") if labels else [f"LABEL_{number}" for number in range(classes)]
+    if adapter.classes not in (None, len(names)):
+        raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
+    found = resolve(str(reference))
+    model = remember(build(found.folder, names, auto_class=adapter.auto_class), found.reference, found.sha256)
+    attach_adapter(model, adapter)
+    return model, bool(adapter.head)
+
+
+def _quiet() -> AbstractContextManager[None]:
+    """transformers reports on every load of a base without a task head, which is every load here."""
+    return captured(Path(os.devnull))
+
+
+def _check_new(path: Path) -> None:
+    """Raises UserError E801 where something would be overwritten."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError("E801", f"'{path}' is there already", "Give another name, or remove it")

@@ -1,0 +1,71 @@
+"""The work of `compress export`: a model folder as ONNX files, compared on random rows, without a pipeline."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compressor.errors import UserError
+from export.runtimes.tensorrt import profile_of
+from export.standalone.folder import PRECISIONS, export_folder
+from pipelines.cli.shown import near
+from pipelines.terminal.capture import captured
+from pipelines.terminal.console_table import table
+
+
+def export(
+    folder: str,
+    out: Path,
+    precision: str,
+    no_fuse: bool,
+    tensorrt: bool,
+    batch: Sequence[int],
+    length: Sequence[int],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the files and show how near each is to PyTorch."""
+    wanted = [word.strip() for word in precision.split(",")]
+    if odd := [word for word in wanted if word not in PRECISIONS]:
+        raise UserError("E109", f"--precision: unknown '{odd[0]}'", f"One or more of: {', '.join(PRECISIONS)}")
+    with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "export.log")):
+        options = {"fuse": not no_fuse, "force": force, "tensorrt": profile_of(batch, length) if tensorrt else None}
+        summary = export_folder(folder, out, precisions=wanted, **options)
+    if as_json:
+        click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
+        return
+    records = {row["precision"]: row for row in summary["parity"]}
+    files = list(summary["files"].values())
+    rows = [(one["path"], f"{one['bytes']:,}", *_parity_cells(records[one["precision"]])) for one in files]
+    last = ("generated alike",) if summary["kind"] == "generation" else ()
+    table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "agree", *last), rows)
+    for one in files:
+        if one["precision"] == files[0]["precision"]:
+            click.echo(f"inputs of {one['path']}: {_shapes(one['inputs'])}")
+    what = "rows" if summary["kind"] == "sequence classification" else "tokens"
+    click.echo(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {what}")
+    if engine := summary["tensorrt"]:
+        made = "{engine}, by {library} {version}, compiled and not run: only {parity} was compared"
+        built = made.format(**engine, parity=files[-1]["path"]) if engine["engine"] else "not installed here"
+        click.echo(f"TensorRT: {built}; {engine['script']} builds the engine in the target container")
+    for note in summary["notes"]:
+        click.echo(f"note: {note}")
+    click.echo(f"export: {near(out.absolute())}")
+
+
+def _parity_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    generated = (f"{record['generated_agreement']:.1%}",) if "generated_agreement" in record else ()
+    differences = (f"{record['max_difference']:.1e}", f"{record['mean_difference']:.1e}")
+    return (*differences, f"{record['agreement']:.1%}", *generated)
+
+
+def _shapes(inputs: dict[str, list]) -> str:
+    """Inputs of a graph in words; the past of a decoder is counted only."""
+    own = {name: dims for name, dims in inputs.items() if not name.startswith("past_key_values.")}
+    past = f"; past_key_values of {len(inputs) - len(own)} tensors" if len(own) < len(inputs) else ""
+    return ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in own.items()) + f" (int64){past}"

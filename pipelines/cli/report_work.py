@@ -1,0 +1,59 @@
+"""The work of `compress report`: what a run came to, from what it left on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from compressor.errors import UserError
+from pipelines.cli.shown import near, note, summary
+from pipelines.engine.attempt import Attempt, last_attempt
+from pipelines.reporting.kept import plan_table
+from pipelines.runs.finished import open_run, plan_of
+from pipelines.terminal.console_table import PARITY_COLUMNS, parity_cells, table
+
+
+def report(run: Path, plan: bool) -> None:
+    """Show how a run went, or what is left of each layer."""
+    if not plan:
+        _show_report(run)
+        return
+    note(open_run(run).outdated)
+    if layers := plan_of(run):
+        table(*plan_table(layers))
+    else:
+        click.echo("no heads, neurons or layers were removed")
+
+
+def _show_report(run: Path) -> None:
+    """How the last attempt at a run went, the summary of its report and where that is. Raises UserError E805 where there is
+    neither, E803 for damaged files."""
+    attempt, page = last_attempt(run), run / "report.html"
+    reported = (run / "report.json").is_file()
+    if attempt is not None and not attempt.finished:
+        _show_unfinished(attempt)
+        if reported:
+            click.echo("\nthe run before it, which finished:")
+    elif not reported:
+        raise UserError("E805", "this run has no report", "Give a run's folder, and run its report stage", str(run))
+    for failure in attempt.failures if attempt else ():
+        click.echo(f"FAILED {failure.stage}: {failure.line()}")
+    if reported:
+        summary(run)
+        click.echo(f"report: {near((page if page.is_file() else run / 'report.json').absolute())}")
+
+
+def _show_unfinished(attempt: Attempt) -> None:
+    """What an attempt that did not finish came to: its error, its stages, what is proven so far, and what to do."""
+    click.echo(attempt.headline())
+    if attempt.error:
+        for line in attempt.error.shown():
+            click.echo(line)
+        if attempt.error.log:
+            click.echo(f"log: {attempt.error.log}")
+    click.echo(f"stages finished: {', '.join(one.id for one in attempt.stages) or 'none'}")
+    if attempt.parity:
+        click.echo("\nproven so far:")
+        table(PARITY_COLUMNS, [parity_cells(str(record.get("stage", "")), record) for record in attempt.parity])
+    click.echo("The same command continues: what is finished is kept.")

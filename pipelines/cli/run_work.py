@@ -1,0 +1,52 @@
+"""The work of `compress run`: the stages, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from pipelines.cli.shown import near, summary
+from pipelines.engine.attempt import checks_failed
+from pipelines.engine.invocation import RunResult
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import Pipeline, find_pipeline, load_pipeline
+from pipelines.terminal.console_table import table
+
+
+def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> None:
+    """Run the stages, or say which would; then show what came of them. Raises the checks that failed and did not end it."""
+    pipeline = load_pipeline(find_pipeline(file), overrides)
+    result = run_pipeline(pipeline, dry_run=dry_run, **options)
+    if dry_run:
+        _show_plan(pipeline, result, options["until"])
+        return
+    _show_summary(result)
+    if result.failures:
+        raise checks_failed(result.failures)
+
+
+def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None:
+    """What a dry run found: reuse or run for every stage, then the account before and after."""
+    count = len(pipeline.stages) if until is None else pipeline.number(until, "--until") + 1
+    for number, entry in enumerate(pipeline.stages[:count], start=1):
+        place = f"[{number:>{len(str(count))}}/{count}]"
+        click.echo(f"{place} {entry.id:<12} {'reuse' if entry.id in result.reused else 'run'}")
+    if result.plan is not None:
+        table(("", "before", "after"), result.plan.rows())
+
+
+def _show_summary(result: RunResult) -> None:
+    """The summary of the run's report and where it is, or the quality of every task that was trained with others."""
+    if (result.folder / "report.json").is_file():
+        summary(result.folder)
+    for artifact in result.artifacts.values():
+        if tasks := artifact.metadata.get("tasks"):
+            rows = [
+                (one["task"], one["metric"], f"{one['quality'][one['metric']]:.4f}", f"{one['bytes']:,}", one["file"])
+                for one in tasks
+            ]
+            table(("task", "metric", "quality", "bytes", "file"), rows)
+    what, place = ("report", result.report) if result.report else ("run", result.folder)
+    click.echo(f"{what}: {near(place)}")

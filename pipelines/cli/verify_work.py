@@ -1,0 +1,27 @@
+"""The work of `compress verify`: every hop of a finished run once more, a row of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from compressor.errors import CheckError
+from pipelines.runs.verify import to_json
+from pipelines.runs.verify import verify as run_all
+from pipelines.terminal.console_table import PARITY_COLUMNS, table
+
+
+def verify(run: Path, no_serve: bool, stage: str | None, model: str | None, as_json: bool) -> None:
+    """Run every hop again and show a row of each; exit with 3 where one failed."""
+    checks = run_all(run, serve=not no_serve, model=model, stage=stage)
+    if as_json:
+        click.echo(json.dumps(to_json(run, checks), indent=1, ensure_ascii=False))
+    else:
+        table(PARITY_COLUMNS, [check.cells() for check in checks])
+        for check in checks:
+            if not check.passed:
+                click.echo(f"{check.stage}: {check.fault}", err=True)
+    if not all(check.passed for check in checks):
+        click.get_current_context().exit(CheckError.exit_code)

@@ -1,0 +1,24 @@
+"""How a command finds its work: by a dotted path that is followed when the command runs, so that every `--help` is instant."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+
+def work(path: str) -> Callable[[Callable[[], None]], Callable[..., Any]]:
+    """Decorate the declaration of a command (its name, its help) with the function at `path`, "module:function", that does it.
+
+    The module is imported when the command runs, and may import at its top whatever it needs.
+    """
+
+    def decorate(declaration: Callable[[], None]) -> Callable[..., Any]:
+        @functools.wraps(declaration)
+        def run(**parameters: Any) -> Any:
+            return pkgutil.resolve_name(path)(**parameters)
+
+        return run
+
+    return decorate

@@ -1,0 +1,1 @@
+"""`compress doctor`: what this machine and its packages can do, what is broken, and how to fix it."""

@@ -1,0 +1,139 @@
+"""`compress doctor`: what this machine and its packages can do, what is broken, and how to fix it.
+
+Nothing here relies on a package but click: what is missing or broken is a finding. Packages are imported in a process of their
+own, since a wheel that was made for another processor may end the process that imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from compressor.errors import CheckError
+from pipelines.doctor.findings import FAULT, WARNING, Finding, Probe
+from pipelines.doctor.machine import caches, disk, instructions, memory, shared_memory, threads
+from pipelines.doctor.packages import EXTRA, cuda, default_model, packages, python, triton, two_runtimes
+from pipelines.engine.environment import distribution
+
+NEEDED = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "accelerate",
+    "torch-pruning",
+    "numpy",
+    "scipy",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+)
+
+SERVING = ("tritonclient", "nvidia-pytriton")
+
+WRITING = ("pydantic", "pyyaml", "rich", "plotly", "jinja2")
+
+MODULES = {"nvidia-pytriton": None, "pyyaml": "yaml", "torch-pruning": "torch_pruning", "tritonclient": "tritonclient.http"}
+"""What is imported of a distribution that is not called so; nothing of the Triton wheel, whose files alone are used."""
+
+SECONDS = 120
+"""How long a package may take to be imported."""
+
+PROBE = """
+import importlib, json, sys
+module = importlib.import_module(sys.argv[1])
+facts = {}
+if sys.argv[1] == "torch":
+    facts = {"cuda": module.version.cuda, "available": module.cuda.is_available(), "cards": module.cuda.device_count()}
+if sys.argv[1] == "onnxruntime":
+    facts = {"providers": module.get_available_providers()}
+print("\\n" + json.dumps(facts))
+"""
+
+DRIVER = """
+import ctypes, json
+device, name, version = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_int()
+try:
+    driver = ctypes.CDLL("libcuda.so.1")
+    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, 256, device)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+except OSError:
+    failed = 1
+print("\\n" + json.dumps({} if failed else {"name": name.value.decode(), "cuda": version.value}))
+"""
+
+
+def doctor(out: Path, as_json: bool) -> None:
+    """Print the findings. Raises CheckError E905 where a fault stops the quickstart."""
+    findings = examine(out)
+    faults = [finding for finding in findings if finding.status == FAULT]
+    if as_json:
+        click.echo(
+            json.dumps({"findings": [asdict(one) for one in findings], "faults": len(faults)}, indent=1, ensure_ascii=False)
+        )
+    else:
+        for finding in findings:
+            click.echo(f"{finding.status:<8} {finding.name:<17} {finding.what}")
+            if finding.fix:
+                click.echo(f"{'':<8} {'':<17} fix: {finding.fix}")
+    if faults:
+        names = ", ".join(finding.name for finding in faults)
+        raise CheckError("E905", f"compress run quickstart cannot run here: {names}", "Fix what is called a fault above")
+
+
+def examine(out: Path) -> list[Finding]:
+    """Every finding. Raises nothing: a look that fails is a finding, too."""
+    versions = {name: distribution(name) for name in (*NEEDED, *SERVING, *WRITING, *EXTRA)}
+    probes = _probes([name for name, version in versions.items() if version])
+    looks: list[Callable[[], Iterator[Finding]]] = [
+        python,
+        lambda: packages(versions, probes),
+        two_runtimes,
+        lambda: cuda(versions, probes),
+        triton,
+        default_model,
+        instructions,
+        threads,
+        memory,
+        shared_memory,
+        lambda: disk(out),
+        caches,
+    ]
+    return [finding for look in looks for finding in _safely(look)]
+
+
+def _safely(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except Exception as error:  # the doctor must not fall ill: whatever is odd about this machine is told
+        name = getattr(look, "__name__", "look").replace("_", " ").strip("<>")
+        yield Finding(name, WARNING, f"could not be looked at ({type(error).__name__}: {error})", "Please report this")
+
+
+def _probes(names: list[str]) -> dict[str, Probe]:
+    """Import each in a process of its own, two at a time; the driver is asked in one, too."""
+    modules = {name: module for name in names if (module := MODULES.get(name, name))}
+    with ThreadPoolExecutor(2) as pool:
+        asked = {name: pool.submit(_probe, PROBE, module) for name, module in modules.items()}
+        asked["driver"] = pool.submit(_probe, DRIVER)
+        return {name: one.result() for name, one in asked.items()}
+
+
+def _probe(script: str, *arguments: str) -> Probe:
+    command = [sys.executable, "-P", "-c", script, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Probe({}, f"not imported after {SECONDS} s")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        died = f"the import ends the process (signal {-done.returncode})" if done.returncode < 0 else "the import fails"
+        return Probe({}, lines[-1][:200] if lines and done.returncode > 0 else died)
+    return Probe(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -1,0 +1,134 @@
+"""What the doctor says of the machine: processor, threads, memory, disk and caches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from compressor.processor import CGROUP, cpu_quota, physical_cores, processor
+from pipelines.doctor.findings import FAULT, GIGABYTE, OK, WARNING, Finding
+
+LEAST_MEMORY, GOOD_MEMORY = 1.5 * GIGABYTE, 4 * GIGABYTE
+
+LEAST_DISK, GOOD_DISK = 0.3 * GIGABYTE, 2 * GIGABYTE
+
+LEAST_SHARED = 2**25
+"""Bytes of /dev/shm below which Triton's Python backend cannot start."""
+
+
+def instructions() -> Iterator[Finding]:
+    """What the processor can, and what follows for the choice of a precision."""
+    facts = processor()
+    names = set(facts["instructions"])
+    shown = f"{facts['cpu']}; {', '.join(facts['instructions']) or 'no instructions known'}"
+    yield Finding("processor", OK, shown)
+    if platform.machine() in ("x86_64", "AMD64") and "avx2" not in names:
+        yield Finding(
+            "avx2", WARNING, "not there: everything is several times slower", "Take a processor of the last ten years"
+        )
+    if not names & {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}:
+        what = "no VNNI: int8 of ONNX Runtime is slow and may saturate; expect less of it"
+        yield Finding("int8", WARNING, what, "export: {precision: auto} keeps what is fast and good, and fp32 always works")
+    else:
+        yield Finding("int8", OK, "in hardware" + (", with AMX tiles" if "amx_int8" in names else ""))
+    if names & {"amx_bf16", "avx512_bf16", "bf16"}:
+        yield Finding("bf16", OK, "in hardware: OpenVINO uses it around int8")
+
+
+def threads() -> Iterator[Finding]:
+    """Cores, and what the environment says of them."""
+    cores, quota, asked = physical_cores(), cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
+    limit = f", a quota of {quota:g} by the container" if quota else ""
+    yield Finding("cores", OK, f"{cores} to compute on, {len(os.sched_getaffinity(0))} of {os.cpu_count()} allowed{limit}")
+    if asked and not (asked.split(",")[0].strip().isdecimal() and int(asked.split(",")[0]) > 0):
+        yield Finding("OMP_NUM_THREADS", WARNING, f"{asked[:40]!r} is no number of threads", "unset OMP_NUM_THREADS")
+    elif asked and int(asked.split(",")[0]) > cores:
+        what = f"{asked[:40]}, more than there are cores; {cores} are used"
+        yield Finding("OMP_NUM_THREADS", WARNING, what, "unset OMP_NUM_THREADS, or `threads` in the pipeline")
+    elif asked:
+        yield Finding("OMP_NUM_THREADS", OK, f"{asked[:40]}: so many threads where a pipeline names none")
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
+        what = "not PASSIVE: idle threads spin and take cores from those that work"
+        yield Finding("OMP_WAIT_POLICY", WARNING, what, "export OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0")
+
+
+def memory() -> Iterator[Finding]:
+    """Of the machine, what is free of it, and the container's limit."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
+    facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, free = memory_limit(), facts.get("MemAvailable", total)
+    least = min(free, limit or free)
+    status = FAULT if least < LEAST_MEMORY else WARNING if least < GOOD_MEMORY else OK
+    what = f"{_size(total)}, {_size(free)} free" + (f", {_size(limit)} by the container's limit" if limit else "")
+    yield Finding("memory", status, what, "" if status == OK else "Free some, or use a smaller batch_size and fewer threads")
+
+
+def memory_limit(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes that the control groups of this process allow, None for no limit; versions 1 and 2."""
+    lines = membership.read_text().splitlines() if membership.is_file() else []
+    paths = [path for _, _, path in (line.split(":", 2) for line in lines if line.count(":") > 1)]
+    places = [folder for path in [*paths, "/"] for folder in (root / path.lstrip("/"), root / "memory" / path.lstrip("/"))]
+    limits = []
+    for folder in places:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError):
+                word = (folder / name).read_text().strip()
+                limits += [int(word)] if word.isdecimal() and int(word) < 2**60 else []
+    return min(limits, default=None)
+
+
+def shared_memory() -> Iterator[Finding]:
+    """Triton's Python backend speaks through /dev/shm, of which containers have 64 MB."""
+    place = Path("/dev/shm")
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        yield Finding(
+            "/dev/shm", FAULT, "not there or not writable: Triton's Python backend needs it", "docker run --shm-size=1g"
+        )
+        return
+    free = shutil.disk_usage(place).free
+    status = FAULT if free < LEAST_SHARED else WARNING if free < 2 * LEAST_SHARED else OK
+    yield Finding("/dev/shm", status, f"{_size(free)} free", "" if status == OK else "docker run --shm-size=1g")
+
+
+def disk(out: Path) -> Iterator[Finding]:
+    """Room and permission where runs lie, and where temporary files do."""
+    for name, place, option in ((f"{out}/", out, "another --out"), ("temporary", Path(tempfile.gettempdir()), "TMPDIR=FOLDER")):
+        there = _nearest(place)
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            yield Finding(name, FAULT, f"{there} cannot be written", f"Use {option}")
+            continue
+        free = shutil.disk_usage(there).free
+        status = FAULT if free < LEAST_DISK else WARNING if free < GOOD_DISK else OK
+        yield Finding(name, status, f"{_size(free)} free in {there}", "" if status == OK else f"Make room, or use {option}")
+
+
+def caches() -> Iterator[Finding]:
+    """Where the hub's models and the server's note are kept, and whether the hub may be asked."""
+    home = Path(os.environ.get("HOME") or "~").expanduser()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or base / "huggingface") / "hub")
+    offline = os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no", "off")
+    says = "set: models come from folders, packages and the cache alone" if offline else "not set: hub ids are fetched"
+    yield Finding("HF_HUB_OFFLINE", OK, says)
+    for name, place, fix in (
+        ("hub cache", hub, "export HF_HOME=FOLDER; packages and folders work without"),
+        ("cache", base, "export XDG_CACHE_HOME=FOLDER: compress serve keeps its note there"),
+    ):
+        there = _nearest(place)
+        able = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        yield Finding(name, OK if able else WARNING, f"{place}{'' if able else ' cannot be written'}", "" if able else fix)
+
+
+def _nearest(place: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists() or path.is_symlink())
+
+
+def _size(count: float) -> str:
+    return f"{count / GIGABYTE:.1f} GB" if count >= GIGABYTE else f"{count / 10**6:.0f} MB"

@@ -1,0 +1,81 @@
+"""What a stage is given, and the fingerprint of everything that decides its result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from compressor.tasks import ending
+from pipelines.engine.environment import accelerator, package_versions, product
+from pipelines.engine.invocation import Run
+from pipelines.engine.stage import Artifact, Inputs, dense_of
+from pipelines.engine.store import digest, fingerprint
+from pipelines.file.config import without_id
+from pipelines.file.yaml_source import KeyPath
+
+
+def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
+    """What the stage declares, and nothing else."""
+    pipeline, entry = run.pipeline, run.entries[number]
+    stage = entry.row
+    everything = "*" in stage.accepts
+    kinds = {*stage.needs, *stage.accepts}
+    before = [one.id for one in pipeline.stages[:number]]
+    failed = [one for one in run.failures if one["stage"] in before]
+    told = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product()}
+    if failed:
+        told["failures"] = failed
+    return Inputs(
+        base=run.ready.base,
+        task=pipeline.task,
+        seed=pipeline.seed,
+        artifacts=tuple(artifact for artifact in earlier if everything or artifact.kind in kinds),
+        dense=dense_of(earlier) if stage.uses_dense else None,
+        run=told if everything else {},
+        threads=run.threads,
+        tasks=pipeline.tasks,
+        require_unchanged=run.originals.require,
+    )
+
+
+def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
+    """sha256 over everything that decides the stage's result."""
+    entry, inputs = run.entries[number], inputs_of(run, number, earlier)
+    stage = entry.row
+    content = {str(path): {"sha256": sha256, "ending": ending(path)} for path, sha256 in run.ready.data.items()}
+    reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
+    tasks = {
+        path: {
+            key: content.get(str(value), value) if reads_data or str(value) not in content else None
+            for key, value in task.model_dump(mode="json", exclude_none=True).items()
+            if reads_data or key != "subset"
+        }
+        for path, task in run.pipeline.all_tasks.items()
+    }
+    # a stage that torch computes gives other bits on a graphics card
+    card = accelerator() if "torch" in stage.packages else None
+    return fingerprint(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "config": without_id(entry.config),
+            "artifacts": [digest(artifact) for artifact in inputs.artifacts],
+            "dense": digest(inputs.dense) if inputs.dense else None,
+            "run": inputs.run,
+            "base": inputs.base.sha256,
+            **by_key(tasks),
+            "seed": inputs.seed,
+            "packages": package_versions(stage, stage.extras(entry.config)),
+            "python": list(sys.version_info[:2]),
+            "threads": run.threads,
+            **({"accelerator": card} if card else {}),
+            **stage.surroundings(entry.config),
+        }
+    )
+
+
+def by_key(tasks: dict[KeyPath, Any]) -> dict[str, Any]:
+    """{("task",): x} -> {"task": x}; {("tasks", "a"): x} -> {"tasks": {"a": x}}."""
+    many = {path[1]: facts for path, facts in tasks.items() if len(path) > 1}
+    return {"tasks": many} if many else {"task": tasks[("task",)]}

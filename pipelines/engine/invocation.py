@@ -1,0 +1,164 @@
+"""One invocation of a run: its folders and options, what it has done so far, how it is stopped, and its process lock."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compressor.account import Plan
+from compressor.errors import UserError
+from pipelines.engine.disk import disk_fault
+from pipelines.engine.environment import machine
+from pipelines.engine.preflight import Ready
+from pipelines.engine.stage import Artifact, Entry, Progress
+from pipelines.engine.store import Locked, Store, canonical, lock
+from pipelines.engine.unchanged import Originals
+from pipelines.file.config import Pipeline
+from pipelines.terminal.progress import Display
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its folder, the artifact of every stage by id, the ids that were reused, and the report if there is one.
+
+    `failures` are checks that failed and did not end it: {"stage", "code", "what", "mend"}; an optional stage whose check
+    failed has no artifact. After a dry run `artifacts` holds what would be reused and `plan` the closed-form account (None when
+    no stage changes it).
+    """
+
+    folder: Path
+    artifacts: dict[str, Artifact]
+    reused: tuple[str, ...]
+    report: Path | None = None
+    plan: Plan | None = None
+    failures: tuple[dict[str, Any], ...] = ()
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM arrived; `exit_code` is 130 or 143. Libraries clean up for it as for any KeyboardInterrupt.
+
+    `told` is set when the user has seen it.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+        self.told = False
+
+
+@dataclass(frozen=True)
+class StageWorkspace:
+    """What a stage is given to write in and to speak with."""
+
+    folder: Path
+    log_folder: Path
+    unfinished: Path
+    cache: Path
+    again: bool
+    log: logging.Logger
+    display: Display
+    records: list[dict[str, Any]]
+
+    def progress(self, description: str, total: int) -> AbstractContextManager[Progress]:
+        return self.display.bar(description, total)
+
+    def say(self, text: str) -> None:
+        self.display.result(text)
+
+    def proven(self, record: dict[str, Any]) -> None:
+        self.records.append(json.loads(canonical(record)))
+
+
+@dataclass
+class Run:
+    """One invocation: its places, its options and what it has done so far."""
+
+    ready: Ready
+    out: Path
+    threads: int
+    again: frozenset[int]
+    stop_after: int
+    store: Store = field(init=False)
+    folder: Path = field(init=False)
+    originals: Originals = field(init=False)
+    artifacts: list[Artifact] = field(default_factory=list)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """Of every stage with an artifact, by its id."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    proofs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The records of every stage's comparisons, by its id."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    current: str = ""
+    started: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.store, self.folder = Store(self.out / ".store"), self.out / self.pipeline.name
+        self.originals = Originals(self.ready)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.ready.pipeline
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The stages of this invocation, up to --until."""
+        return self.pipeline.stages[: self.stop_after + 1]
+
+    @functools.cached_property
+    def machine(self) -> dict[str, Any]:
+        """The machine, with every package of this run's stages."""
+        stages = [entry.row for entry in self.entries]
+        extras = [name for stage, entry in zip(stages, self.entries, strict=True) for name in stage.extras(entry.config)]
+        return machine(stages, self.threads, dict.fromkeys(extras))
+
+    @property
+    def log(self) -> Path | None:
+        """The log of the stage it is at."""
+        path = self.folder / "logs" / f"{self.current}.log"
+        return path if self.current and path.is_file() else None
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into Stopped, in the main thread (the only one that gets signals)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _frame: object) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def holding(run: Run) -> Iterator[None]:
+    """Make the folders and hold the run's process lock. Raises UserError E801, E802."""
+    try:
+        for folder in (run.folder / "logs", run.store.root):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"cannot be made ({error.strerror})"
+        raise disk_fault(error) or UserError("E801", what, "Choose another folder with --out", str(folder)) from None
+    try:
+        with lock(run.folder / "run.lock"):
+            yield
+    except Locked as holder:
+        what = f"process {holder.pid} is running this pipeline here"
+        raise UserError("E802", what, "Wait for it, or choose another --out", str(run.folder)) from None

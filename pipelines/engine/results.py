@@ -1,0 +1,81 @@
+"""What a run leaves in its folder: run.json at every step; at its end the lock file, the report and the files of tasks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import yaml
+
+from compressor.errors import CompressError
+from pipelines.engine.attempt import error_record, write_attempt
+from pipelines.engine.given import by_key
+from pipelines.engine.invocation import Run
+from pipelines.engine.lockfile import LOCK_FILE
+from pipelines.engine.stage import TASKS
+from pipelines.engine.store import digest, replace_files
+from pipelines.file.config import without_id
+
+
+def write_account(run: Run, status: str, error: CompressError | None = None) -> None:
+    """run.json: how far this attempt is, and how it ended. Raises OSError."""
+    base = run.ready.base
+    facts = {
+        "status": status,
+        "started": run.started,
+        "seconds": time.monotonic() - run.clock,
+        "stage": run.current,
+        "stages": run.records,
+        "parity": [{**record, "stage": entry} for entry, records in run.proofs.items() for record in records],
+        "failures": run.failures,
+        "error": error_record(error, run.current, run.log) if error else None,
+        # the lock file has the reference, which may be a relative path
+        "model_folder": str(base.folder),
+        "model_sha256": base.sha256,
+        "machine": run.machine,
+    }
+    write_attempt(run.folder, facts)
+
+
+def publish_results(run: Run) -> None:
+    """Put this run's lock file, and what a user asks for first, in the place of an earlier run's: reports, files of tasks."""
+    results: dict[Path, Path] = {}
+    for artifact in run.artifacts:
+        for path in sorted(artifact.folder.glob("report.*" if artifact.kind == "report" else f"{TASKS}/*")):
+            results[run.folder / path.relative_to(artifact.folder)] = path
+    for folder in {path.parent for path in results}:
+        folder.mkdir(exist_ok=True)
+    contents = {place: path.read_bytes() for place, path in results.items()}
+    replace_files({**contents, run.folder / LOCK_FILE: _lock_file(run)})
+    for earlier in [*run.folder.glob("report.*"), *run.folder.glob(f"{TASKS}/*")]:
+        if earlier not in results:
+            earlier.unlink()
+
+
+def _lock_file(run: Run) -> bytes:
+    """pipeline.lock.yaml: the resolved config, and the fingerprint and sha256s of every artifact; failed checks, if any."""
+    pipeline, entries = run.pipeline, {entry.id: entry for entry in run.entries}
+    stages = [
+        {
+            "id": artifact.entry,
+            "stage": artifact.stage,
+            "config": without_id(entries[artifact.entry].config),
+            "kind": artifact.kind,
+            "artifact": artifact.id,
+            "fingerprint": run.fingerprints[artifact.entry],
+            "sha256": digest(artifact),
+            "files": artifact.files,
+        }
+        for artifact in run.artifacts
+    ]
+    content = {
+        "name": pipeline.name,
+        "model": {"reference": run.ready.base.reference, "sha256": run.ready.base.sha256},
+        **by_key({path: task.model_dump(mode="json") for path, task in pipeline.all_tasks.items()}),
+        "data": {str(path): sha256 for path, sha256 in run.ready.data.items()},
+        "seed": pipeline.seed,
+        "threads": run.threads,
+        "stages": stages,
+        **({"failures": [dict(one) for one in run.failures]} if run.failures else {}),
+    }
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()

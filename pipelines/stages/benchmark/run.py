@@ -1,0 +1,165 @@
+"""The work of stage `benchmark`: measure quality, bytes, FLOPs and latency of every exported file against dense PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compressor.checkpoint import load, save_checkpoint
+from compressor.cost import ModelShape, paper_flops_ratio, shape_of
+from compressor.deltas.links import merge_all
+from compressor.models.hub import end_id
+from compressor.models.modules import STRUCTURES
+from compressor.pruning.weights import nonzeros
+from compressor.tasks.data import Data, Judged
+from compressor.tasks.features import torch_forward
+from export.graph.half import FOR_CUDA
+from export.latency.measure import Variant, measure
+from export.runtimes import sessions
+from pipelines.engine.environment import machine
+from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
+from pipelines.stages.export.config import WORDS
+from pipelines.stages.loading import judge_rows, load_data, load_model
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing that is measured. `path` is a file of the runtime, or a checkpoint folder for PyTorch."""
+
+    name: str
+    model: str
+    runtime: str
+    precision: str
+    path: Path
+    bytes: int
+
+
+def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
+    """Dense PyTorch, then every exported file, dense first; those for CUDA too."""
+    exported = inputs.nearest("onnx")
+    weights = sum(path.stat().st_size for path in dense_folder.glob("*.safetensors"))
+    rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
+    for model in ("dense", "compressed"):
+        for runtime, files in exported.metadata["files"][model].items():
+            for precision, file in files.items():
+                name = f"{model} {WORDS[runtime]} {precision}"
+                rows.append(Candidate(name, model, runtime, precision, exported.folder / file["path"], file["bytes"]))
+    return rows
+
+
+def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
+    """Files that this device is not for."""
+    return [row for row in rows if device == "cpu" and row.precision in FOR_CUDA]
+
+
+def judged_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> Judged:
+    """How good the candidate is on all validation rows in its own runtime; a file for CUDA on the `device` that is measured."""
+    if candidate.runtime == "pytorch":
+        forward = torch_forward(load(candidate.path))
+    else:
+        device = device if candidate.precision in FOR_CUDA else "cpu"
+        forward = partial(sessions.run, sessions.session(candidate.path, device=device, threads=threads))
+    return judge_rows(forward, data.validation, data, workspace, candidate.name)
+
+
+def cost_of(
+    shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any], apart: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and how
+    much of this adapters and prefixes are, and deltas that were kept `apart` (their parameters and multiply-adds a token)."""
+    bare, apart = shape.bare, apart or {"parameters": 0, "macs": 0}
+    beside = {length: 2 * length * apart["macs"] for length in lengths}
+    flops = {length: shape.flops(length) + beside[length] for length in lengths}
+    return {
+        "parameters": shape.parameters + apart["parameters"],
+        "flops": {str(length): count for length, count in flops.items()},
+        "flops_ratio": {str(length): count / dense.flops(length) for length, count in flops.items()},
+        "apart": {"parameters": apart["parameters"], "flops": {str(length): count for length, count in beside.items()}},
+        "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
+        "inserted": {
+            "kinds": shape.inserted_kinds,
+            "parameters": shape.inserted,
+            "bytes": shape.bytes - bare.bytes,
+            "flops": {str(length): shape.flops(length) - bare.flops(length) for length in lengths},
+        },
+        "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
+    }
+
+
+def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
+    """What the dense model's unmerged delta costs, for the papers' FLOPs: modules, rank and places (nothing after full tuning).
+
+    A training that goes on with older deltas says nothing of them: the one that made them does.
+    """
+    if inputs.dense.metadata["method"] == "full":
+        return {"modules": (), "rank": 0, "places": 0}
+    before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
+    facts = [artifact.metadata for artifact in (*before, inputs.dense)]
+    made = next(one for one in reversed(facts) if "places" in one)
+    return {key: made[key] for key in ("modules", "rank", "places")}
+
+
+def providers(rows: Iterable[Candidate], device: sessions.Device) -> dict[str, str]:
+    """What computes in each runtime that is measured: its session has asserted it."""
+    every = {"onnxruntime": sessions.PROVIDERS[device], "openvino": "CPU, fp32 around int8"}
+    return {name: every[name] for name in every if any(row.runtime == name for row in rows)}
+
+
+def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Write measurements.json: one record a candidate, latencies of one interleaved run, and the machine."""
+    data = load_data(inputs)
+    with tempfile.TemporaryDirectory() as scratch:
+        dense = merge_all(load_model(inputs.dense, inputs.base))
+        save_checkpoint(dense, Path(scratch), inputs.base.folder)
+        every, merged = candidates(inputs, Path(scratch)), inputs.nearest("model")
+        skipped = left_out(every, config.device)
+        rows = [row for row in every if row not in skipped]
+        for row in skipped:
+            workspace.say(f"{row.name} is not measured: a file for CUDA")
+        models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
+        shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
+        judged = {row.name: judged_of(row, data, workspace, inputs.threads, config.device) for row in rows}
+        words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
+        variants = [Variant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
+        grid = [(batch, length) for length in config.length for batch in config.batch]
+        with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
+            options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
+            timings = measure(variants, grid, config.rounds, **options)
+    delta = delta_of_dense(inputs)
+    apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
+    reference, records = judged[rows[0].name], []
+    for row in rows:
+        low, high = judged[row.name].change_from(reference)
+        records.append(
+            {
+                "name": row.name,
+                "model": row.model,
+                "runtime": row.runtime,
+                "precision": row.precision,
+                "bytes": row.bytes,
+                "nonzeros": left[row.model],
+                "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
+                "quality": judged[row.name].quality,
+                "difference_interval": [low, high],
+                **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
+                "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
+            }
+        )
+    result = {
+        "device": config.device,
+        "rounds": config.rounds,
+        "machine": machine([STAGE], inputs.threads, {"openvino"} & {row.runtime for row in rows}),
+        "providers": providers(rows, config.device),
+        "baseline": rows[0].name,
+        "candidates": records,
+        "left_out": [{"name": row.name, "bytes": row.bytes, "why": "a file for CUDA"} for row in skipped],
+    }
+    (workspace.folder / "measurements.json").write_text(json.dumps(result, indent=1) + "\n")
+    return {"candidates": [row.name for row in rows]}

@@ -1,0 +1,227 @@
+"""The exported files of one model: written for each runtime and precision, compared with PyTorch, repaired or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from torch import nn
+
+from compressor.deltas.factored import factor_all, factored
+from compressor.deltas.links import chains
+from compressor.errors import CheckError, CompressError, UserError
+from compressor.processor import weight_bits
+from compressor.tasks.data import Data
+from compressor.tasks.features import pad
+from export.graph import trace as onnx_files
+from export.graph.trace import can_fuse, matrices, stamp, trace, write_onnx
+from export.parity.compare import ParityResult, why_refused
+from export.runtimes import openvino as openvino_files
+from export.runtimes.openvino import export_openvino
+from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
+from pipelines.stages.export.config import WORDS, ExportConfig
+from pipelines.stages.export.proving import Judged, Prover, repaired
+
+RUNTIME_FILES = {"onnxruntime": onnx_files.file_name, "openvino": openvino_files.file_name}
+"""Names of files by precision."""
+
+CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
+
+
+@dataclass
+class Exported:
+    """The files of one model: `files` is runtime -> precision -> {"path", "bytes", "quality", ..}, `parity` the comparison of
+    each, `failures` what was left out."""
+
+    files: dict[str, Any] = field(default_factory=dict)
+    parity: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+
+def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs) -> Exported:
+    """Write NAME/model* for every runtime and precision and compare each with PyTorch on all validation rows."""
+    prover = Prover(name, model, data, workspace, inputs.threads, inputs.seed)
+    _ = prover.reference
+    folder, exported = workspace.folder / name, Exported()
+    with workspace.progress(f"exporting {name}", 1 + len(config.runtime)) as bar:
+        graph = traced(model, data, inputs.base)
+        bar.advance()
+        rows = calibration(config, data, inputs.seed)
+        for runtime in config.runtime:
+            write_runtime(runtime, graph, model, folder, config.precisions_of(runtime), rows)
+            bar.advance()
+    for runtime in config.runtime:
+        for precision in config.precisions_of(runtime):
+            work = OneFile(prover, graph, folder, runtime, precision, rows)
+            if (kept := work.proven(exported)) is not None:
+                exported.parity.append(kept.result.to_json())
+                exported.files.setdefault(runtime, {})[precision] = record(name, kept, data, **bits_told(runtime, precision))
+    if not exported.files and prover.gated:
+        raise CheckError(**exported.failures[0])
+    return exported
+
+
+@dataclass(frozen=True)
+class OneFile:
+    """One precision of one model for one runtime, as it is proven, repaired or left out."""
+
+    prover: Prover
+    graph: onnx.ModelProto
+    folder: Path
+    runtime: str
+    precision: str
+    rows: Sequence[dict[str, np.ndarray]]
+
+    @property
+    def hop(self) -> str:
+        return hop_of(self.prover.name, self.runtime, self.precision)
+
+    def proven(self, exported: Exported) -> Judged | None:
+        """The file that is kept; None where none is, which is then among the failures where it was to be shipped.
+
+        Raises CheckError E610, E611 for a compressed file in fp32.
+        """
+        judged, say = None, self.prover.workspace.say
+        try:
+            judged = self.judged(self.path)
+            if judged.result.passed or not self.prover.gated:
+                told(judged.result, say)
+                return judged
+            error = self.prover.failure(judged.result, judged.path, bits=bits_of(self.runtime))
+        except (CheckError, UserError) as fault:
+            error = fault
+        if self.precision == "fp32" and self.prover.gated:
+            raise error
+        better = self.repaired(judged) if judged and self.precision == "int8" else None
+        if better is not None:
+            return better
+        remove(self.path)
+        say(f"{self.hop}: left out ({error.what})")
+        if self.prover.gated:
+            exported.failures.append(left_out(error))
+        return None
+
+    @property
+    def path(self) -> Path:
+        return self.folder / RUNTIME_FILES[self.runtime](self.precision)
+
+    def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> Judged:
+        """A file with its comparison. Raises CheckError E611, UserError E602 where it does not run."""
+        answers = self.prover.answers(path, self.precision, self.hop)
+        bits, static = bits_of(self.runtime), self.runtime == "openvino"
+        result = self.prover.compare(self.hop, self.precision, answers, excluded, bits, static=static)
+        return Judged(path, answers, result, excluded)
+
+    def repaired(self, whole: Judged) -> Judged | None:
+        """The first file that passes with its most sensitive matrices in fp32, in the place of the one that did not."""
+
+        def again(excluded: tuple[str, ...]) -> Judged:
+            write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
+            return self.judged(self.path, excluded)
+
+        say, static = self.prover.workspace.say, self.runtime == "openvino"
+        say(f"{self.hop}: refused ({why_refused(whole.result)}); sensitive matrices are left in fp32")
+        for better in repaired(self.prover, matrices(self.graph), static=static, make=again):
+            if better.result.passed:
+                say(f"{self.hop}: passes with {in_fp32(len(better.excluded))}")
+                return replace(better, repaired=why_refused(whole.result))
+        return None
+
+
+def in_fp32(count: int) -> str:
+    """'2 matrices in fp32'."""
+    return f"{count} {'matrix' if count == 1 else 'matrices'} in fp32"
+
+
+def told(result: ParityResult, say: Callable[[str], None]) -> None:
+    """One line for what is not shown either way, and for a file that is only compared with and lies beyond its bound."""
+    if result.told and result.gated:
+        say(result.told)
+    if not result.passed:
+        say(f"{result.hop} is beyond its bound ({why_refused(result)}); it is only compared with, not shipped")
+
+
+def left_out(error: CompressError) -> dict[str, str]:
+    """A file that was to be shipped and is not, as it stands among the failures of an artifact."""
+    what = f"{f'{error.where}: ' if error.where else ''}{error.what}. The file is left out, the rest of the run went on"
+    return {"code": error.code, "what": what, "mend": "Leave that precision out of export.precision, or tune for longer"}
+
+
+def remove(path: Path) -> None:
+    """A graph with the weights beside it."""
+    for file in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
+        file.unlink(missing_ok=True)
+
+
+def hop_of(name: str, runtime: str, precision: str) -> str:
+    """What the comparison of a file is called."""
+    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision == "bf16" else ""
+    return f"{name}: PyTorch -> {WORDS[runtime]} {precision}{emulated}"
+
+
+def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]:
+    """What is known of a file in the folder NAME."""
+    quality = data.kind.quality(*data.kind.judged(judged.answers.logits, data.validation.labels))
+    spared = {"excluded": list(judged.excluded)} if judged.excluded else {}
+    why = {"repaired": judged.repaired} if judged.repaired else {}
+    return {
+        "path": f"{name}/{judged.path.name}",
+        "bytes": stored_bytes(judged.path),
+        "quality": quality,
+        **spared,
+        **why,
+        **more,
+    }
+
+
+def bits_told(runtime: str, precision: str) -> dict[str, int]:
+    """What a record says of the bits of a weight: only where they are fewer than int8 says."""
+    bits = bits_of(runtime)
+    return {"weight_bits": bits} if precision == "int8" and bits < 8 else {}
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes of a graph and of the weights beside it, where they are not inside."""
+    weights = path.with_suffix(".bin") if path.suffix == ".xml" else path.with_name(f"{path.name}.data")
+    return sum(file.stat().st_size for file in (path, weights) if file.is_file())
+
+
+def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
+    """The unfused graph of a model, with a note of its base. Where it still has deltas these become products of their own, in
+    the model too."""
+    whole = factor_all(model) if any(chains(model)) else model
+    return stamp(trace(whole, pad(data.validation.sample(2).tokens, data.pad_id)), whole, base)
+
+
+def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:
+    """The training rows that static int8 is calibrated on, in padded batches as they come: so a server's batches are."""
+    drawn = data.train.draw(config.calibration_rows or CALIBRATION_ROWS, seed).tokens
+    starts = range(0, len(drawn), CALIBRATION_BATCH)
+    return [pad(drawn[start : start + CALIBRATION_BATCH], data.pad_id) for start in starts]
+
+
+def write_runtime(
+    runtime: str,
+    graph: onnx.ModelProto,
+    model: nn.Module,
+    folder: Path,
+    precisions: Sequence[str],
+    rows: Sequence[dict[str, np.ndarray]],
+    excluded: Sequence[str] = (),
+) -> dict[str, Path]:
+    """The files of one runtime from the graph of `model`: precision -> path."""
+    options = {"precisions": precisions, "excluded": excluded}
+    if runtime == "onnxruntime":
+        # fusions would join the deltas of several matrices, and their names would go
+        fuse = can_fuse(model) and not any(factored(model))
+        return write_onnx(graph, folder, fuse=fuse, weight_bits=bits_of(runtime), **options)
+    return export_openvino(graph, folder, rows=rows, **options)
+
+
+def bits_of(runtime: str) -> int:
+    """Bits of a weight in int8 files of a runtime that are made on this machine."""
+    return weight_bits() if runtime == "onnxruntime" else 8

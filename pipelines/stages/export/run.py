@@ -1,0 +1,55 @@
+"""The work of stage `export`: the dense and the compressed model as files, each compared with PyTorch before it is shipped."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from compressor.deltas.factored import apart_of, require_factorable
+from compressor.deltas.links import merge_all
+from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.exported import Exported, export_one
+from pipelines.stages.export.generators import export_generator
+from pipelines.stages.export.precision import choose_precision
+from pipelines.stages.export.proving import COMPRESSED
+from pipelines.stages.loading import load_data, load_model
+
+
+def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Export the dense model (`dense_of`, merged) and the compressed one, and prove what is shipped.
+
+    A compressed file that fails is repaired, or left out and told among the `failures`; a dense one is a row that says so.
+    Raises CheckError E610, E611 where fp32 fails, or where no compressed file is left.
+    """
+    data = load_data(inputs)
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    compressed = load_model(inputs.nearest("model"), inputs.base)
+    apart = {}
+    if not config.merge:
+        require_factorable(compressed)
+        apart = {"apart": asdict(apart_of(compressed))}
+    if not config.auto:
+        one = export_generator if data.kind.generates else export_one
+        made = {
+            name: one(name, model, config, data, workspace, inputs)
+            for name, model in (("dense", dense), (COMPRESSED, compressed))
+        }
+        facts = {"labels": data.label_names, "runtimes": config.runtime, **apart}
+        return {**_together(made), **facts}
+    ours, account = choose_precision(compressed, config, data, workspace, inputs)
+    # what the compressed file is compared with in the report
+    plain = config.model_copy(update={"precision": ["fp32"], "runtime": list(ours.files)})
+    theirs = export_one("dense", dense, plain, data, workspace, inputs)
+    facts = {"labels": data.label_names, "runtimes": list(ours.files), "auto": account, **apart}
+    return {**_together({"dense": theirs, COMPRESSED: ours}), **facts}
+
+
+def _together(made: dict[str, Exported]) -> dict[str, Any]:
+    """The metadata of both models. `failures` only where there are some: an artifact that is whole says nothing of them."""
+    failures = [failure for one in made.values() for failure in one.failures]
+    return {
+        "files": {name: one.files for name, one in made.items()},
+        "parity": [record for one in made.values() for record in one.parity],
+        **({"failures": failures} if failures else {}),
+    }

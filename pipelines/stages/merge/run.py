@@ -1,0 +1,34 @@
+"""The work of stage `merge`: fold every delta into its weight, write the checkpoint and require equal logits of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from compressor.checkpoint import load, save_checkpoint
+from compressor.deltas.links import merged_copy
+from compressor.pruning.weights import densities, nonzeros
+from compressor.tasks.features import torch_forward
+from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.hops import compare_modules
+from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
+from pipelines.stages.merge.config import MergeConfig
+
+
+def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Merge, write the checkpoint, load it again and require equal logits, bit for bit; count what is not zero in it."""
+    data, previous = load_data(inputs), inputs.nearest("model")
+    model = load_model(previous, inputs.base)
+    save_checkpoint(merged_copy(model), workspace.folder, inputs.base.folder)
+    reloaded, rows = load(workspace.folder), data.compared(PARITY_ROWS)
+    result = compare_modules("deltas -> merged", "merged", model, reloaded, rows, data, workspace)
+    found = judge_rows(torch_forward(reloaded), data.validation, data, workspace, "validating")
+    return {
+        "merged": True,
+        "parity": [result.to_json()],
+        "kept": previous.metadata["kept"],
+        "quality": found.quality,
+        "labels": data.label_names,
+        "nonzeros": nonzeros(reloaded),
+        "density": [asdict(one) for one in densities(model)],
+    }

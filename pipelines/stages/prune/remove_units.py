@@ -1,0 +1,69 @@
+"""Removing heads, neurons and layers: score the units, cut the lowest, compare with the model in which they are silenced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from compressor.deltas.links import merged_copy
+from compressor.models.anatomy import layers_of
+from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
+from compressor.pruning.surgery import Removal, remove, silence
+from compressor.pruning_criteria import LOSS_POWER
+from compressor.tasks.data import Data, tensor_batches
+from pipelines.engine.stage import Workspace
+from pipelines.stages.hops import compare_modules
+from pipelines.stages.loading import PARITY_ROWS
+from pipelines.stages.prune.config import PruneItem, counts_to_remove, least_units
+from pipelines.stages.prune.targets import Judged
+
+
+def score(
+    item: PruneItem | Judged, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+) -> list[Tensor]:
+    """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
+    if item.criterion == "random":
+        return random_scores(model, item.structure, seed)
+    if item.criterion not in LOSS_POWER:
+        return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
+    rows = data.train.sample(item.rows)
+    with workspace.progress(f"scoring {item.structure} by {item.criterion}", len(rows)) as bar:
+        batches = tensor_batches(rows, data.pad_id, data.batch_size)
+        return loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
+
+
+def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:
+    """Scores -> what leaves each layer. Raises UserError E501."""
+    stay = least_units(item, layers_of(model))
+    counts = counts_to_remove(item, units_of(model, item.structure), stay)
+    gone = lowest_of_all(scores, sum(counts), stay, normalize=item.normalize) if item.everywhere else lowest(scores, counts)
+    if item.structure == "layers":
+        return {number: Removal(whole=True) for number, units in enumerate(gone) if units}
+    return {number: Removal(**{item.structure: units}) for number, units in enumerate(gone)}
+
+
+def carry_out(
+    item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Score, remove and prove one item, in place. Raises CheckError E6xx when removed and masked differ."""
+    scores = score(item, model, base, seed, data, workspace)
+    removals = removals_of(item, model, scores)
+    return {**item.model_dump(), "parity": cut(item.structure, removals, model, base, data, workspace)}
+
+
+def cut(
+    what: str, removals: dict[int, Removal], model: nn.Module, base: nn.Module | None, data: Data, workspace: Workspace
+) -> dict[str, Any]:
+    """Remove in place, and prove by validation rows that it is what silencing would be: the record of that comparison.
+
+    Raises CheckError E6xx when it is not.
+    """
+    masked = merged_copy(model)
+    silence(masked, removals)
+    for one in (model, base):
+        if one is not None:
+            remove(one, removals)
+    rows = data.compared(PARITY_ROWS)
+    result = compare_modules(f"{what} masked -> removed", "removed", masked, model, rows, data, workspace)
+    return result.to_json()

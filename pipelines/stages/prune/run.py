@@ -1,0 +1,32 @@
+"""The work of stage `prune`: carry out every item, or the search for a target, and write the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compressor.checkpoint import load_state
+from compressor.models.anatomy import layers_of
+from compressor.models.modules import STRUCTURES
+from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.loading import load_data, load_model, publish_model
+from pipelines.stages.prune import mask_weights, remove_units
+from pipelines.stages.prune.config import PruneConfig
+from pipelines.stages.prune.meet_target import meet
+
+
+def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Carry out every item or the search, compare removed against masked on validation rows, write the state."""
+    data, previous = load_data(inputs), inputs.nearest("model")
+    model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
+    # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
+    base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
+    units = [{name: layer.units(name) for name in STRUCTURES} for layer in layers_of(model)]
+    steps = []
+    for item in config.items:
+        work = mask_weights if item.structure == "weights" else remove_units
+        steps.append(work.carry_out(item, model, base, inputs.seed, data, workspace))
+    found = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
+    published = publish_model(model, inputs, data, workspace)
+    parity = [step["parity"] for step in [*steps, found] if "parity" in step]
+    target = {"target": found} if found else {}
+    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity, "found": units}

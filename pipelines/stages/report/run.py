@@ -1,0 +1,25 @@
+"""The work of stage `report`: gather what the run measured and write it as report.json, report.md and report.html."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipelines.engine.stage import Inputs, Workspace
+from pipelines.reporting.gather import gather
+from pipelines.reporting.render import to_html, to_markdown
+from pipelines.stages.report.config import ReportConfig
+
+
+def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+    """Gather the run's account and write it in three forms; the metadata is what a terminal shows of it."""
+    measurements = json.loads((inputs.nearest("measurements").folder / "measurements.json").read_text(encoding="utf-8"))
+    report = gather(inputs, measurements)
+    pages = {
+        "report.json": json.dumps(report, indent=1, ensure_ascii=False) + "\n",
+        "report.md": to_markdown(report),
+        "report.html": to_html(report),
+    }
+    for name, text in pages.items():
+        (workspace.folder / name).write_text(text, encoding="utf-8")
+    return {"headline": report["headline"], "summary": report["summary"]}

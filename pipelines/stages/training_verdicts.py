@@ -1,0 +1,19 @@
+"""What is said of a model that learnt nothing: shared by the training stages and the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compressor.tasks.kinds import Kind
+
+
+UNLEARNT = "the model is no better than one answer for every row"
+
+
+def below_constant(kind: Kind, metadata: dict[str, Any]) -> str | None:
+    """A sentence on a training whose main metric is less than what one answer for every row gets; None where it is not."""
+    constant, main = metadata.get("constant"), kind.metric
+    if constant is None or (value := metadata["quality"][main.key]) >= constant:
+        return None
+    return f"{main.name} is {100 * value:.1f}{main.unit}, below the {100 * constant:.1f}{main.unit} of one answer for every row"
