@@ -144,7 +144,7 @@ def cells(row: Row, found: dict[str, Any]) -> tuple[str, ...]:
         str(row.seed),
         str(row.threads),
         row.cap or "all",
-        verdicts.get(found["ended"], f"exit {found['ended']}: {' '.join(found['last'])[:80]}"),
+        verdicts.get(found["ended"], f"exit {found['ended']}: {' '.join(found.get('last', ()))[:80]}"),
         f"{found['seconds'] / 60:.1f}",
         *quality,
         " and ".join(f"{one:.2f}" for one in rounding),
@@ -176,8 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     there = [row for row in rows if row.name in record["rows"]]
     for row in there if options.confirm else ():
         found = record["rows"][row.name]
-        if "confirmed" not in found and "compressed" in found:
-            found["confirmed"] = confirmed(row.folder(options.out) / row.name, options.confirm)
+        folder = row.folder(options.out) / row.name
+        if "confirmed" not in found and "compressed" in found and folder.is_dir():
+            found["confirmed"] = confirmed(folder, options.confirm)
             write_record(path, record)
     text = told(record, there)
     print(text)

@@ -41,6 +41,7 @@ from torch import nn  # noqa: E402
 
 from benchmarks.record import plain, read_record, write_record  # noqa: E402
 from compressor.checkpoint import load, save_checkpoint  # noqa: E402
+from compressor.compression import compression_of  # noqa: E402
 from compressor.cost import shape_of  # noqa: E402
 from compressor.errors import UserError  # noqa: E402
 from compressor.models.anatomy import layers_of  # noqa: E402
@@ -163,7 +164,7 @@ def model_of(reference: str) -> nn.Module:
     config = AutoConfig.for_model(**SHAPES.get(reference, {"model_type": reference.removeprefix("random:")}))
     model = AutoModelForSequenceClassification.from_config(config).eval()
     body = f"{model.base_model_prefix}."
-    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(body))
+    compression_of(model).head_parameters = frozenset(name for name, _ in model.named_parameters() if not name.startswith(body))
     return model
 
 

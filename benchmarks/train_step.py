@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from compressor.deltas.backward import by_factors
-from compressor.deltas.dense import dense_links
+from compressor.deltas.kinds.dense import dense_links
 from compressor.methods import Options, apply
 from compressor.models.anatomy import matrices_of
 from compressor.models.hub import build, resolve

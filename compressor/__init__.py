@@ -15,7 +15,7 @@ def load(folder=None, *, base=None, delta=None):
 
     With `delta`, a delta file (also of one of many tasks): the model of that task on `base`, which is a folder, a hub id, or a
     live model. A live model is changed in place and returned; its base is not read again. See
-    `compressor.storage.delta_file.load`.
+    `compressor.storage.live.load`.
     """
     if delta is None:
         from pathlib import Path
@@ -24,8 +24,8 @@ def load(folder=None, *, base=None, delta=None):
 
         reader = runs if runs.is_run(Path(folder)) else checkpoint
         return reader.load(Path(folder), base=base)
-    from compressor.storage import delta_file
+    from compressor.storage import live
 
     if folder is not None and base is not None:
         raise TypeError("load(base, delta=...) takes one base")
-    return delta_file.load(base if folder is None else folder, delta)
+    return live.load(base if folder is None else folder, delta)

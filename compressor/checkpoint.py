@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
+from compressor.models.config_file import check_config
+from compressor.models.damage import Damage, door, read_json, reading_by_library
 from compressor.models.hub import (
     AUTO_CLASSES,
     SEQUENCES,
@@ -25,16 +28,8 @@ from compressor.models.hub import (
     resolve,
     task_head,
 )
-from compressor.models.model_folder import (
-    CONFIG,
-    Damage,
-    check_config,
-    check_finite,
-    door,
-    read_header,
-    read_json,
-    reading_by_library,
-)
+from compressor.models.model_folder import CONFIG
+from compressor.models.weight_files import check_finite, read_header
 from compressor.storage.live import remember
 
 if TYPE_CHECKING:
@@ -54,7 +49,6 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
     """
     from safetensors.torch import save_file
 
-    from compressor.methods import weights_moved
     from compressor.pruning.surgery import kept_of
     from compressor.storage.changes import describe
 
@@ -64,14 +58,14 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
     head = {name: weights.pop(name) for name in sorted(head_names(model))}
     save_file(head, folder / "head.safetensors")
     save_file(tensors, folder / "changes.safetensors")
-    if weights_moved(model):
+    if compression_of(model).weights_moved:
         save_file(weights, folder / "weights.safetensors")
     description = {
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
         "labels": label_names,
         **auto_class_facts(model),
-        "weights_moved": weights_moved(model),
+        "weights_moved": compression_of(model).weights_moved,
         "kept": kept_of(model),
         "changes": changes,
     }
@@ -113,7 +107,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     if description["weights_moved"]:
         body = set(_plain_weights(model)) - head_names(model)
         _load_strictly(model, _read_tensors(folder / "weights.safetensors"), body, folder)
-        model.weights_moved = True
+        compression_of(model).weights_moved = True
     _restore_strictly(model, description["changes"], _read_tensors(folder / "changes.safetensors"), folder)
     return model.eval()
 
@@ -277,7 +271,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
         _restore_strictly(model, changes, inserted, folder)
     # a T5 that generates is its own base; its head is known by name
     alone = frozenset(name for name, _ in model.named_parameters() if name.startswith("lm_head."))
-    model.head_parameter_names = alone if model.base_model is model else task_head(model)
+    compression_of(model).head_parameters = alone if model.base_model is model else task_head(model)
     return model.eval()
 
 

@@ -51,6 +51,8 @@ class LayerShape:
     """Parameters beside the matrices and their biases: its norms."""
     other_biases: int = 0
     """Biases among them."""
+    attention_other: int = 0
+    """Of `other`, what is inside the attention and goes with its last head: norms of queries and keys."""
     positions: int = 0
     """Relative positions p that queries and keys are projected for and compared with (DeBERTa), all ways together."""
     inserts: tuple[Inserted, ...] = ()
@@ -95,7 +97,14 @@ class LayerShape:
         if units:
             return shape
         gone = {*STRUCTURES[structure].rows, STRUCTURES[structure].columns}
-        return replace(shape, modules=tuple(name for name in self.modules if name not in gone), emptied=self.emptied + 1)
+        inside = self.attention_other if structure == "heads" else 0
+        return replace(
+            shape,
+            modules=tuple(name for name in self.modules if name not in gone),
+            other=self.other - inside,
+            attention_other=self.attention_other - inside,
+            emptied=self.emptied + 1,
+        )
 
     def sizes(self, kind: str) -> int:
         """Σ b of its adapters, or Σ l of its prefixes."""
@@ -218,8 +227,9 @@ class ModelShape:
 
     def left(self, structure: str, units: Sequence[int]) -> ModelShape:
         """The same model with so many units of a structure left in each block."""
-        layers = (layer.left(structure, count) for layer, count in zip(self.layers, units, strict=True))
-        return replace(self, layers=tuple(layers))
+        layers = tuple(layer.left(structure, count) for layer, count in zip(self.layers, units, strict=True))
+        gone = sum(before.other - after.other for before, after in zip(self.layers, layers, strict=True))
+        return replace(self, layers=layers, other=self.other - gone)
 
     def without(self, blocks: Collection[int]) -> ModelShape:
         """The same model without some blocks (their places)."""
@@ -272,6 +282,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
         if module in linears or isinstance(module, Change)
         for p in module.parameters()
     }
+    attention = layer.home("heads")
     return LayerShape(
         heads=layer.heads,
         head_size=layer.head_size,
@@ -282,6 +293,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
         biased=any(getattr(linear, "bias", None) is not None for linear in linears),
         other=sum(p.numel() for p in layer.module.parameters() if id(p) not in elsewhere),
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(layer.module) if owner not in linears),
+        attention_other=sum(p.numel() for p in attention.parameters() if id(p) not in elsewhere) if layer.heads else 0,
         positions=layer.compared_positions,
         inserts=_inserts_of(layer),
         needed=layer.needed,
@@ -297,12 +309,9 @@ def added_by(group: str, model: nn.Module) -> list[tuple[Inserted, ...]]:
 
 def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
     from compressor.deltas.inserts import Insert
-    from compressor.deltas.sources import Masked
 
     found = [module for module in layer.module.modules() if isinstance(module, Insert) and group in (None, module.group)]
-    return tuple(
-        Inserted(one.kind, one.size, one.source.prototype.name if isinstance(one.source, Masked) else None) for one in found
-    )
+    return tuple(Inserted(one.kind, one.size, one.prototype_name) for one in found)
 
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:

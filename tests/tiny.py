@@ -30,6 +30,7 @@ def own_keys(model_type: str, *, layers: int, neurons: int) -> dict:
         "deberta-v2": deberta,
         "gpt2": {"n_inner": neurons, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
         "llama": {"num_key_value_heads": 2},
+        "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
         "distilbert": {"hidden_dim": neurons, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
         "electra": {"embedding_size": 32},
         "modernbert": {**modernbert, "mlp_dropout": 0.0},
@@ -45,8 +46,11 @@ ROWS = {
     "t5": ("$A [SEP]", "$A [SEP] $B [SEP]"),
     "gpt2": ("$A", "$A $B"),
     "llama": ("[CLS] $A", "[CLS] $A $B"),
+    "qwen3": ("$A", "$A $B"),
 }
 """How a tokenizer frames one text and a pair; the other encoders do it as BERT."""
+DECODERS = ("gpt2", "llama", "qwen3")
+"""They generate, and have no padding token."""
 SEGMENTS = ("bert", "electra", "deberta-v2")
 """Their tokenizers give token_type_ids (a DeBERTa has no use for them)."""
 
@@ -62,11 +66,11 @@ def write_tokenizer(folder: Path, model_type: str) -> None:
     special = [(word, WORDS.index(word)) for word in ("[CLS]", "[SEP]") if word in single]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
     tokens = {"unk_token": "[UNK]"}
-    if model_type in ("gpt2", "llama", "t5"):
+    if model_type in (*DECODERS, "t5"):
         tokens["eos_token"] = "[SEP]"
     else:
         tokens |= {"cls_token": "[CLS]", "sep_token": "[SEP]"}
-    if model_type not in ("gpt2", "llama"):
+    if model_type not in DECODERS:
         tokens["pad_token"] = "[PAD]"
     names = ["input_ids", *(["token_type_ids"] if model_type in SEGMENTS else []), "attention_mask"]
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **tokens).save_pretrained(folder)
@@ -95,7 +99,7 @@ def write_model(folder: Path, model_type: str = "bert", *, auto: str = "AutoMode
             "initializer_range": 0.15,
             "bos_token_id": 2,
             "eos_token_id": 3,
-            "pad_token_id": None if model_type in ("gpt2", "llama") else 0,
+            "pad_token_id": None if model_type in DECODERS else 0,
             "decoder_start_token_id": 0,
             **own_keys(model_type, layers=2, neurons=NEURONS),
             **keys,
@@ -211,7 +215,7 @@ def write_pipeline(
 ) -> Path:
     """A whole project in `folder`: model, data and pipeline.yaml; returns the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
-    generates = kind == "generation" and model_type in ("gpt2", "llama")
+    generates = kind == "generation" and model_type in DECODERS
     write_model(folder / "model", model_type, **({"auto": "AutoModelForCausalLM"} if generates else {}))
     pipeline = {
         "name": "tiny",

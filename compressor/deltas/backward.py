@@ -15,14 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
-from compressor.deltas.links import Delta, LowRank, Sparse, chain, chains, original
-from compressor.deltas.sources import Own
-
-SPARSE = 1 / 1000
-"""Density of Ω up to which gathering a value's columns is cheaper than the gradient of the whole matrix."""
+from compressor.deltas.links import Delta, chain, chains, original
 
 
 class _Linear(torch.autograd.Function):
@@ -40,27 +35,12 @@ class _Linear(torch.autograd.Function):
         of_x, _, of_bias, *_ = context.needs_input_grad
         rows, inputs, pulled = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2), []
         for link in context.links:
-            own = [tensors.pop(0) for _ in _tensors(link)]
+            own = [tensors.pop(0) for _ in link.trained()]
             # those of an earlier stage are frozen
             trained = any(one.requires_grad for one in own)
-            pulled += _pull(link, inputs, rows, *own) if trained else [None] * len(own)
+            part = rows if link.place.rows is None else rows[:, slice(*link.place.rows)]
+            pulled += link.gradients(inputs, part, *own) if trained else [None] * len(own)
         return gradient @ matrix if of_x else None, None, rows.sum(0) if of_bias else None, None, *pulled
-
-
-def _tensors(link: Delta) -> tuple[Tensor, ...]:
-    return (link.A, link.B) if isinstance(link, LowRank) else (link.values,)
-
-
-def _pull(link: Delta, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of a link's `tensors` from x (T, in) and G (T, out)."""
-    if link.place.rows is not None:
-        gradient = gradient[:, slice(*link.place.rows)]
-    if isinstance(link, LowRank):
-        A, B = tensors
-        inner = link.scale * (gradient @ B)
-        return inner.T @ x, gradient.T @ (link.scale * (x @ A.T))
-    row, column = link.omega // x.shape[1], link.omega % x.shape[1]
-    return ((gradient.index_select(1, row) * x.index_select(1, column)).sum(0),)
 
 
 def _separable(layer: nn.Module) -> bool:
@@ -68,12 +48,8 @@ def _separable(layer: nn.Module) -> bool:
     computed, too."""
     if original(layer).requires_grad:  # full tuning on top of deltas
         return False
-    for link in chain(layer):
-        plain = isinstance(link, LowRank) and isinstance(link.source, Own) and not parametrize.is_parametrized(link.source)
-        few = isinstance(link, Sparse) and link.values.numel() <= SPARSE * original(layer).numel()
-        if not (plain or few):
-            return False
-    return bool(chain(layer))
+    links = chain(layer)
+    return bool(links) and all(link.separable(original(layer).numel()) for link in links)
 
 
 def _forward(layer: nn.Module, x: Tensor) -> Tensor:
@@ -84,7 +60,7 @@ def _forward(layer: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         stored = layer.weight
     matrix = stored.T if isinstance(layer, Conv1D) else stored
-    return _Linear.apply(x, matrix, layer.bias, links, *(one for link in links for one in _tensors(link)))
+    return _Linear.apply(x, matrix, layer.bias, links, *(one for link in links for one in link.trained()))
 
 
 @contextlib.contextmanager

@@ -7,14 +7,15 @@ A delta is a module whose forward takes a tensor and returns one of the same sha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from compressor.deltas.sources import Masked, Own
+from compressor.deltas.sources import Own, Shared, Source
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Change(nn.Module):
     kind: str
     group: str = ""
     frozen = False
+    prototype_name: str | None = None
+    """Of the prototype that is stored once for this change and others."""
     moving: tuple[str, ...] = ()
     """Buffers that training changes, beside the parameters."""
 
@@ -61,11 +64,75 @@ class Change(nn.Module):
         """The change as it is stored: one that has its own way to train, as it stands now."""
         return self
 
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The tensors that, with `settings`, rebuild this change: boolean ones are masks, a bit an entry on disk."""
+        return self.state_dict()
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], shared: Shared | None = None, **settings) -> Self:
+        """`to_tensors` reversed. `shared` is the prototype that the change was stored without."""
+        return cls(**tensors, **settings)
+
+    def entries(self) -> tuple[Tensor | None, Tensor]:
+        """(flat places, values) of what the change adds: one without places has a value for each entry, float64."""
+        raise NotImplementedError
+
+    def support(self) -> Tensor | None:
+        """Flat places (int64) where it changes anything, or where its masks are 1; None for a change of every entry."""
+        return None
+
+
+class Sourced(Change):
+    """A change whose tensors come from a `Source`: its own parameters, or a prototype that several changes share."""
+
+    source: Source
+
+    @property
+    def prototype_name(self) -> str | None:
+        return self.source.prototype_name
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        return self.source.to_tensors()
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], shared: Shared | None = None, **settings) -> Self:
+        return cls(Own(tensors) if shared is None else shared.through(tensors), **settings)
+
+    def support(self) -> Tensor | None:
+        return self.source.support()
+
+
+class Factor(nn.Module):
+    """x -> x ΔWᵀ of one link, for `rows` of the output; the matrix of the layer is (out, in)."""
+
+    def __init__(self, link: Delta):
+        super().__init__()
+        self.part = link.place.rows
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        """`y` (..., out) with the link's share of `x` (..., in) added."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.part is None:
+            return self.product(x, y)
+        start, stop = self.part
+        return torch.cat([y[..., :start], self.product(x, y[..., start:stop]), y[..., stop:]], dim=-1)
+
 
 class Delta(Change):
-    """One link W -> W + ΔW. A subclass says how in `change`; `place` is the matrix it sees of the stored tensor."""
+    """One link W -> W + ΔW. A subclass says how in `change`; `place` is the matrix it sees of the stored tensor.
+
+    A new kind of link is one file: a subclass that overrides what differs, and a row of `compressor.deltas.registry`.
+    """
 
     place: Place = WHOLE
+    masks = False
+    """It hides entries of W + ΔW and adds nothing: it is always last in its chain, and no part of ΔW."""
+    factorable = False
+    """`factor` gives its ΔW as a product beside the layer."""
+    settles_factorable = False
+    """What it is stored as, once trained, can be factorable."""
 
     def change(self, weight: Tensor) -> Tensor:
         """W + ΔW for a matrix (out, in), or a bias (out,)."""
@@ -80,133 +147,41 @@ class Delta(Change):
         """The same change for a weight of `shape` (out, in) that keeps `rows` and `columns` only (sorted int64)."""
         raise NotImplementedError
 
+    def fits(self, stored: Tensor) -> bool:
+        """Whether the link has the type and the size of the matrix that it changes in `stored`."""
+        same_type = all(parameter.dtype == stored.dtype for parameter in self.parameters())
+        return same_type and self.suits(self.place.read(stored).shape)
+
+    def suits(self, shape: torch.Size) -> bool:
+        """Whether it can change a matrix (out, in), or a bias (out,), of this shape."""
+        raise NotImplementedError
+
+    def separable(self, size: int) -> bool:
+        """Whether `gradients` costs less than the gradient of the whole matrix, which has `size` entries."""
+        return False
+
+    def trained(self) -> tuple[Tensor, ...]:
+        """The tensors whose gradients `gradients` gives, of a separable link."""
+        raise NotImplementedError
+
+    def gradients(self, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of `tensors`, which are `trained()`, from the layer's input x (T, in) and ∂L/∂y (T, out)."""
+        raise NotImplementedError
+
+    def factor(self, width: int) -> Factor:
+        """ΔW of a factorable link as a module beside its layer, whose matrix has `width` columns."""
+        raise NotImplementedError
+
+    def to_peft(self) -> Delta | None:
+        """The low-rank or sparse link that the library peft can hold in its place; None where there is none."""
+        return None
+
     def settings(self) -> dict:
         place = {"rows": self.place.rows} if self.place.rows else {}
         return {**super().settings(), **place, **({"transposed": True} if self.place.transposed else {})}
 
 
-def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """`weight` (any shape) with `values` (N,) added at flat places `index` (N,)."""
-    # index_add on the flat view, not `+ dense zeros`: adding 0.0 would turn -0.0 into 0.0 elsewhere
-    return weight.flatten().index_add(0, index, values).view(weight.shape)
-
-
-class LowRank(Delta):
-    """W + (alpha / rank) · B A, the low-rank update ΔW_l of DSEE section 3.2 (and of LoRA).
-
-    A is (rank, in), drawn from N(0, 0.02²); B is (out, rank), zero, so ΔW starts at 0 (DSEE algorithm 2).
-    """
-
-    kind = "low_rank"
-
-    def __init__(self, source: Own | Masked, scale: float, group: str = ""):
-        super().__init__()
-        self.source, self.scale, self.group = source, scale, group
-
-    @staticmethod
-    def tensors(weight: Tensor, rank: int) -> dict[str, Tensor]:
-        """A and B at the start, for `weight` (out, in)."""
-        out_features, in_features = weight.shape
-        A = torch.empty(rank, in_features, dtype=weight.dtype, device=weight.device).normal_(std=0.02)
-        return {"A": A, "B": weight.new_zeros(out_features, rank)}
-
-    @classmethod
-    def start(cls, weight: Tensor, rank: int, alpha: float, group: str = "") -> LowRank:
-        """A fresh link for `weight` (out, in)."""
-        return cls(Own(cls.tensors(weight, rank)), alpha / rank, group)
-
-    @property
-    def A(self) -> Tensor:
-        return self.source.read("A")
-
-    @property
-    def B(self) -> Tensor:
-        return self.source.read("B")
-
-    def change(self, weight: Tensor) -> Tensor:
-        return torch.addmm(weight, self.B, self.A, alpha=self.scale)
-
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> LowRank:
-        # blocks of unequal size cannot share a prototype: each keeps what it saw of it
-        A, B = self.A.detach()[:, columns].clone(), self.B.detach()[rows].clone()
-        return LowRank(Own({"A": A, "B": B}), self.scale, self.group)
-
-    def settings(self) -> dict:
-        return {**super().settings(), "scale": self.scale}
-
-
-class Sparse(Delta):
-    """W + P_Ω(S): trainable values on a fixed support Ω (DSEE section 3.2; every static selective method).
-
-    `omega` holds the sorted flat indices of Ω as int32. Only its |Ω| values exist: no dense S, no gradient masks, and
-    entries outside Ω stay bit-identical whatever the optimizer does.
-    """
-
-    kind = "sparse"
-
-    def __init__(self, omega: Tensor, values: Tensor, group: str = ""):
-        super().__init__()
-        self.register_buffer("omega", omega.to(torch.int32))
-        self.values, self.group = nn.Parameter(values), group
-
-    @classmethod
-    def start(cls, weight: Tensor, omega: Tensor, group: str = "") -> Sparse:
-        """A fresh link for `weight` (out, in); `omega` (N,) sorted flat indices into it."""
-        return cls(omega, weight.new_zeros(omega.numel()), group)
-
-    def change(self, weight: Tensor) -> Tensor:
-        return add_at(weight, self.omega, self.values)
-
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Sparse:
-        width = shape[1]
-        row, column = self.omega.long() // width, self.omega.long() % width
-        kept = torch.isin(row, rows) & torch.isin(column, columns)
-        new_row, new_column = torch.searchsorted(rows, row[kept]), torch.searchsorted(columns, column[kept])
-        return Sparse(new_row * len(columns) + new_column, self.values.detach()[kept].clone(), self.group)
-
-
-class Offset(Delta):
-    """b + Δb or W + ΔW: a whole tensor moves. For biases (BitFit), where no other form is smaller, and dense deltas."""
-
-    kind = "offset"
-
-    def __init__(self, values: Tensor, group: str = ""):
-        super().__init__()
-        self.values, self.group = nn.Parameter(values), group
-
-    def change(self, weight: Tensor) -> Tensor:
-        return weight + self.values
-
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Offset:
-        values = self.values.detach()[rows]
-        return Offset((values if values.dim() == 1 else values[:, columns]).clone(), self.group)
-
-
-class Mask(Delta):
-    """M ⊙ (W + ΔW): closes the chain, so what training sees is what merging keeps. `keep` (out, in) is boolean.
-
-    What it hides is +0.0, never -0.0, and gets no gradient. `pattern` says what it was made as: unstructured, or n:m.
-    """
-
-    kind = "mask"
-
-    def __init__(self, keep: Tensor, pattern: str = "unstructured", group: str = ""):
-        super().__init__()
-        self.register_buffer("keep", keep)
-        self.pattern, self.group = pattern, group
-
-    def change(self, weight: Tensor) -> Tensor:
-        # chosen, not multiplied: -1 x 0 is -0.0, and infinity x 0 no number
-        return torch.where(self.keep, weight, 0.0)
-
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Mask:
-        return Mask(self.keep[rows][:, columns].clone(), self.pattern, self.group)
-
-    def settings(self) -> dict:
-        return {**super().settings(), "pattern": self.pattern}
-
-
-def chain(layer: nn.Module, name: str = "weight") -> list[nn.Module]:
+def chain(layer: nn.Module, name: str = "weight") -> list[Delta]:
     """The parametrizations of one tensor of `layer`, first applied first; empty when there are none."""
     return list(layer.parametrizations[name]) if parametrize.is_parametrized(layer, name) else []
 
@@ -216,15 +191,15 @@ def original(layer: nn.Module, name: str = "weight") -> Tensor:
     return layer.parametrizations[name].original if chain(layer, name) else getattr(layer, name)
 
 
-def attach(layer: nn.Module, module: nn.Module, name: str = "weight", *, check: bool = True) -> None:
+def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool = True) -> None:
     """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
     A delta goes in front of the masks that are there: behind them it would escape. With `check`, torch computes the weight
     once to see that its size stays.
     """
-    masks = sum(isinstance(link, Mask) for link in chain(layer, name))
-    parametrize.register_parametrization(layer, name, module, unsafe=not check)
-    if masks and not isinstance(module, Mask):
+    masks = sum(one.masks for one in chain(layer, name))
+    parametrize.register_parametrization(layer, name, link, unsafe=not check)
+    if masks and not link.masks:
         links = layer.parametrizations[name]
         links.insert(len(links) - 1 - masks, links.pop(-1))
     original(layer, name).requires_grad_(False)
@@ -236,7 +211,7 @@ def delta_of(layer: nn.Module, place: Place = WHOLE, name: str = "weight") -> Te
     before = original(layer, name)
     changed = before
     for link in chain(layer, name):
-        if not isinstance(link, Mask):
+        if not link.masks:
             changed = link(changed)
     return place.read(changed - before)
 
@@ -252,14 +227,14 @@ def merge(layer: nn.Module, name: str = "weight") -> None:
 def merge_deltas(model: nn.Module) -> nn.Module:
     """Merge every chain of `model` in place but leave its masks on: what they hide stays zero whatever is trained then."""
     for _, layer, name in list(chains(model)):
-        masks = [link for link in chain(layer, name) if isinstance(link, Mask)]
+        masks = [link for link in chain(layer, name) if link.masks]
         merge(layer, name)
         for mask in masks:
             attach(layer, mask, name, check=False)
     return model
 
 
-def detach(layer: nn.Module, name: str = "weight") -> list[nn.Module]:
+def detach(layer: nn.Module, name: str = "weight") -> list[Delta]:
     """Take the whole chain off and give it back; the tensor is the original again, bit for bit."""
     links = chain(layer, name)
     if links:
@@ -271,11 +246,11 @@ def settle_links(model: nn.Module) -> None:
     """Replace every link that has its own way to train by the plain one it is stored as; one without values goes."""
     for _, owner, name in list(chains(model)):
         links = chain(owner, name)
-        plain = [link.settled() if isinstance(link, Change) else link for link in links]
+        plain = [link.settled() for link in links]
         if any(new is not old for new, old in zip(plain, links, strict=True)):
             detach(owner, name)
             for new, old in zip(plain, links, strict=True):
-                if new is old or new.values.numel():
+                if new is old or any(parameter.numel() for parameter in new.parameters()):
                     attach(owner, new, name, check=False)
 
 

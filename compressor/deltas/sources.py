@@ -8,12 +8,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 
-class Own(nn.Module):
+class Source(nn.Module):
+    """Where a change reads its tensors. `names` are those it has."""
+
+    names: tuple[str, ...]
+    prototype_name: str | None = None
+    """Of the prototype that it is a view of."""
+
+    def read(self, name: str) -> Tensor:
+        """The tensor called `name`, as training sees it."""
+        raise NotImplementedError
+
+    def size(self, name: str) -> torch.Size:
+        """Its shape."""
+        raise NotImplementedError
+
+    @property
+    def plain(self) -> bool:
+        """The tensors are parameters themselves: nothing is computed when they are read."""
+        return False
+
+    def settled(self) -> Source:
+        """The source as it is stored: without what only training needs."""
+        return self
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """What a change stores of it: the tensors; of a masked prototype the masks alone, boolean."""
+        return {name: self.read(name) for name in self.names}
+
+    def support(self) -> Tensor | None:
+        """Flat places (int64) where its masks are 1; None where it is seen whole."""
+        return None
+
+
+class Own(Source):
     """Plain trainable tensors by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
@@ -28,13 +64,28 @@ class Own(nn.Module):
     def size(self, name: str) -> torch.Size:
         return getattr(self, name).shape
 
+    @property
+    def plain(self) -> bool:
+        return not parametrize.is_parametrized(self)
+
 
 class Prototype(Own):
     """Tensors that every block shares (ProPETL section 3.2). `name` tells the prototypes of one model apart."""
 
+    kind = "prototype"
+
     def __init__(self, name: str, tensors: Mapping[str, Tensor], group: str = ""):
         super().__init__(tensors)
         self.name, self.group = name, group
+
+    def settings(self) -> dict:
+        """What, beside the tensors, rebuilds the prototype (JSON): a file names no `kind` where it is this one."""
+        return {"group": self.group}
+
+    @classmethod
+    def from_tensors(cls, name: str, tensors: Mapping[str, Tensor], **settings) -> Self:
+        """`settings` and `to_tensors` reversed."""
+        return cls(name, tensors, **settings)
 
 
 class Network(nn.Module):
@@ -51,7 +102,7 @@ class Network(nn.Module):
         return torch.tanh(self.layer(self.start))
 
 
-class Reparametrized(nn.Module):
+class Reparametrized(Source):
     """Tensors (length, `sizes[name]`) as linear functions of a network that the blocks share."""
 
     def __init__(self, network: Network, sizes: Mapping[str, int]):
@@ -142,7 +193,7 @@ class FixedMasks(nn.Module):
         return getattr(self, name, None)
 
 
-class Masked(nn.Module):
+class Masked(Source):
     """A prototype seen through this block's masks: w ⊙ m (ProPETL equation 5), joined with the task's if there are any.
 
     `layer` and `task` are whatever has a `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.
@@ -168,3 +219,37 @@ class Masked(nn.Module):
 
     def size(self, name: str) -> torch.Size:
         return self.prototype.size(name)
+
+    @property
+    def prototype_name(self) -> str:
+        return self.prototype.name
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        return masks_of(self.layer, self.names)
+
+    def support(self) -> Tensor:
+        masks = [mask for name in self.names if (mask := self.mask(name)) is not None]
+        return torch.cat([mask.flatten() for mask in masks]).nonzero().flatten()
+
+
+def masks_of(owner: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """The boolean masks of `Scores`, `FixedMasks` or the scores of many tasks, for those tensors that have one."""
+    return {name: mask.bool() for name in names if (mask := owner.mask(name)) is not None}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all views of one stored prototype have in common: it, and the task's masks where there are any."""
+
+    prototype: Prototype
+    task: FixedMasks | None = None
+    combine: str = "or"
+
+    def through(self, masks: Mapping[str, Tensor]) -> Masked:
+        """The prototype as a block with these boolean masks sees it."""
+        return Masked(self.prototype, self.fixed(masks), self.task, self.combine)
+
+    def fixed(self, masks: Mapping[str, Tensor]) -> FixedMasks:
+        """Stored masks in the prototype's type and on its device."""
+        like = self.prototype.read(self.prototype.names[0])
+        return FixedMasks({name: mask.to(like) for name, mask in masks.items()})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 NAMES = (
     "dsee",
     "lora",
+    "vera",
     "selective",
     "bitfit",
     "adapter",
@@ -129,6 +131,8 @@ class Method:
     reads: tuple[str, ...] = ()
     low_rank: bool = False
     """Adds r(m+n) multiply-adds a token to every chosen matrix while it is not merged: what the papers' FLOPs count."""
+    rank_limited: bool = True
+    """A rank above the sides of a matrix adds nothing; not so where what is of that rank is not trained itself."""
     uses_omega: bool = False
     """Trains values on the places that a select stage chose."""
     omega_kinds: tuple[str, ...] = ()
@@ -213,17 +217,13 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
     from compressor.models.hub import head_names
 
     head = head_names(model)
-    model.weights_moved = base or weights_moved(model)
+    compression = compression_of(model)
+    compression.weights_moved = base or compression.weights_moved
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(base or name in head)
     for module in model.modules():
         if isinstance(module, Change):
             module.requires_grad_(module.group in groups and not module.frozen)
-
-
-def weights_moved(model: nn.Module) -> bool:
-    """Whether the pretrained weights themselves were (or are about to be) trained, so that a state must hold them."""
-    return getattr(model, "weights_moved", False)
 
 
 def trainable_counts(model: nn.Module) -> dict[str, int]:

@@ -17,7 +17,8 @@ BEHIND = {"pfeiffer": ("ffn_out",), "houlsby": ("output", "ffn_out")}
 
 def attach_adapters(model: nn.Module, options: Options) -> None:
     """Put an adapter behind every matrix of the placement. Its up-projection starts at 0, so the model starts unchanged."""
-    from compressor.deltas.inserts import Adapter, insert
+    from compressor.deltas.inserts import insert
+    from compressor.deltas.kinds.adapter import Adapter
     from compressor.deltas.sources import Own
     from compressor.models.anatomy import matrices_of
 

@@ -17,7 +17,8 @@ def attach_offsets(model: nn.Module, options: Options) -> None:
     """Add an Offset to every bias of the base, its pooler apart. Raises UserError E407 where there is none."""
     import torch
 
-    from compressor.deltas.links import Offset, attach
+    from compressor.deltas.kinds.offset import Offset
+    from compressor.deltas.links import attach
     from compressor.models.anatomy import biases_of
 
     owners = biases_of(model)

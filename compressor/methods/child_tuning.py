@@ -18,7 +18,7 @@ def attach_child(model: nn.Module, options: Options) -> None:
     if options.child == "d":
         selective.attach_sparse(model, options)
         return
-    from compressor.deltas.dense import Thinned
+    from compressor.deltas.kinds.dense import Thinned
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def attach_gated(model: nn.Module, options: Options) -> None:
     """Add a Gated link to every chosen matrix. Raises UserError E401 for a budget of no place, or of too many."""
     from compressor.cost import shape_of
-    from compressor.deltas.dense import Gated
+    from compressor.deltas.kinds.dense import Gated
     from compressor.models.anatomy import matrices_of
 
     budget = selective.places_of(shape_of(model), options)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def attach_low_rank(model: nn.Module, options: Options) -> None:
     """Add a LowRank link to every chosen matrix."""
-    from compressor.deltas.links import LowRank
+    from compressor.deltas.kinds.low_rank import LowRank
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):

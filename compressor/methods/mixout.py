@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def attach_mixed(model: nn.Module, options: Options) -> None:
     """Add a Mixed link to every chosen matrix."""
-    from compressor.deltas.dense import Mixed
+    from compressor.deltas.kinds.dense import Mixed
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):

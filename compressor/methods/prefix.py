@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
     """(attention, its key matrix) of every block. Raises UserError E407 where a prefix cannot join."""
-    from compressor.deltas.inserts import use_prefixes
+    from compressor.deltas.kinds.prefix import use_prefixes
     from compressor.models.anatomy import layers_of, row_of_model
 
     if not row_of_model(model).prefixes:
@@ -34,7 +34,8 @@ INNER = 512
 
 def attach_prefixes(model: nn.Module, options: Options) -> None:
     """Put a prefix into every attention; one network behind all of them where they are reparametrized."""
-    from compressor.deltas.inserts import Prefix, insert
+    from compressor.deltas.inserts import insert
+    from compressor.deltas.kinds.prefix import Prefix
     from compressor.deltas.sources import Network, Own, Reparametrized
 
     network = None

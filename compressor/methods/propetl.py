@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.methods import Method, Options, adapter, prefix
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from compressor.compression import Tasks
     from compressor.cost import ModelShape
     from compressor.deltas.sources import Masked, Prototype
-    from compressor.training.multitask import Tasks, TaskScores
+    from compressor.training.multitask import TaskScores
 
 
 class Prototypes:
@@ -49,11 +51,12 @@ class Prototypes:
 
 def attach_prototypes(model: nn.Module, options: Options) -> None:
     """Give every block its masked view of the prototype. Each of `modules` has one, as q and v in the paper."""
-    ATTACH[options.shared](model, options, Prototypes(options, getattr(model, "tasks", None)))
+    ATTACH[options.shared](model, options, Prototypes(options, compression_of(model).tasks))
 
 
 def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.deltas.inserts import Adapter, insert
+    from compressor.deltas.inserts import insert
+    from compressor.deltas.kinds.adapter import Adapter
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, adapter.BEHIND["pfeiffer"]):
@@ -63,7 +66,7 @@ def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -
 
 
 def _share_lora(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.deltas.links import LowRank
+    from compressor.deltas.kinds.low_rank import LowRank
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, options.modules):
@@ -72,7 +75,8 @@ def _share_lora(model: nn.Module, options: Options, prototypes: Prototypes) -> N
 
 
 def _share_prefix(model: nn.Module, options: Options, prototypes: Prototypes) -> None:
-    from compressor.deltas.inserts import Prefix, insert
+    from compressor.deltas.inserts import insert
+    from compressor.deltas.kinds.prefix import Prefix
 
     for attention, key in prefix.attentions(model):
         insert(attention, Prefix(prototypes.masked("prefix", Prefix.tensors(key, options.length)), options.group))

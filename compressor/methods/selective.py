@@ -36,7 +36,7 @@ def sizes(shape: ModelShape, options: Options) -> list[int]:
 
 def attach_sparse(model: nn.Module, options: Options) -> None:
     """Add a Sparse link to every tensor in which Ω has places."""
-    from compressor.deltas.links import Sparse
+    from compressor.deltas.kinds.sparse import Sparse
 
     for matrix in ground(model, options):
         omega = (options.omega or {}).get(matrix.path)

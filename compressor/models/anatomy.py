@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.links import WHOLE, Change, Delta, Mask, Place, attach, chain, delta_of, original
+from compressor.compression import compression_of
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import WHOLE, Change, Delta, Place, attach, chain, delta_of, original
 from compressor.errors import UserError
 from compressor.models.architectures import Architecture, Blocks, row_of
 from compressor.models.modules import MODULES, STRUCTURES
@@ -50,7 +52,7 @@ class Matrix:
     @property
     def mask(self) -> Mask | None:
         """What hides entries of it; None where all are seen."""
-        links = (link for link in chain(self.owner, self.tensor) if isinstance(link, Mask))
+        links = (link for link in chain(self.owner, self.tensor) if link.masks)
         return next((link for link in links if link.place == self.place), None)
 
     def attach(self, link: Delta) -> None:
@@ -157,15 +159,34 @@ def row_of_model(model: nn.Module) -> Architecture:
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """The blocks of a live model (with or without a task head), first one first. Raises UserError E301."""
+    """The blocks of a live model (with or without a task head), first one first.
+
+    Raises UserError E301, and E317 where there are not as many as config.json says: blocks that share one module cannot be
+    changed one by one.
+    """
     row, base = row_of_model(model), model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     convolution = getattr(getattr(base, "encoder", None), "conv", None) is not None  # DeBERTa-v2 xlarge: behind its first block
-    return [
+    layers = [
         Layer(row, blocks, module, f"{prefix}{blocks.layers}.{index}", not index and (row.first_block_bias or convolution))
         for blocks in row.stacks
         for index, module in enumerate(base.get_submodule(blocks.layers))
     ]
+    _check_blocks(model, row, layers)
+    return layers
+
+
+def _check_blocks(model: nn.Module, row: Architecture, layers: list[Layer]) -> None:
+    kept = compression_of(model).kept
+    expected = len(kept) if kept else sum(dense_blocks(model, blocks) for blocks in row.stacks)
+    if len({id(layer.module) for layer in layers}) != expected:
+        what = f"'{model.config.model_type}' runs {expected} blocks by its config.json but has {len(layers)} of its own"
+        raise UserError("E317", what, "Blocks that share their weights cannot be changed one by one: use another architecture")
+
+
+def dense_blocks(model: nn.Module, blocks: Blocks) -> int:
+    """How many blocks the dense stack has, as the config says."""
+    return model.config.num_decoder_layers if "cross_heads" in blocks.homes else model.config.num_hidden_layers
 
 
 def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:

@@ -86,8 +86,8 @@ class Architecture:
     `argument`, or hands it to transformers' attention `interface`. `first_block_bias`: the first block's attention makes it.
     `prefixes`: its attention goes through that interface, and a prefix can join the keys and values there. `head_on_tokens`:
     the task head computes every token, of which the last counts; `head_on_end`: it reads the last end of sentence, of which all
-    rows must hold equally many. `positions`: absolute ones; None where all are relative or
-    rotary.
+    rows must hold equally many. `masks_by_place`: which attention mask a block gets is looked up by its place in the stack, so
+    none may go where they differ. `positions`: absolute ones; None where all are relative or rotary.
     """
 
     model_type: str
@@ -102,6 +102,7 @@ class Architecture:
     prefixes: bool = False
     head_on_tokens: bool = False
     head_on_end: bool = False
+    masks_by_place: bool = False
     positions: Positions | None = None
 
     @property
@@ -221,6 +222,9 @@ ARCHITECTURES = {
         Architecture(
             "roberta", BERT_BLOCKS, "RoBERTa", prefixes=True, positions=Positions(padding=1, padding_key="pad_token_id")
         ),
+        Architecture(
+            "xlm-roberta", BERT_BLOCKS, "XLM-RoBERTa", prefixes=True, positions=Positions(padding=1, padding_key="pad_token_id")
+        ),
         Architecture("electra", BERT_BLOCKS, "ELECTRA", prefixes=True, positions=Positions()),
         Architecture("distilbert", (_distilbert_blocks(),), "DistilBERT", prefixes=True, positions=Positions()),
         # its padding position stands in transformers' code, whatever config.json says
@@ -239,6 +243,7 @@ ARCHITECTURES = {
             positions=Positions(1024, "n_positions"),
         ),
         Architecture("llama", (_llama_blocks(),), "Llama, SmolLM2", prefixes=True, head_on_tokens=True),
+        Architecture("qwen3", (_llama_blocks(),), "Qwen3", prefixes=True, head_on_tokens=True, masks_by_place=True),
         Architecture(
             "t5",
             (_t5_blocks("encoder", cross=False), _t5_blocks("decoder", cross=True)),
@@ -287,6 +292,6 @@ def row_of(model_type: str) -> Architecture:
         raise UserError(
             "E301",
             f"architecture '{model_type}' is not supported",
-            f"Supported: {', '.join(ARCHITECTURES)}; docs/architectures.md says how to add a row",
+            f"Supported: {', '.join(ARCHITECTURES)}; compress list architectures --discover MODEL proposes a row for another",
         )
     return ARCHITECTURES[model_type]

@@ -22,6 +22,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.models.architectures import ARCHITECTURES, COMPRESSED
 from compressor.models.tasks_table import HEAD_TASKS, auto_model_of
@@ -65,7 +66,7 @@ class Compressed:
         super().__init__(config, *arguments, **keywords)
         # Llama's classifier gets its base from AutoModel, which gives one of these
         if kept := kept_of(self.base_model):
-            self.kept_structures = kept
+            compression_of(self).kept = kept
             return
         # the model may be made on meta; the indices that say what goes are numbers
         with torch.device("cpu"):

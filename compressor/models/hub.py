@@ -14,23 +14,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.compression import compression_of
 from compressor.digests import sha256_of
 from compressor.errors import UserError
-from compressor.models.model_folder import (
-    FLOATS,
-    INDEX,
-    TOKENIZER_FILES,
-    TRIAL,
-    WEIGHTS,
-    Damage,
-    Stored,
-    check_pretrained,
-    door,
-    reading_by_library,
-    stored_tensors,
-    weight_names,
-)
+from compressor.models.damage import Damage, door, reading_by_library
+from compressor.models.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
+from compressor.models.weight_files import FLOATS, INDEX, WEIGHTS, Stored, stored_tensors, weight_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -139,7 +129,7 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
     """The pretrained model of `folder` with a task head (that of `auto_class`) of one output a name, in float32 and eval mode.
 
     The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
-    `model.head_origin` tells which; `head_names(model)`, which parameters it has. Raises UserError E304 when the file lacks
+    `model.compression` tells which, and `head_names(model)` which parameters it has. Raises UserError E304 when the file lacks
     tensors of the base: they would be random; E309 as `hollow`.
     """
     import torch
@@ -163,8 +153,8 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
     broken = sorted(name for name in missing if not name.startswith(f"{model.base_model_prefix}.pooler."))
     if broken:
         raise UserError("E304", f"the folder {_lacking(broken)}", "Give a whole model", str(folder))
-    model.head_parameter_names = frozenset(outside | missing)
-    model.head_origin = origin
+    compression_of(model).head_parameters = frozenset(outside | missing)
+    compression_of(model).head_origin = origin
     return model.eval()
 
 
@@ -220,14 +210,14 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
         raise UserError("E309", what, "Take an encoder, such as a BERT", str(folder))
     if auto_class == GENERATES and not row.head_on_tokens:
         what = f"a '{row.model_type}' is not trained to generate here"
-        raise UserError("E309", what, "Take a decoder: a GPT-2 or a Llama", str(folder))
+        raise UserError("E309", what, "Take a decoder: a GPT-2, a Llama or a Qwen3", str(folder))
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
     with door("E304", "the folder", str(folder)):
         with reading_by_library("has a config.json of which no model can be made"), torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
-        model.head_parameter_names = task_head(model)
+        compression_of(model).head_parameters = task_head(model)
         if any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
             check_shapes(model, stored_tensors(folder))
     return model
@@ -260,9 +250,9 @@ def _check_activations(config: PretrainedConfig) -> None:
 
 def check_shapes(model: nn.Module, stored: Mapping[str, Stored]) -> None:
     """Hold a weightless (meta) model against a file's tensors: what it has of the base is of the model's shape and a float,
-    and no tensor of the base is missing. `model.head_parameter_names` says what is no base. Raises Damage.
+    and no tensor of the base is missing. `model.compression.head_parameters` says what is no base. Raises Damage.
     """
-    base = {name: one for name, one in model.named_parameters() if name not in model.head_parameter_names}
+    base = {name: one for name, one in model.named_parameters() if name not in compression_of(model).head_parameters}
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
     ignored = {*tied, *tied.values()} | {name for name in base if name.startswith(f"{prefix}pooler.")}
     # LayerNorm's names in files of 2019
@@ -332,7 +322,7 @@ def is_hub_id(reference: str, folder: Path) -> bool:
 
 def head_names(model: nn.Module) -> frozenset[str]:
     """Parameters of the task head (`task_head`)."""
-    return model.head_parameter_names
+    return compression_of(model).head_parameters
 
 
 def padding_id(config: PretrainedConfig, folder: Path) -> int:

@@ -1,1 +1,7 @@
-"""Removing heads and FFN neurons: scores.py says which matter least, surgery.py takes them out physically."""
+"""Removing heads, FFN neurons, blocks and single weights: scores.py says which matter least, surgery.py takes them out.
+
+Every import from here needs torch-pruning, which makes the cuts, and so torch. What must load without them takes the words of
+pruning from `compressor.pruning_criteria`.
+"""
+
+import torch_pruning  # noqa: F401  (one that is missing is told by the first import, not by the first removal)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from compressor.errors import UserError
 from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.criteria import LOSS_POWER, Criterion, Structure
+from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from torch import nn
 
-from compressor.models.anatomy import Layer, layers_of
+from compressor.models.anatomy import Layer, dense_blocks, layers_of
 from compressor.pruning.surgery import Removal, kept_of, remove
 
 BY_STACK = ("per_layer_config", "per_layer_config_of_decoder")
@@ -26,7 +26,7 @@ def per_layer_configs(model: nn.Module) -> dict[str, Sizes]:
     layers = dict(zip((int(number) for number in kept), layers_of(model), strict=True))
     result, start = {}, 0
     for key, stack in zip(BY_STACK, stacks_of(model), strict=False):
-        total = dense_blocks(model, stack[0])
+        total = dense_blocks(model, stack[0].blocks)
         own = {number - start: layers.get(number) for number in range(start, start + total)}
         result[key] = {str(place): {"skip": ["block"]} if layer is None else _sizes(layer) for place, layer in own.items()}
         start += total
@@ -42,11 +42,6 @@ def _sizes(layer: Layer) -> dict:
 def stacks_of(model: nn.Module) -> list[list[Layer]]:
     """The blocks that are there, stack by stack."""
     return [list(group) for _, group in groupby(layers_of(model), key=lambda layer: id(layer.blocks))]
-
-
-def dense_blocks(model: nn.Module, layer: Layer) -> int:
-    """How many blocks the dense stack of this block has, as the config says."""
-    return model.config.num_decoder_layers if "cross_heads" in layer.structures else model.config.num_hidden_layers
 
 
 def resize(model: nn.Module, configs: Mapping[str, Sizes]) -> None:

@@ -1,7 +1,8 @@
 """Physical removal of attention heads, FFN neurons and whole blocks; changes of the weights are cut along.
 
-The anatomy says which rows and columns are one unit's. A pruned model carries `kept_structures`: per block the original
-indices that are left. With the base that is all a state on disk needs to rebuild the shapes.
+The anatomy says which rows and columns are one unit's, and torch-pruning cuts them (`compressor.pruning.groups`).
+`model.compression.kept` has for each block the original indices that are left. With the base that is all a state on disk
+needs to rebuild the shapes.
 """
 
 from __future__ import annotations
@@ -14,17 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from compressor.compression import Kept, compression_of
 from compressor.deltas.inserts import inserts_of
-from compressor.deltas.links import Delta, attach, detach, original
 from compressor.errors import UserError
-from compressor.models.anatomy import Layer, Matrix, layers_of
+from compressor.models.anatomy import Layer, layers_of, row_of_model
 from compressor.models.modules import STRUCTURES
 from compressor.pruning import position_bias
 from compressor.pruning.emptied import empty
-
-Kept = dict[str, dict[str, list[int]]]
-"""Block of the dense model (a JSON key) -> original indices left of each structure; {} when nothing was removed. A block that
-is not there has gone as a whole."""
+from compressor.pruning.groups import complement, group_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Removal:
 
 def kept_of(model: nn.Module) -> Kept:
     """What is left of each block in original indices; empty when nothing was removed."""
-    return getattr(model, "kept_structures", {})
+    return compression_of(model).kept
 
 
 def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
@@ -56,13 +54,14 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
         check_heads(model)
     layers = layers_of(model)
     _check(layers, removals)
+    _check_masks(model, removals)
     before = kept_of(model) or _everything(layers)
     for number, removal in removals.items():
         for structure in STRUCTURES:
             if removal.of(structure) and not removal.whole:
                 _cut(model, layers[number], structure, removal.of(structure))
     _drop_blocks(model, layers, removals)
-    model.kept_structures = _without(before, removals)
+    compression_of(model).kept = _without(before, removals)
 
 
 def check_heads(model: nn.Module) -> None:
@@ -87,6 +86,13 @@ def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:
     stacks = {id(layer.blocks) for layer in layers}
     if stacks != {id(layer.blocks) for n, layer in enumerate(layers) if not removals.get(n, Removal()).whole}:
         raise UserError("E501", "no block would be left", "Keep at least one of each stack")
+
+
+def _check_masks(model: nn.Module, removals: Mapping[int, Removal]) -> None:
+    types = set(getattr(model.config, "layer_types", None) or ())
+    if any(removal.whole for removal in removals.values()) and row_of_model(model).masks_by_place and len(types) > 1:
+        what = f"blocks with {' and '.join(sorted(types))} find their attention mask by their place, so none of them can go"
+        raise UserError("E501", what, "Prune heads or neurons instead of layers")
 
 
 def _everything(layers: list[Layer]) -> Kept:
@@ -116,60 +122,15 @@ def _cut(model: nn.Module, layer: Layer, structure: str, gone: list[int]) -> Non
     if not len(keep):
         empty(layer, structure)
         return
-    span = STRUCTURES[structure]
-    names = [name for name in (*span.rows, span.columns) if name in layer.parts]
-    kept = {name: layer.spread(name, keep) for name in names}
-    matrices: dict[nn.Module, list[Matrix]] = {}
-    for name in names:
-        matrices.setdefault(layer.linear(name), []).append(layer.matrix(name))
-    for owner, inside in matrices.items():
-        _cut_owner(layer, owner, inside, kept, outgoing=inside[0].name == span.columns)
-    if structure == "neurons":
+    key_rows = None if structure == "neurons" else layer.spread(STRUCTURES[structure].rows[1], keep)
+    group_of(layer, structure, gone).prune(record_history=False)
+    if key_rows is None:
         return
     layer.write_heads(structure)
     attention = layer.home(structure)
     position_bias.follow(model, layer.row, attention, keep)
     if inserts_of(attention):
-        attention.inserts = nn.ModuleList(prefix.cut(kept[span.rows[1]]) for prefix in attention.inserts)
-
-
-def _cut_owner(layer: Layer, owner: nn.Module, inside: list[Matrix], kept: dict[str, Tensor], *, outgoing: bool) -> None:
-    """Cut one linear layer, which may hold several matrices (fused query, key and value), and its chains."""
-    links, bias_links = detach(owner), detach(owner, "bias") if original(owner, "bias") is not None else []
-    shapes = {matrix.place: tuple(matrix.original.shape) for matrix in inside}
-    names = {matrix.place: matrix.name for matrix in inside}
-    starts = [matrix.place.rows[0] if matrix.place.rows else 0 for matrix in inside]
-    if outgoing:
-        _index(owner, kept[inside[0].name], columns=True, transposed=layer.row.transposed)
-    else:
-        order = sorted(range(len(inside)), key=starts.__getitem__)
-        rows = torch.cat([starts[number] + kept[inside[number].name] for number in order])
-        _index(owner, rows, columns=False, transposed=layer.row.transposed)
-        bias_links = [_shrunk(link, (0, 0), rows, rows) for link in bias_links]
-    for link in links:
-        name, (out, into) = names[link.place], shapes[link.place]
-        rows, columns = (torch.arange(out), kept[name]) if outgoing else (kept[name], torch.arange(into))
-        layer.matrix(name).attach(_shrunk(link, (out, into), rows, columns))
-    for link in bias_links:
-        attach(owner, link, "bias")
-
-
-def _shrunk(link: Delta, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Delta:
-    cut = link.cut(shape, rows, columns)
-    # all of a link is trained, or nothing
-    return cut.requires_grad_(any(parameter.requires_grad for parameter in link.parameters()))
-
-
-def _index(owner: nn.Module, kept: Tensor, *, columns: bool, transposed: bool) -> None:
-    """Keep some rows (with their bias) or columns of a linear layer (`transposed`: stored (in, out), as Conv1D)."""
-    weight, bias = owner.weight, getattr(owner, "bias", None)
-    axis = 1 if columns != transposed else 0
-    owner.weight = nn.Parameter(weight.detach().index_select(axis, kept.to(weight.device)), requires_grad=weight.requires_grad)
-    if bias is not None and not columns:
-        owner.bias = nn.Parameter(bias.detach().index_select(0, kept.to(bias.device)), requires_grad=bias.requires_grad)
-    for name in ("in_features", "nx") if columns else ("out_features", "nf"):
-        if hasattr(owner, name):
-            setattr(owner, name, len(kept))
+        attention.inserts = nn.ModuleList(prefix.cut(key_rows) for prefix in attention.inserts)
 
 
 def _drop_blocks(model: nn.Module, layers: list[Layer], removals: Mapping[int, Removal]) -> None:
@@ -183,13 +144,6 @@ def _drop_blocks(model: nn.Module, layers: list[Layer], removals: Mapping[int, R
             for module in block.modules():
                 if getattr(module, "layer_idx", None) is not None:
                     module.layer_idx = number
-
-
-def complement(gone: list[int], total: int) -> Tensor:
-    """Sorted indices of 0..total-1 that are not in `gone`."""
-    keep = torch.ones(total, dtype=torch.bool)
-    keep[gone] = False
-    return keep.nonzero().flatten()
 
 
 def restore_kept(model: nn.Module, kept: Kept) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.links import Mask, attach, chains, detach, merged_copy
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import attach, chains, detach, merged_copy
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix, layers_of
-from compressor.pruning.criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.pruning.scores import Changes
+from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.selection.finite import require_ranks
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds import Kind
@@ -174,6 +175,6 @@ def unmasked(model: nn.Module) -> nn.Module:
     """Take every mask off its chain, in place, and return the model."""
     for _, owner, name in list(chains(model)):
         for link in detach(owner, name):
-            if not isinstance(link, Mask):
+            if not link.masks:
                 attach(owner, link, name, check=False)
     return model

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from compressor.cost import spendable
-from compressor.deltas.links import Change, Delta, Sparse, add_at
+from compressor.deltas.kinds.sparse import Sparse, add_at
+from compressor.deltas.links import Change, Delta
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix
@@ -107,6 +108,7 @@ class Growing(Delta):
     """W + P_Ω(S) with Ω still growing: one matrix's view of a `Growth`. Becomes `Sparse` when training is done."""
 
     kind = "growing"
+    settles_factorable = True
 
     def __init__(self, growth: Growth, number: int):
         super().__init__()

@@ -53,6 +53,11 @@ def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
     return Stored(sum(rank * (out + into) for out, into in matrices))
 
 
+def vera(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
+    """VeRA: m + r for every matrix (out, in); the frozen random matrices are known by their seed."""
+    return Stored(sum(out + rank for out, _ in matrices))
+
+
 def sparse(places: int) -> Stored:
     """Selective methods and DSEE's ΔW_s: a value and a flat int32 index for every place of Ω, 8 bytes in float32."""
     return Stored(places, indices=places)

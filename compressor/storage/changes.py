@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.inserts import Adapter, Insert, Prefix, insert, inserts_of, use_prefixes
-from compressor.deltas.links import Change, Delta, LowRank, Mask, Offset, Place, Sparse, attach, chain, chains, original
-from compressor.deltas.sources import FixedMasks, Masked, Own, Prototype
+from compressor.deltas.inserts import insert, inserts_of
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import Change, Delta, Place, attach, chain, chains, original
+from compressor.deltas.registry import KINDS, PROTOTYPES
+from compressor.deltas.sources import Masked, Own, Prototype, Shared, masks_of
 
 if TYPE_CHECKING:
-    from compressor.pruning.surgery import Kept
-
-KINDS: dict[str, type[Change]] = {cls.kind: cls for cls in (LowRank, Sparse, Offset, Mask, Adapter, Prefix)}
-"""Every stored kind of change. A new kind is a class with `settings` and a word here."""
+    from compressor.compression import Kept
 
 Tensors = dict[str, Tensor]
 
@@ -72,10 +70,10 @@ def describe(model: nn.Module) -> tuple[dict, Tensors]:
             description[section][key].append(settings)
             tensors |= {f"{section}|{key}|{index}|{name}": tensor for name, tensor in own.items()}
     for prototype in prototypes_of(model):
-        description["prototypes"][prototype.name] = {"group": prototype.group}
-        tensors |= {f"prototypes|{prototype.name}|{name}": _plain(prototype.read(name)) for name in prototype.names}
+        description["prototypes"][prototype.name] = prototype.settings()
+        tensors |= {f"prototypes|{prototype.name}|{name}": _plain(one) for name, one in prototype.to_tensors().items()}
     for view in _hybrids_of(model):
-        shapes, packed = _pack_masks(view.task, view.names)
+        shapes, packed = _packed(masks_of(view.task, view.names))
         description.setdefault("tasks", {})[view.prototype.name] = {"combine": view.combine, "masks": shapes}
         tensors |= {f"tasks|{view.prototype.name}|{name}": bits for name, bits in packed.items()}
     return description, tensors
@@ -103,9 +101,8 @@ def _hybrids_of(model: nn.Module) -> list[Masked]:
     return list({view.prototype.name: view for view in views}.values())
 
 
-def _pack_masks(owner: nn.Module, names: tuple[str, ...]) -> tuple[dict[str, list[int]], Tensors]:
-    """(shapes, packed bits) of the masks of those tensors that have one."""
-    masks = {name: mask for name in names if (mask := owner.mask(name)) is not None}
+def _packed(masks: Mapping[str, Tensor]) -> tuple[dict[str, list[int]], Tensors]:
+    """(shapes, packed bits) of boolean masks."""
     return {name: list(mask.shape) for name, mask in masks.items()}, {name: pack(mask) for name, mask in masks.items()}
 
 
@@ -116,60 +113,40 @@ def _plain(tensor: Tensor) -> Tensor:
 def record(change: Change) -> tuple[dict, Tensors]:
     """One change as (settings, tensors). Of a masked prototype only the masks: the prototype is stored once."""
     change = change.settled()
-    if isinstance(change, Mask):
-        return {**change.settings(), "masks": {"keep": list(change.keep.shape)}}, {"keep": pack(change.keep)}
-    source = getattr(change, "source", None)
-    if source is None:
-        return change.settings(), {name: _plain(tensor) for name, tensor in change.state_dict().items()}
-    if isinstance(source, Own):
-        return change.settings(), {name: _plain(source.read(name)) for name in source.names}
-    shapes, packed = _pack_masks(source.layer, source.names)
-    return {**change.settings(), "prototype": source.prototype.name, "masks": shapes}, packed
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What all views of one prototype have in common: it, and the task's masks where there are any."""
-
-    prototype: Prototype
-    task: FixedMasks | None = None
-    combine: str = "or"
-
-    def through(self, masks: FixedMasks) -> Masked:
-        """The prototype as the block with these masks sees it."""
-        return Masked(self.prototype, masks, self.task, self.combine)
-
-    def fixed(self, shapes: Mapping[str, tuple[int, ...]], packed: Tensors) -> FixedMasks:
-        """Stored masks in the prototype's type and on its device."""
-        like = self.prototype.read(self.prototype.names[0])
-        return FixedMasks({name: unpack(packed[name], shape).to(like) for name, shape in shapes.items()})
+    settings, tensors = change.settings(), change.to_tensors()
+    if change.prototype_name is not None:
+        settings["prototype"] = change.prototype_name
+    shapes, packed = _packed({name: tensor for name, tensor in tensors.items() if tensor.dtype == torch.bool})
+    if shapes:
+        settings["masks"] = shapes
+    return settings, {name: packed[name] if name in packed else _plain(tensor) for name, tensor in tensors.items()}
 
 
 def shared_of(description: Mapping, tensors: Tensors) -> dict[str, Shared]:
     """The prototypes that `describe` recorded, by name. Raises KeyError where a tensor is missing."""
     result = {}
     for name, settings in description["prototypes"].items():
-        result[name] = shared = Shared(Prototype(name, select(tensors, f"prototypes|{name}|"), settings["group"]))
+        kind = PROTOTYPES[settings.get("kind", Prototype.kind)]
+        own = {key: value for key, value in settings.items() if key != "kind"}
+        result[name] = shared = Shared(kind.from_tensors(name, select(tensors, f"prototypes|{name}|"), **own))
         if task := description.get("tasks", {}).get(name):
-            masks = shared.fixed(task["masks"], select(tensors, f"tasks|{name}|"))
+            masks = shared.fixed(_unpacked(task["masks"], select(tensors, f"tasks|{name}|")))
             result[name] = Shared(shared.prototype, masks, task["combine"])
     return result
+
+
+def _unpacked(shapes: Mapping[str, tuple[int, ...]], tensors: Tensors) -> Tensors:
+    """`tensors` with those that `shapes` names as boolean masks again."""
+    return {**tensors, **{name: unpack(tensors[name], shape) for name, shape in shapes.items()}}
 
 
 def rebuild(settings: dict, tensors: Tensors, prototypes: Mapping[str, Shared]) -> Change:
     """The change that `record` described. Masks come back fixed: their scores are not kept."""
     settings = dict(settings)
-    cls, masks = KINDS[settings.pop("kind")], settings.pop("masks", {})
+    kind, tensors = KINDS[settings.pop("kind")], _unpacked(settings.pop("masks", {}), tensors)
     rows, transposed = settings.pop("rows", None), settings.pop("transposed", False)
-    if "prototype" in settings:
-        shared = prototypes[settings.pop("prototype")]
-        change = cls(shared.through(shared.fixed(masks, tensors)), **settings)
-    elif cls is Mask:
-        change = Mask(unpack(tensors["keep"], masks["keep"]), **settings)
-    elif cls in (Sparse, Offset):
-        change = cls(**tensors, **settings)
-    else:
-        change = cls(Own(tensors), **settings)
+    shared = prototypes[settings.pop("prototype")] if "prototype" in settings else None
+    change = kind.from_tensors(tensors, shared, **settings)
     if isinstance(change, Delta):
         change.place = Place(tuple(rows) if rows else None, transposed)
     return change
@@ -186,15 +163,14 @@ def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
         for index, settings in enumerate(changes):
             change = rebuild(settings, select(tensors, f"inserts|{path}|{index}|"), prototypes)
             insert(model.get_submodule(path), change)
-            if isinstance(change, Prefix):
-                use_prefixes(model)
+            change.enter(model)
 
 
 def restore_masks(model: nn.Module, description: dict, tensors: Tensors) -> None:
     """Attach the masks over weights alone that `describe` recorded, in place. Raises as `restore`."""
     for key, changes in description["links"].items():
         for index, settings in enumerate(changes):
-            if settings["kind"] == Mask.kind:
+            if KINDS[settings["kind"]] is Mask:
                 _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), {}))
 
 
@@ -202,32 +178,11 @@ def _restore_link(model: nn.Module, key: str, link: Delta) -> None:
     path, name = key.rsplit(".", 1)
     owner = model.get_submodule(path)
     stored = original(owner, name)
-    if not _fits(link, stored):
+    if not link.fits(stored):
         raise ValueError(f"{key}: its change has another size or type")
     attach(owner, link.to(stored.device), name, check=False)  # many links: computing every weight would take longest
-
-
-def _fits(link: Delta, stored: Tensor) -> bool:
-    """Whether a link has the type and the size of the matrix that it changes."""
-    shape = link.place.read(stored).shape
-    if isinstance(link, Mask):
-        return link.keep.shape == shape
-    if next(link.parameters()).dtype != stored.dtype:
-        return False
-    if isinstance(link, LowRank):
-        (out, rank), (inner, into) = link.source.size("B"), link.source.size("A")
-        return (out, into, rank) == (*shape, inner)
-    if isinstance(link, Sparse):
-        omega, count = link.omega, link.omega.numel()
-        return link.values.shape == omega.shape and (not count or bool(0 <= omega.min() <= omega.max() < shape.numel()))
-    return link.values.shape == shape
 
 
 def select(tensors: Tensors, prefix: str) -> Tensors:
     """The tensors whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def has_inserts(model: nn.Module) -> bool:
-    """Whether adapters or prefixes are part of the model."""
-    return any(isinstance(module, Insert) for module in model.modules())

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from compressor.deltas.links import Change
+from compressor.storage.changes import rebuild, select, shared_of
+from compressor.storage.layout import SECTIONS
+
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from compressor.deltas.links import Change
     from compressor.storage.delta_file import DeltaFile
-
-
-MOST_ENTRIES = 2**28
-"""Of a matrix that is multiplied out: 2 GiB in float64."""
 
 
 @dataclass(frozen=True)
@@ -34,51 +34,22 @@ class Comparison:
     """Why there is no cosine; empty where there is one."""
 
 
+Pieces = list[Tensor | tuple[Tensor, Tensor]]
+
 PRUNED_APART = "pruned in two ways (or one of them not at all), so their entries are not of the same units"
 SIZED_APART = "of other sizes"
 UNCHANGED = "{} changes nothing there"
 
 
-def _flat_effect(change: Change) -> Tensor | tuple[Tensor, Tensor]:
-    """One change as a flat tensor, or as (places, values)."""
-    import torch
-
-    from compressor.deltas.links import LowRank, Mask, Offset, Sparse
-
-    if isinstance(change, Mask):  # it adds nothing; what it hides of ΔW is compared as it was trained
-        return torch.empty(0, dtype=torch.int64), torch.empty(0)
+def _pieces(changes: list[Change]) -> Pieces:
+    """Each change as a flat tensor, or as (places, values)."""
     with torch.no_grad():
-        if isinstance(change, LowRank):
-            if change.source.size("B")[0] * change.source.size("A")[1] > MOST_ENTRIES:
-                raise ValueError("a matrix of more entries than any here has")
-            return (change.scale * (change.B.double() @ change.A.double())).flatten()
-        if isinstance(change, Sparse):
-            return change.omega, change.values.detach()
-        if isinstance(change, Offset):
-            return change.values.detach().double().flatten()
-        return torch.cat([change.source.read(name).flatten() for name in change.source.names]).double()
-
-
-def _support(change: Change) -> Tensor | None:
-    import torch
-
-    from compressor.deltas.links import Sparse
-    from compressor.deltas.sources import Masked
-
-    if isinstance(change, Sparse):
-        return change.omega.long()
-    source = getattr(change, "source", None)
-    if not isinstance(source, Masked):
-        return None
-    masks = [source.mask(name) for name in source.names]
-    return torch.cat([mask.flatten() for mask in masks if mask is not None]).nonzero().flatten()
+        found = [change.entries() for change in changes]
+    return [values if places is None else (places, values) for places, values in found]
 
 
 def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
     """The changes of every place: a matrix (parts of a fused weight apart), or one inserted module."""
-    from compressor.storage.changes import rebuild, select, shared_of
-    from compressor.storage.layout import SECTIONS
-
     changes, result = delta.changes, {}
     prototypes = shared_of(changes, delta.tensors)
     for section in SECTIONS:
@@ -99,8 +70,7 @@ def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
 
 
 def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -> Comparison:
-    pieces = [_flat_effect(change) for change in mine], [_flat_effect(change) for change in other]
-    pieces = _together(*pieces)
+    pieces = _together(_pieces(mine), _pieces(other))
     size = max(_size(piece) for one in pieces for piece in one)
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
@@ -117,13 +87,8 @@ def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -
     return Comparison(place, kinds, norms, float(a @ b) / (norms[0] * norms[1]), jaccard)
 
 
-Pieces = list["Tensor | tuple[Tensor, Tensor]"]
-
-
 def _together(mine: Pieces, other: Pieces) -> tuple[Pieces, Pieces]:
     """Where every change is sparse, their places renumbered without gaps: a place says nothing of how much memory there is."""
-    import torch
-
     places = [piece[0] for piece in (*mine, *other) if isinstance(piece, tuple)]
     if len(places) < len(mine) + len(other):
         return mine, other
@@ -140,8 +105,6 @@ def _size(piece: Tensor | tuple[Tensor, Tensor]) -> int:
 
 def _sum(pieces: list[Tensor | tuple[Tensor, Tensor]], size: int) -> Tensor:
     """ΔW of a chain, flat, float64, with zeros up to `size`."""
-    import torch
-
     vector = torch.zeros(size, dtype=torch.float64)
     for piece in pieces:
         if isinstance(piece, tuple):
@@ -153,15 +116,11 @@ def _sum(pieces: list[Tensor | tuple[Tensor, Tensor]], size: int) -> Tensor:
 
 def _supports(changes: list[Change]) -> Tensor | None:
     """The places of all changes that have some: flat, unique. None where every change is dense."""
-    import torch
-
-    supports = [support for support in map(_support, changes) if support is not None]
+    supports = [support for change in changes if (support := change.support()) is not None]
     return torch.cat(supports).unique() if supports else None
 
 
 def _jaccard(mine: Tensor | None, other: Tensor | None) -> float | None:
-    import torch
-
     if mine is None or other is None:
         return None
     both = int(torch.isin(mine, other).sum())

@@ -1,7 +1,6 @@
 """A tuned task in one small file: every change of a base, and the task head, without the base (docs/deltas.md).
 
-`write` and `read` are the format; `apply` puts a file on a live model in place of what it carries, so that one base in memory
-serves many tasks; `load` begins with a folder or a hub id.
+`write` and `read` are the format; `compressor.storage.live` puts a file on a model.
 """
 
 from __future__ import annotations
@@ -13,18 +12,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+from compressor.compression import Kept, compression_of
 from compressor.errors import UserError
-from compressor.models.hub import AUTO_CLASSES, GENERATES, SEQUENCES, auto_class_facts, auto_class_of
+from compressor.models.hub import AUTO_CLASSES, SEQUENCES, auto_class_facts, head_names
+from compressor.pruning.surgery import kept_of
 from compressor.storage.bits import Stored
+from compressor.storage.changes import describe, pack, pack_kept, unpack, unpack_kept
+from compressor.storage.description import check
 from compressor.storage.layout import accounts, compact, expand, slots
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from compressor.models.hub import Reference
-    from compressor.pruning.surgery import Kept
 
 FORMAT, READABLE = 3, (1, 2, 3)
 """Format 1 knows no masks over weights, format 2 no heads on tokens."""
@@ -76,9 +78,6 @@ def write(
 
     Raises UserError E312 where a delta cannot hold what was done to the model.
     """
-    from compressor.models.hub import head_names
-    from compressor.pruning.surgery import kept_of
-
     changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
     facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **auto_class_facts(model)}
@@ -97,11 +96,7 @@ def save(
     """Write one file of `facts` (base, base_sha256, labels, and whatever else the description says) and changes as
     `storage.describe` gives them; whole or not at all. Returns its checksum, `DeltaFile.sha256`.
     """
-    from safetensors.torch import save as serialize
-
-    from compressor.storage.changes import pack_kept
-
-    layout = compact(changes, {name: (_buffer(t), tuple(t.shape)) for name, t in tensors.items() if _buffer(t) != "masks"})
+    layout = compact(changes, {name: (buffer_of(t), tuple(t.shape)) for name, t in tensors.items() if buffer_of(t) != "masks"})
     kept, kept_bits = pack_kept(kept or {})
     flat = {**_flatten(layout, tensors), **kept_bits}
     if heads:
@@ -127,11 +122,8 @@ def save(
 
 def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
     """`storage.describe`, or UserError E312 where a delta cannot hold what was done to the model."""
-    from compressor.methods import weights_moved
-    from compressor.storage.changes import describe
-
     mend = "Store its state, or merge it to a checkpoint"
-    if weights_moved(model):
+    if compression_of(model).weights_moved:
         raise UserError("E312", "full tuning moved the base's own weights: that is no delta", mend)
     changes, tensors = describe(model)
     if not tensors:
@@ -141,7 +133,8 @@ def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
     return changes, tensors
 
 
-def _buffer(tensor: Tensor) -> str:
+def buffer_of(tensor: Tensor) -> str:
+    """Which of `layout.BUFFERS` a tensor lies in."""
     if tensor.is_floating_point():
         return "values"
     return "masks" if tensor.element_size() == 1 else "indices"
@@ -149,10 +142,6 @@ def _buffer(tensor: Tensor) -> str:
 
 def _flatten(layout: Mapping, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors one behind another, by buffer; masks bit by bit, so that only the last byte is not full."""
-    import torch
-
-    from compressor.storage.changes import pack, unpack
-
     parts: dict[str, list[Tensor]] = {}
     for slot in slots(layout):
         tensor = tensors[slot.name]
@@ -162,8 +151,6 @@ def _flatten(layout: Mapping, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _concatenate(pieces) -> Tensor:
-    import torch
-
     return torch.cat([piece.flatten().cpu() for piece in pieces])
 
 
@@ -172,15 +159,11 @@ def _text(description: Mapping) -> str:
 
 
 def _bytes(text: str) -> Tensor:
-    import torch
-
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def _digest(description: Mapping, flat: Mapping[str, Tensor]) -> str:
     """sha256 over the description and every tensor but the one that may hold it."""
-    import torch
-
     whole = hashlib.sha256(_text(description).encode())
     for name in sorted(flat):
         whole.update(name.encode())
@@ -213,8 +196,6 @@ def damaged(path: Path | str) -> UserError:
 
 def _read(path: Path | str, alone: bool) -> DeltaFile:
     """`read`; a file that is shared stands `alone`: it names no other."""
-    from safetensors import SafetensorError, safe_open
-
     place = str(path)
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise UserError("E310", "not a regular file", "Name the .safetensors file", place)
@@ -235,9 +216,6 @@ def _read(path: Path | str, alone: bool) -> DeltaFile:
 
 
 def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> DeltaFile:
-    from compressor.storage.changes import unpack_kept
-    from compressor.storage.description import check
-
     if not text:
         text = bytes(flat.pop("description").numpy()).decode()
     description = json.loads(text)
@@ -291,8 +269,6 @@ def _cut(whole: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor
 
 def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
     """`_flatten` reversed: tensors by their names in `storage.describe`."""
-    from compressor.storage.changes import pack, unpack
-
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for slot in slots(layout):
         shapes.setdefault(slot.buffer, {})[slot.name] = slot.shape
@@ -315,104 +291,3 @@ def stored(delta: DeltaFile) -> Stored:
     pruned = sum(row.mask_entries for row in held if row.kind == "mask")
     width = max((8 * tensor.element_size() for tensor in delta.own.values() if tensor.is_floating_point()), default=32)
     return Stored(sum(row.scalars for row in held), sum(row.indices for row in held), learned, width, pruned)
-
-
-def apply(model: nn.Module, path: Path | str) -> nn.Module:
-    """Put the task in `path` on a live model in place of any that it carries; returns the model, in eval mode.
-
-    The base is not touched: without the delta its weights are bit for bit what they were. Everything is checked before anything
-    is changed. Raises UserError E310, E316 (file), E306 (another base), E311 (base gone, other shapes, another head).
-    """
-    from compressor.pruning.surgery import kept_of
-    from compressor.storage.live import check_head, origin_of, strip
-
-    delta = read(path)
-    _check_task(delta, path)
-    if origin_of(model).sha256 != delta.base_sha256:
-        raise _other_base(origin_of(model).reference, delta)
-    if kept_of(model) != delta.kept:
-        mend = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
-        raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", mend, str(path))
-    _check_type(model, delta, path)
-    if delta.head is not None and auto_class_of(model) != delta.auto_class:
-        what = f"the live model is of {auto_class_of(model)}, the delta was tuned in one of {delta.auto_class}"
-        raise UserError("E311", what, f"Load it on the base's folder: load(base='{delta.base}', delta=...)", str(path))
-    check_head(model, delta.head, delta.labels)
-    strip(model)
-    return _put_on(model, delta, path)
-
-
-def _check_task(delta: DeltaFile, path: Path | str) -> None:
-    if not delta.labels and delta.auto_class != GENERATES:
-        raise UserError("E316", "holds what tasks share, and no task", "Give one of the task files beside it", str(path))
-
-
-def _other_base(reference: str, delta: DeltaFile) -> UserError:
-    what = f"base '{reference}' is not the one this was tuned on ('{delta.base}', sha256 {delta.base_sha256[:12]})"
-    return UserError("E306", what, "Give the same base: load(base=..., delta=...)")
-
-
-def _check_type(model: nn.Module, delta: DeltaFile, path: Path | str) -> None:
-    kinds = {tensor.dtype for tensor in delta.tensors.values() if tensor.is_floating_point()}
-    if not kinds <= {model.dtype}:
-        what = f"the delta is {str(*kinds).removeprefix('torch.')}, the live model {str(model.dtype).removeprefix('torch.')}"
-        raise UserError("E311", what, "Bring the model to the delta's type", str(path))
-
-
-def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
-    """Restore the changes and the head on a bare base; what does not fit leaves it bare."""
-    from compressor.storage.changes import restore
-    from compressor.storage.live import set_head, strip
-
-    tensors = {name: t if _buffer(t) == "masks" else t.to(model.device) for name, t in delta.tensors.items()}
-    try:
-        restore(model, delta.changes, tensors)
-    except DAMAGED as error:
-        strip(model)
-        raise _misfit(error, path) from None
-    if delta.head is not None:
-        set_head(model, delta.head, delta.labels)
-    return model.eval()
-
-
-def _misfit(error: Exception, path: Path | str) -> UserError:
-    return UserError("E311", f"the changes do not fit the model ({error!s:.200})", "Make the delta again", str(path))
-
-
-def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
-    """The model of a delta file on `base`: a live model, a folder, a hub id, or None for the reference in the file.
-
-    Raises UserError E310, E316, E306, E311 and, for a folder or hub id, E303 and E304.
-    """
-    from torch import nn
-
-    if isinstance(base, nn.Module):
-        return apply(base, path)
-    return load_on(read(path), base, path)
-
-
-def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
-    """The model of a delta that was read, built from a folder or a hub id. Raises as `load`."""
-    from compressor.models.hub import build
-    from compressor.pruning.surgery import restore_kept
-    from compressor.storage.live import check_head, remember
-
-    _check_task(delta, path)
-    found = base_of(delta, base)
-    model = build(found.folder, delta.labels, auto_class=delta.auto_class)
-    try:
-        restore_kept(model, delta.kept)
-    except DAMAGED as error:
-        raise _misfit(error, path) from None
-    check_head(model, delta.head, delta.labels)
-    return _put_on(remember(model, found.reference, found.sha256), delta, path)
-
-
-def base_of(delta: DeltaFile, base: Path | str | None) -> Reference:
-    """The base that `base`, or else the file, refers to. Raises UserError E303, E306."""
-    from compressor.models.hub import resolve
-
-    found = resolve(str(base or delta.base))
-    if found.sha256 != delta.base_sha256:
-        raise _other_base(found.reference, delta)
-    return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr
 
+from compressor.deltas.registry import KINDS, PROTOTYPES
+from compressor.deltas.sources import Prototype
 from compressor.storage.layout import SECTIONS, blocks_of, unfold
 
 MOST_CHANGES = 100_000
@@ -32,13 +34,25 @@ class _Kept(_Part):
     sizes: dict[Name, Size]
 
 
+def _known(kind: str) -> str:
+    if kind not in KINDS:
+        raise ValueError(f"no kind of change is called {kind!r:.40}")
+    return kind
+
+
+def _known_prototype(kind: str) -> str:
+    if kind not in PROTOTYPES:
+        raise ValueError(f"no kind of prototype is called {kind!r:.40}")
+    return kind
+
+
 class _Change(_Part):
     """One change with its tensors' shapes; whatever else its class was made with are plain values."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, Scalar]
 
-    kind: Literal["low_rank", "sparse", "offset", "mask", "adapter", "prefix"]
+    kind: Annotated[StrictStr, AfterValidator(_known)]
     group: Name = ""
     rows: Annotated[list[Size], Field(min_length=2, max_length=2)] | None = None
     values: Shapes = {}
@@ -47,6 +61,10 @@ class _Change(_Part):
 
 
 class _Prototype(_Part):
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, Scalar]
+
+    kind: Annotated[StrictStr, AfterValidator(_known_prototype)] = Prototype.kind
     group: Name = ""
     values: Shapes = {}
 

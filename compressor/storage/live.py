@@ -1,63 +1,52 @@
-"""A live model under changing deltas: which base it stands on, everything off again, another task head on."""
+"""A live model under changing deltas: which base it stands on, a delta file put on it in place of another, another task head.
+
+`apply` changes a live model, so that one base in memory serves many tasks; `load` begins with a folder or a hub id.
+"""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from torch import Tensor, nn
+
+from compressor.compression import Origin, compression_of
+from compressor.deltas.inserts import inserts_of, take_out
+from compressor.deltas.links import chains, detach, plain_name
 from compressor.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-
-class Origin:
-    """The base a model was built from, and its parameters at that moment: a merged model is no longer that base."""
-
-    def __init__(self, reference: str, sha256: str, parameters: dict[str, nn.Parameter]):
-        self.reference, self.sha256 = reference, sha256
-        self.parameters = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
-
-    def __reduce__(self):
-        # a copy of the model has other parameters, and weak references cannot be pickled
-        return Origin, (self.reference, self.sha256, {})
+from compressor.models.hub import GENERATES, Reference, auto_class_of, build, head_names, name_outputs, resolve
+from compressor.pruning.surgery import kept_of, restore_kept
+from compressor.storage.changes import restore
+from compressor.storage.delta_file import DAMAGED, DeltaFile, buffer_of, read
 
 
 def remember(model: nn.Module, reference: str, sha256: str) -> nn.Module:
     """Note on `model`, whose base weights are untouched, which base it was built from. Returns the model."""
-    model.origin = Origin(reference, sha256, _base_parameters(model))
+    compression_of(model).origin = Origin(reference, sha256, _base_parameters(model))
     return model
 
 
 def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every parameter of the pretrained base under its plain name, whatever is attached to it."""
-    from compressor.deltas.links import plain_name
-    from compressor.models.hub import head_names
-
     plain = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     return {name: parameter for name, parameter in plain.items() if name and name not in head_names(model)}
 
 
 def origin_of(model: nn.Module) -> Origin:
     """The base under a live model. Raises UserError E311 where it is unknown, or its weights are no longer there."""
-    from compressor.methods import weights_moved
 
-    origin, mend = getattr(model, "origin", None), "Give the base's folder, or a model of compressor.load"
+    origin, mend = compression_of(model).origin, "Give the base's folder, or a model of compressor.load"
     if origin is None:
         raise UserError("E311", "the live model does not say which base it was built from", mend)
     now = _base_parameters(model)
     same = origin.parameters.keys() == now.keys() and all(origin.parameters[name]() is now[name] for name in now)
-    if weights_moved(model) or not same:
+    if compression_of(model).weights_moved or not same:
         raise UserError("E311", "the live model was merged, copied or fully tuned: its base is gone", mend)
     return origin
 
 
 def strip(model: nn.Module) -> None:
     """Take every delta and every inserted module off, in place. The base is left bit for bit; the task head stays."""
-    from compressor.deltas.inserts import inserts_of, take_out
-    from compressor.deltas.links import chains, detach
-
     for _, owner, name in list(chains(model)):
         detach(owner, name)
     for owner in [module for module in model.modules() if inserts_of(module)]:
@@ -68,8 +57,6 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
     """Raises UserError E311 where `head` cannot become the model's: other names, or sizes beside the number of classes; and
     where there is none, and the model's is of other labels.
     """
-    from compressor.models.hub import head_names
-
     mend = "Load it on its own base's folder"
     if head is None:
         there = [model.config.id2label[number] for number in range(model.config.num_labels)]
@@ -94,10 +81,6 @@ def _told(names: Sequence[str]) -> str:
 
 def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[str]) -> None:
     """Give `model` another task head, of another number of classes too. `check_head` was asked before."""
-    from torch import nn
-
-    from compressor.models.hub import name_outputs
-
     for name, tensor in head.items():
         path, _, leaf = name.rpartition(".")
         owner, there = model.get_submodule(path), model.get_parameter(name)
@@ -107,3 +90,90 @@ def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[st
     name_outputs(model.config, label_names)
     if hasattr(model, "num_labels"):
         model.num_labels = len(label_names)
+
+
+def apply(model: nn.Module, path: Path | str) -> nn.Module:
+    """Put the task in `path` on a live model in place of any that it carries; returns the model, in eval mode.
+
+    The base is not touched: without the delta its weights are bit for bit what they were. Everything is checked before anything
+    is changed. Raises UserError E310, E316 (file), E306 (another base), E311 (base gone, other shapes, another head).
+    """
+    delta = read(path)
+    _check_task(delta, path)
+    if origin_of(model).sha256 != delta.base_sha256:
+        raise _other_base(origin_of(model).reference, delta)
+    if kept_of(model) != delta.kept:
+        mend = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
+        raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", mend, str(path))
+    _check_type(model, delta, path)
+    if delta.head is not None and auto_class_of(model) != delta.auto_class:
+        what = f"the live model is of {auto_class_of(model)}, the delta was tuned in one of {delta.auto_class}"
+        raise UserError("E311", what, f"Load it on the base's folder: load(base='{delta.base}', delta=...)", str(path))
+    check_head(model, delta.head, delta.labels)
+    strip(model)
+    return _put_on(model, delta, path)
+
+
+def _check_task(delta: DeltaFile, path: Path | str) -> None:
+    if not delta.labels and delta.auto_class != GENERATES:
+        raise UserError("E316", "holds what tasks share, and no task", "Give one of the task files beside it", str(path))
+
+
+def _other_base(reference: str, delta: DeltaFile) -> UserError:
+    what = f"base '{reference}' is not the one this was tuned on ('{delta.base}', sha256 {delta.base_sha256[:12]})"
+    return UserError("E306", what, "Give the same base: load(base=..., delta=...)")
+
+
+def _check_type(model: nn.Module, delta: DeltaFile, path: Path | str) -> None:
+    kinds = {tensor.dtype for tensor in delta.tensors.values() if tensor.is_floating_point()}
+    if not kinds <= {model.dtype}:
+        what = f"the delta is {str(*kinds).removeprefix('torch.')}, the live model {str(model.dtype).removeprefix('torch.')}"
+        raise UserError("E311", what, "Bring the model to the delta's type", str(path))
+
+
+def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
+    """Restore the changes and the head on a bare base; what does not fit leaves it bare."""
+    tensors = {name: t if buffer_of(t) == "masks" else t.to(model.device) for name, t in delta.tensors.items()}
+    try:
+        restore(model, delta.changes, tensors)
+    except DAMAGED as error:
+        strip(model)
+        raise _misfit(error, path) from None
+    if delta.head is not None:
+        set_head(model, delta.head, delta.labels)
+    return model.eval()
+
+
+def _misfit(error: Exception, path: Path | str) -> UserError:
+    return UserError("E311", f"the changes do not fit the model ({error!s:.200})", "Make the delta again", str(path))
+
+
+def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
+    """The model of a delta file on `base`: a live model, a folder, a hub id, or None for the reference in the file.
+
+    Raises UserError E310, E316, E306, E311 and, for a folder or hub id, E303 and E304.
+    """
+    if isinstance(base, nn.Module):
+        return apply(base, path)
+    return load_on(read(path), base, path)
+
+
+def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
+    """The model of a delta that was read, built from a folder or a hub id. Raises as `load`."""
+    _check_task(delta, path)
+    found = base_of(delta, base)
+    model = build(found.folder, delta.labels, auto_class=delta.auto_class)
+    try:
+        restore_kept(model, delta.kept)
+    except DAMAGED as error:
+        raise _misfit(error, path) from None
+    check_head(model, delta.head, delta.labels)
+    return _put_on(remember(model, found.reference, found.sha256), delta, path)
+
+
+def base_of(delta: DeltaFile, base: Path | str | None) -> Reference:
+    """The base that `base`, or else the file, refers to. Raises UserError E303, E306."""
+    found = resolve(str(base or delta.base))
+    if found.sha256 != delta.base_sha256:
+        raise _other_base(found.reference, delta)
+    return found

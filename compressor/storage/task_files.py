@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.compression import compression_of
 from compressor.storage.delta_file import changes_of, save
 from compressor.storage.layout import SECTIONS
 
@@ -34,13 +35,19 @@ def write_tasks(
     common = {section: here for section, here in changes.items() if section != "tasks"}
     sha256 = save(folder / SHARED, {**facts, "labels": []}, common, _of_tasks(tensors, False), None)
     nothing = {section: {} for section in ("prototypes", *SECTIONS)}
-    paths = {}
+    paths, tasks = {}, compression_of(model).tasks
     for name, labels in label_names.items():
-        model.tasks.choose(name)
+        tasks.choose(name)
         changes, tensors = changes_of(model)
         paths[name] = folder / f"{name}.safetensors"
         own = {**facts, "labels": list(labels), "shared": {"file": SHARED, "sha256": sha256}}
-        save(paths[name], own, {**nothing, "tasks": changes["tasks"]}, _of_tasks(tensors, True), model.tasks.head(name))
+        save(
+            paths[name],
+            own,
+            {**nothing, "tasks": changes["tasks"]},
+            _of_tasks(tensors, True),
+            tasks.head(name),
+        )
     return paths
 
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks.answers import answers_in
+from compressor.tasks.rows import Split
 
 if TYPE_CHECKING:
     from compressor.tasks import TaskConfig
-    from compressor.tasks.kinds import Kind
-    from compressor.tasks.reading import Split
 
 Encoding = dict[str, np.ndarray]
 Forward = Callable[[Encoding], np.ndarray]
@@ -29,12 +28,12 @@ def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[i
     return [{key: encoded[key][row] for key in encoded} for row in range(len(split))]
 
 
-def tokens_of(tokenizer, split: Split, kind: Kind) -> list[int]:
-    """Tokens of every row before anything is cut off."""
+def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
+    """Tokens of every row before anything is cut off; of its label too, where that is a text to be generated."""
     columns = [
         [text if isinstance(text, str) else " ".join(text) for text in column] for column in zip(*split.texts, strict=True)
     ]
-    if kind.generates:
+    if with_labels:
         columns = [[f"{prompt} {target}" for prompt, target in zip(columns[0], split.labels, strict=True)]]
     return [len(ids) for ids in tokenizer(*columns, truncation=False, padding=False, verbose=False)["input_ids"]]
 

@@ -31,7 +31,7 @@ from compressor.tasks.metrics import (
     token_accuracy,
     two_errors,
 )
-from compressor.tasks.reading import Split
+from compressor.tasks.rows import Split
 
 
 def read(value: object) -> str | None:

@@ -18,13 +18,12 @@ from compressor.models.hub import GENERATES, SEQUENCES
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
+from compressor.tasks.rows import Labels
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from torch import Tensor, nn
 
-Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[str]
-"""Of a split: one a row, or one a word of each row, or a text whose tokens `encode` makes labels of."""
 Example = tuple[tuple[Any, ...], Any]
 """The texts of a row, one a column (text, or a tuple of words), and its label."""
 Column = Sequence[tuple[int, Any]]

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import Any
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import PACKED, Subset, TaskConfig, ending
-from compressor.tasks.kinds import Kind, Labels, kind_of
+from compressor.tasks.kinds import Kind, kind_of
 from compressor.tasks.listing import listed
+from compressor.tasks.rows import Split
 from compressor.text_files import FileKind, decode, read_bytes, too_large
 
 Rows = list[tuple[int, dict[str, object]]]
@@ -38,19 +39,6 @@ DATA = FileKind(
     size=("E215", "Take a part of its rows: all are held in memory"),
     encoding="E203",
 )
-
-
-@dataclass(frozen=True)
-class Split:
-    """One file: `texts[i]` has one string, or two for a pair, or a tuple of words; `labels[i]` indexes the task's label names,
-    or is a number, a list of such indices, or a text; `lines[i]` is where the row stands."""
-
-    texts: list[tuple[Any, ...]]
-    labels: Labels
-    lines: Sequence[int] = ()
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)

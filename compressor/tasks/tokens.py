@@ -30,7 +30,8 @@ from compressor.tasks.features import first_tokens
 from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
-from compressor.tasks.reading import WORD_FILES, Split
+from compressor.tasks.reading import WORD_FILES
+from compressor.tasks.rows import Split
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

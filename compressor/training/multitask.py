@@ -1,7 +1,7 @@
 """Many tasks on one base (ProPETL section 3.4): batches of one task each, a head for every task, masks that tasks share.
 
-`join_heads` makes one model of several tasks; `compressor.methods.apply` then gives each task its mask. `model.tasks` says
-which task computes, and so does the keyword `task` of the model's forward. `Mixture` is what such a model is trained on.
+`join_heads` makes one model of several tasks; `compressor.methods.apply` then gives each task its mask. Which task computes is
+said by `model.compression.tasks`, and by the keyword `task` of the model's forward. Such a model is trained on a `Mixture`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compressor.compression import Tasks, compression_of
 from compressor.deltas.sources import Masked, Own, Scores
 from compressor.models.hub import head_names
 
@@ -98,24 +99,6 @@ class Mixture(torch.utils.data.Dataset):
         return TaskSampler([len(part) for part in self.parts], self.temperature, batch, seed)
 
 
-class Tasks:
-    """The tasks of a model: their names, which of them computes, and the modules of their heads by place."""
-
-    def __init__(self, names: Sequence[str]):
-        self.names, self.active = tuple(names), 0
-        self.heads: dict[str, PerTask] = {}
-
-    def choose(self, name: str) -> None:
-        """Let the task called `name` compute."""
-        self.active = self.names.index(name)
-
-    def head(self, name: str) -> dict[str, Tensor]:
-        """The head of one task, under the names it has in a model of that task alone."""
-        number = self.names.index(name)
-        named = {path: module.each[number].named_parameters() for path, module in self.heads.items()}
-        return dict(sorted((f"{path}.{leaf}", tensor.detach()) for path, leaves in named.items() for leaf, tensor in leaves))
-
-
 class PerTask(nn.Module):
     """In the place of a module of the task head: one for every task, of which the active one computes."""
 
@@ -141,18 +124,19 @@ class TaskScores(nn.Module):
 def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
     """One model with the heads of all: of (task, model) pairs on one base the first model, changed in place.
 
-    Its forward takes a keyword `task`, the number of the task that computes from then on; `model.tasks` holds the rest.
+    Its forward takes a keyword `task`, the number of the task that computes from then on; `model.compression.tasks` names them.
     """
     names, first, found = [], None, []
     for name, model in models:
         first = model if first is None else first
         names.append(name)
         found.append(_head_modules(model))
-    tasks = first.tasks = Tasks(names)
+    compression = compression_of(first)
+    tasks = compression.tasks = Tasks(names)
     for path in found[0]:
         tasks.heads[path] = PerTask(tasks, [modules[path] for modules in found])
         first.set_submodule(path, tasks.heads[path])
-    first.head_parameter_names = frozenset(
+    compression.head_parameters = frozenset(
         f"{path}.{leaf}" for path, module in tasks.heads.items() for leaf, _ in module.named_parameters()
     )
     first.register_forward_pre_hook(_choose, with_kwargs=True)
@@ -174,7 +158,7 @@ def _choose(model: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dic
     """Forward pre-hook: a batch of the mixture says which task it is of."""
     task = named.pop("task", None)
     if task is not None:
-        model.tasks.active = int(task)
+        compression_of(model).tasks.active = int(task)
     return arguments, named
 
 

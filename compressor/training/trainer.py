@@ -18,8 +18,8 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.deltas.backward import by_factors
-from compressor.deltas.dense import Dense, dense_links, gates_of, project, reseed
 from compressor.deltas.inserts import settle_inserts
+from compressor.deltas.kinds.dense import Dense, dense_links, gates_of, project, reseed
 from compressor.deltas.links import settle_links
 from compressor.deltas.sources import Scores
 from compressor.errors import UserError
@@ -28,7 +28,8 @@ from compressor.selection.within import thaw
 from compressor.tasks.answers import cut, spread
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import pad
-from compressor.tasks.kinds import Kind, Labels
+from compressor.tasks.kinds import Kind
+from compressor.tasks.rows import Labels
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
 

@@ -76,11 +76,13 @@ class Unlabelled:
 
     `reference` and `candidate` are the two models' on more rows, or nothing; `rounded` are those of the reference with its
     matrices rounded to the precision in PyTorch, on the validation rows and then on these, or None where that is not known.
+    `static`: the candidate rounds by ranges that were calibrated, products of activations too, which `rounded` does not follow.
     """
 
     reference: np.ndarray | None = None
     candidate: np.ndarray | None = None
     rounded: np.ndarray | None = None
+    static: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,8 @@ def _of_a_precision(
     if (rounded := unlabelled.rounded) is not None:
         noise = margin_noise(reference, rounded) if reference.shape[1] > 1 else 0.0
         facts["rounding"] = output_distance(reference, rounded)
-        failed = ("rounding",) * (facts["distance"] > bound.rounding * facts["rounding"])
+        allowed = max(bound.rounding * facts["rounding"], bound.static * unlabelled.static)
+        failed = ("rounding",) * (facts["distance"] > allowed)
     facts["agreement_beyond_noise"] = task.agreement.beyond(reference, candidate, noise)
     return facts, failed + ("agreement",) * (not _agrees(bound, task, noise, reference, candidate)), noise
 

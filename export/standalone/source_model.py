@@ -12,23 +12,16 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
 from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load, read_description
+from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.architectures import ARCHITECTURES, COMPRESSED
 from compressor.models.auto import HEADS, class_for
+from compressor.models.damage import Damage, door, read_json, reading_by_library
 from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
-from compressor.models.model_folder import (
-    CONFIG,
-    INDEX,
-    WEIGHTS,
-    Damage,
-    check_pretrained,
-    door,
-    read_json,
-    reading_by_library,
-    stored_tensors,
-)
+from compressor.models.model_folder import CONFIG, check_pretrained
 from compressor.models.tasks_table import BY_AUTO_CLASS
+from compressor.models.weight_files import INDEX, WEIGHTS, stored_tensors
 from compressor.pruning.sizes import BY_STACK
 
 ROWS, MAX_LENGTH = 128, 128
@@ -132,7 +125,7 @@ def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
     if numbers > 2 * stored + LEEWAY:
         what = f"has weights of {stored:,} numbers, and a config.json of a model of {numbers:,}"
         raise Damage(what, "Give the config.json that belongs to the weights")
-    model.head_parameter_names = task_head(model)
+    compression_of(model).head_parameters = task_head(model)
     return model
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from compressor.models.hub import tokenizer_of
 from compressor.tasks.features import tokens_of
 from compressor.tasks.kinds import Kind, kind_of
-from compressor.tasks.reading import Split, read_task
+from compressor.tasks.reading import read_task
+from compressor.tasks.rows import Split
 from pipelines.engine.preflight import Ready
 from pipelines.file.config import PATH_KEYS
 from pipelines.file.yaml_source import dotted
@@ -45,7 +46,7 @@ def account_of(ready: Ready) -> dict[str, Any]:
 
 def facts_of(split: Split, kind: Kind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
     """Rows, labels and lengths in tokens of one split; `cut` are rows of which the model will not see the end."""
-    lengths = np.array(tokens_of(tokenizer, split, kind))
+    lengths = np.array(tokens_of(tokenizer, split, kind.generates))
     return {
         "rows": len(split),
         "labels": kind.spread(split.labels, names),

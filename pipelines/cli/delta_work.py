@@ -20,10 +20,12 @@ from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES, build, find_folder, is_hub_id, resolve
 from compressor.storage.delta_comparison import compare
-from compressor.storage.delta_file import DAMAGED, DeltaFile, base_of, damaged, header_size, load_on, read, stored, write
+from compressor.storage.delta_file import DAMAGED, DeltaFile, damaged, header_size, read, stored, write
 from compressor.storage.layout import accounts
-from compressor.storage.live import origin_of, remember
-from compressor.storage.peft import CONFIG, attach_adapter, read_adapter, write_peft
+from compressor.storage.live import base_of, load_on, origin_of, remember
+from compressor.storage.peft.attach import attach_adapter
+from compressor.storage.peft.read import CONFIG, read_adapter
+from compressor.storage.peft.write import write_peft
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import table
 

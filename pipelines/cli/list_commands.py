@@ -146,20 +146,45 @@ def _merges(mergeable: bool | dict[str, bool]) -> str:
 
 @list_.command(epilog="Example: compress list architectures --json")
 @click.option("--json", "as_json", is_flag=True, help="Print every property of every architecture.")
-def architectures(as_json: bool) -> None:
+@click.option("--discover", metavar="MODEL", help="Propose a row for the architecture of MODEL, which has none, and prove it.")
+def architectures(as_json: bool, discover: str | None) -> None:
     """List the architectures: what can be tuned in them, and what can be removed."""
     from compressor.models.architectures import ARCHITECTURES, facts_of
 
+    if discover is not None:
+        _discover(discover, as_json)
+        return
     rows = [facts_of(row) for row in ARCHITECTURES.values()]
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
     for row in rows:
         layout = f"; {', '.join(row['layout'])}" if row["layout"] else ""
-        click.echo(f"{row['model_type']:<10} {row['models']}{layout}")
-        click.echo(f"{'':<10} modules: {', '.join(row['modules'])}")
-        click.echo(f"{'':<10} removable: {', '.join(row['structures'])}")
-        click.echo(f"{'':<10} tested: {row['tested']}")
+        click.echo(f"{row['model_type']:<12} {row['models']}{layout}")
+        click.echo(f"{'':<12} modules: {', '.join(row['modules'])}")
+        click.echo(f"{'':<12} removable: {', '.join(row['structures'])}")
+        click.echo(f"{'':<12} tested: {row['tested']}")
+
+
+def _discover(reference: str, as_json: bool) -> None:
+    """Print a proven row for an architecture without one, as Python or JSON. Nothing is registered or written."""
+    from compressor.models.architectures import ARCHITECTURES
+    from compressor.models.discover import ROW, as_code, discover
+    from compressor.models.hub import config_of, find_folder
+
+    folder = find_folder(reference)
+    model_type = config_of(folder).model_type
+    if model_type in ARCHITECTURES:
+        click.echo(f"{model_type} is in the list already: compress list architectures", err=True)
+        return
+    row = discover(folder)
+    if as_json:
+        click.echo(ROW.dump_json(row, indent=1).decode())
+        return
+    click.echo(f"# Proposed for {model_type} from torch-pruning's graph of a small random model of it, on which units that are")
+    click.echo("# removed equal masked ones (1e-12 in float64). To use it, add it to ARCHITECTURES in")
+    click.echo("# compressor/models/architectures.py and run the tests on it: docs/architectures.md, To add one.")
+    click.echo(f"{as_code(row)},")
 
 
 def _keys(config: type[BaseModel]) -> Iterator[str]:

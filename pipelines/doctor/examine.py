@@ -28,6 +28,7 @@ NEEDED = (
     "tokenizers",
     "safetensors",
     "accelerate",
+    "torch-pruning",
     "numpy",
     "scipy",
     "onnx",
@@ -39,7 +40,7 @@ SERVING = ("tritonclient", "nvidia-pytriton")
 
 WRITING = ("pydantic", "pyyaml", "rich", "plotly", "jinja2")
 
-MODULES = {"nvidia-pytriton": None, "pyyaml": "yaml", "tritonclient": "tritonclient.http"}
+MODULES = {"nvidia-pytriton": None, "pyyaml": "yaml", "torch-pruning": "torch_pruning", "tritonclient": "tritonclient.http"}
 """What is imported of a distribution that is not called so; nothing of the Triton wheel, whose files alone are used."""
 
 SECONDS = 120

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from compressor.checkpoint import load, load_state, save_state
-from compressor.methods import weights_moved
+from compressor.compression import compression_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, Judged, Rows, read_data
@@ -68,7 +68,7 @@ def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Works
     )
     return {
         "merged": False,
-        "weights_moved": weights_moved(model),
+        "weights_moved": compression_of(model).weights_moved,
         "quality": quality,
         "kept": kept_of(model),
         "labels": data.label_names,

@@ -28,7 +28,7 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
 
 def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
     """Raises UserError E104 for a rank that no matrix of the method's modules can have."""
-    if not (row.low_rank or options.on == "lora"):
+    if not ((row.low_rank and row.rank_limited) or options.on == "lora"):
         return
     full = max((min(out, into) for _, out, into in shape.matrices(options.modules)), default=options.rank)
     if options.rank > full:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from compressor import load
+from compressor.compression import compression_of
 from compressor.cost import shape_of, share
 from compressor.methods import (
     Method,
@@ -177,6 +178,6 @@ def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
 
 def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.Module:
     """The model, its head as trainings of the task's kind begin, unless the base came with one for this task."""
-    if model.head_origin != "kept":
+    if compression_of(model).head_origin != "kept":
         kind_of(task.kind).start(model, data.train.labels)
     return model

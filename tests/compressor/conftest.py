@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply
 from compressor.methods.selective import ground
@@ -56,7 +57,9 @@ def tiny(
     )
     model = auto.from_config(config).to(dtype).eval()
     prefix = f"{model.base_model_prefix}."
-    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
+    compression_of(model).head_parameters = frozenset(
+        name for name, _ in model.named_parameters() if not name.startswith(prefix)
+    )
     return model
 
 
@@ -153,7 +156,7 @@ def tuned(model, case: str, modules=("query", "value"), places: int = 5):
     prepared(model, case, modules, places, generator)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and name not in model.head_parameter_names:
+            if parameter.requires_grad and name not in compression_of(model).head_parameters:
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype), alpha=0.1)
     return model
 

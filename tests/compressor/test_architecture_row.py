@@ -29,11 +29,11 @@ HARNESS = {
 @pytest.mark.parametrize("which", ["in part", pytest.param("all of it", marks=pytest.mark.slow)])
 def test_the_row_in_the_docs_is_all_that_a_new_architecture_takes(which):
     (row,) = re.findall(r"^    (Architecture\(.*\)),$", DOCS.read_text(), re.MULTILINE)
-    assert "xlm-roberta" in row and "xlm-roberta" not in ARCHITECTURES
+    assert "camembert" in row and "camembert" not in ARCHITECTURES
     names, files = HARNESS[which], [f"tests/compressor/test_{name}.py" for name in ("pruning", "auto", "cost")]
     where = files if which == "in part" else ["tests/compressor"]
-    options = ["-k", f"xlm-roberta and ({' or '.join(names)})", "-p", "no:cacheprovider", "-rA"]
+    options = ["-k", f"camembert and ({' or '.join(names)})", "-p", "no:cacheprovider", "-rA"]
     command = [sys.executable, "-c", ADDED, row, *where, *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=DOCS.parents[1], timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert all(re.search(rf"PASSED .*{name}.*xlm-roberta", done.stdout) for name in names)
+    assert all(re.search(rf"PASSED .*{name}.*camembert", done.stdout) for name in names)

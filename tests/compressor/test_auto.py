@@ -12,6 +12,7 @@ from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModel, AutoModelForS
 import compressor.models.auto
 from compressor import load
 from compressor.checkpoint import save_checkpoint
+from compressor.compression import compression_of
 from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
@@ -60,7 +61,7 @@ def test_what_was_loaded_can_be_pruned_on(architecture, tmp_path):
     """The anatomy knows it: its row, its shape, and a cut on top."""
     pruned(architecture, tmp_path)
     found = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    found.head_parameter_names = head_names(load(tmp_path))
+    compression_of(found).head_parameters = head_names(load(tmp_path))
     assert shape_of(found) == shape_of(load(tmp_path))
     remove(found, {0: Removal(neurons=[0])})
     save_checkpoint(found, tmp_path / "on", tmp_path)

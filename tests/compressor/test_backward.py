@@ -9,13 +9,15 @@ from torch.nn import functional
 
 from compressor.deltas import backward
 from compressor.deltas.backward import by_factors
-from compressor.deltas.links import Mask, attach, chains, original
+from compressor.deltas.kinds import sparse
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import attach, chains, original
 from compressor.errors import UserError
 from compressor.methods import apply
 from tests.compressor.conftest import OPTIONS, TRIED, encoding, tiny, tuned
 
 MODULES = ("query", "value", "output", "ffn_in", "ffn_out")
-BY_FACTORS = ("lora", "dsee", "selective")
+BY_FACTORS = ("lora", "vera", "dsee", "selective")
 BY_WEIGHT = ("bitfit", "propetl-lora", "selective-on-lora", "full")
 """Nothing of theirs is a plain factor: computed tensors, biases, whole matrices."""
 
@@ -26,7 +28,7 @@ def products(monkeypatch):
     seen = []
     whole = backward._Linear.apply
     monkeypatch.setattr(backward._Linear, "apply", lambda *given: (seen.append(1), whole(*given))[1])
-    monkeypatch.setattr(backward, "SPARSE", 1.0)
+    monkeypatch.setattr(sparse, "THIN", 1.0)
     return seen
 
 
@@ -91,7 +93,7 @@ def test_a_mask_over_the_sum_keeps_the_gradient_of_the_weight(products):
 
 def test_a_dense_omega_keeps_the_gradient_of_the_weight(products, monkeypatch):
     """One gathered column a value would cost more than the matrix."""
-    monkeypatch.setattr(backward, "SPARSE", 1 / 1000)
+    monkeypatch.setattr(sparse, "THIN", 1 / 1000)
     with by_factors(model := tuned(tiny("bert"), "selective", MODULES)):
         gradients(model)
     assert not products

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
+from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
@@ -84,7 +85,9 @@ def model_of(layers: int, hidden: int, method: str, options: Options):
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 4 * hidden}
     config = AutoConfig.for_model("bert", **sizes, vocab_size=50, max_position_embeddings=16)
     model = AutoModelForSequenceClassification.from_config(config)
-    model.head_parameter_names = frozenset(name for name, _ in model.named_parameters() if not name.startswith("bert."))
+    compression_of(model).head_parameters = frozenset(
+        name for name, _ in model.named_parameters() if not name.startswith("bert.")
+    )
     matrices = matrices_of(model, options.modules)
     omega = {
         matrix.path: torch.arange(matrix.original.numel() - number, dtype=torch.int32) for number, matrix in enumerate(matrices)
@@ -98,6 +101,7 @@ SIX = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
 SIZES = {
     "lora": ("lora", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24)),
     "lora on all": ("lora", {"modules": MODULES}, lambda places: bits.low_rank(8, SIX * 12)),
+    "vera on all": ("vera", {"modules": MODULES}, lambda places: bits.vera(8, SIX * 12)),
     "selective": ("selective", {}, bits.sparse),
     "selective on all": ("selective", {"modules": MODULES}, bits.sparse),
     "dsee": ("dsee", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24) + bits.sparse(places)),
@@ -214,7 +218,7 @@ def test_switching_tasks_leaves_the_base_and_repeats_bit_for_bit(tmp_path):
     strip(model)
     assert model.config._attn_implementation == tiny("bert")._modules["bert"].config._attn_implementation
     now = bits_of(model)
-    head = {name: now.pop(name) for name in model.head_parameter_names}
+    head = {name: now.pop(name) for name in compression_of(model).head_parameters}
     assert same(now, {name: tensor for name, tensor in bare.items() if name not in head})
 
 
@@ -527,7 +531,7 @@ def test_whatever_a_sealed_description_says_it_is_a_delta_or_a_mistake(method, t
         for use in (
             lambda: _facts(path, delta_file.read(path)),
             lambda: compare(delta_file.read(path), whole),
-            lambda: delta_file.apply(base, path),
+            lambda: compressor.load(base, delta=path),
         ):
             try:
                 use()

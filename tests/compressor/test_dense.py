@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from compressor.deltas.dense import (
+from compressor.compression import compression_of
+from compressor.deltas.kinds.dense import (
     OPEN,
     Dense,
     Gated,
@@ -19,7 +20,9 @@ from compressor.deltas.dense import (
     project,
     reseed,
 )
-from compressor.deltas.links import Delta, Offset, Sparse, chain, merge_all
+from compressor.deltas.kinds.offset import Offset
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import Delta, chain, merge_all
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.anatomy import matrices_of
@@ -156,9 +159,9 @@ def test_a_step_hears_a_share_of_the_clipped_gradient(tmp_path):
         assert norm <= CLIP + 1e-6
         heard = {name: gradient != 0 for name, gradient in taken.items()}
         for name, gradient in taken.items():
-            whole = name in model.head_parameter_names
+            whole = name in compression_of(model).head_parameters
             assert torch.allclose(gradient, clipped[name] * (1 if whole else heard[name] / torch.tensor(0.3).double()))
-        body = [(heard[name], clipped[name] != 0) for name in taken if name not in model.head_parameter_names]
+        body = [(heard[name], clipped[name] != 0) for name in taken if name not in compression_of(model).head_parameters]
         kept.append(torch.cat([ones.flatten() for ones, _ in body]))
         count, of = (sum(int(mask.sum()) for mask in masks) for masks in zip(*body, strict=True))
         assert abs(count / of - 0.3) < 4 * (0.3 * 0.7 / of) ** 0.5

@@ -5,7 +5,11 @@ import torch
 
 from compressor.cost import delta_macs, shape_of
 from compressor.deltas.factored import FactoredLinear, apart_of, factor_all, factors_of, require_factorable
-from compressor.deltas.links import LowRank, Mask, Offset, Sparse, attach, chains, merged_copy
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.kinds.offset import Offset
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import attach, chains, merged_copy
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from tests.compressor.conftest import TRIED, tiny

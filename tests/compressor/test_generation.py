@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
+from compressor.compression import compression_of
 from compressor.cost import shape_of
 from compressor.deltas.links import merged_copy
 from compressor.errors import UserError, UserErrors
@@ -25,7 +26,8 @@ from compressor.pruning.prices import prices_of
 from compressor.pruning.scores import loss_scores, random_scores
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
-from compressor.storage.peft import CONFIG, read_adapter, write_peft
+from compressor.storage.peft.read import CONFIG, read_adapter
+from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED
 from compressor.tasks.data import MOST_OUTPUTS, Data
@@ -33,7 +35,8 @@ from compressor.tasks.data import Rows as Loaded
 from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of
-from compressor.tasks.reading import Split, read_task
+from compressor.tasks.reading import read_task
+from compressor.tasks.rows import Split
 from compressor.training.distillation import HiddenTeacher
 from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import compare, in_other_batches
@@ -42,7 +45,7 @@ from tests.compressor.conftest import encoding, tiny
 from tests.tiny import WORDS, write_model
 
 KIND = kind_of("generation")
-DECODERS = ["gpt2", "llama"]
+DECODERS = ["gpt2", "llama", "qwen3"]
 
 
 def decoder(architecture: str = "gpt2", dtype: torch.dtype = torch.float64, seed: int = 0):
@@ -331,7 +334,7 @@ def test_a_pruned_and_tuned_model_lives_on_disk(architecture, tmp_path):
     """State, delta file and checkpoint; the head is the base's, frozen, and looks at every token."""
     base = write_model(tmp_path / "base", architecture, auto="AutoModelForCausalLM")
     model, found = build(base, [], 3, GENERATES), resolve(str(base))
-    assert head_names(model) == frozenset() and model.head_origin == "own" and model.config.id2label == {}
+    assert head_names(model) == frozenset() and compression_of(model).head_origin == "own" and model.config.id2label == {}
     assert torch.equal(model.lm_head.weight, AutoModelForCausalLM.from_pretrained(base).lm_head.weight)
     shape = shape_of(model)
     assert shape_of(hollow(base, [], GENERATES)) == shape and shape.head == 0

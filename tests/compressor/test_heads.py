@@ -14,15 +14,20 @@ from compressor.models.architectures import ARCHITECTURES
 from compressor.models.hub import head_names
 from compressor.pruning.surgery import Removal, remove, silence
 from tests.compressor.conftest import encoding, plan_of, tiny
+from tests.tiny import DECODERS
 
-GENERATES = {"gpt2": AutoModelForCausalLM, "llama": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}
-GENERATES["t5-gated"] = AutoModelForSeq2SeqLM
+GENERATES = dict.fromkeys(DECODERS, AutoModelForCausalLM) | dict.fromkeys(("t5", "t5-gated"), AutoModelForSeq2SeqLM)
 TAGS = [name for name in ARCHITECTURES if name != "t5"]
 """transformers' token classifier of a T5 has an encoder only, which is not the row's."""
 MODELS = [(name, auto, tied) for name, auto in GENERATES.items() for tied in (True, False)]
 MODELS += [(name, AutoModelForTokenClassification, True) for name in TAGS]
 ALL_HEADS = Removal(heads=[0, 1, 2, 3])
-NO_ATTENTION = {"llama": {0: Removal(heads=[0, 1])}, "gpt2": {0: ALL_HEADS}, "t5": {4: ALL_HEADS}, "t5-gated": {4: ALL_HEADS}}
+NO_ATTENTION = {
+    **{name: {0: Removal(heads=[0, 1])} for name in ("llama", "qwen3")},
+    "gpt2": {0: ALL_HEADS},
+    "t5": {4: ALL_HEADS},
+    "t5-gated": {4: ALL_HEADS},
+}
 """Blocks without any: the first, where the tokens in the cache are counted, and one behind an encoder."""
 
 

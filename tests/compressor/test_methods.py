@@ -5,13 +5,17 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
+from compressor.compression import compression_of
 from compressor.cost import LayerShape, ModelShape, shape_of
-from compressor.deltas.links import LowRank, Mask, Sparse, attach, chain, chains, delta_of, detach, merge_all, merged_copy
+from compressor.deltas.inserts import has_inserts
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import attach, chain, chains, delta_of, detach, merge_all, merged_copy
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.models.anatomy import layers_of
-from compressor.storage.changes import has_inserts
 from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
@@ -30,7 +34,7 @@ def test_trainable_count_is_the_closed_form(pair):
     case, architecture = pair
     model = tiny(architecture)
     options, row = prepared(model, case, MODULES), method_row(CASES[case][0])
-    shape, counts, head = shape_of(model), trainable_counts(model), model.head_parameter_names
+    shape, counts, head = shape_of(model), trainable_counts(model), compression_of(model).head_parameters
     assert counts["head"] == sum(p.numel() for name, p in model.named_parameters() if name in head)
     assert counts["body"] == row.count(shape, options, sum(len(omega) for omega in options.omega.values()))
 

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
+from compressor.compression import compression_of
 from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
@@ -143,7 +144,7 @@ def test_a_head_for_other_labels_is_not_taken_over(architecture, labels, tmp_pat
     """Whether its shapes fit or not: the same bits as on the bare base, whose head is drawn from the seed."""
     write_classifier(tmp_path, architecture, ["a", "b", "c"])
     model, bare = build(tmp_path, labels, 5), build(tmp_path / "base", labels, 5)
-    assert (model.head_origin, bare.head_origin) == ("replaced", "fresh")
+    assert (compression_of(model).head_origin, compression_of(bare).head_origin) == ("replaced", "fresh")
     assert head_names(model) == head_names(bare)
     assert all(torch.equal(tensor, bare.state_dict()[name]) for name, tensor in model.state_dict().items())
 
@@ -151,7 +152,7 @@ def test_a_head_for_other_labels_is_not_taken_over(architecture, labels, tmp_pat
 def test_a_head_for_these_labels_is_kept(architecture, tmp_path):
     stored = write_classifier(tmp_path, architecture, ["a", "b", "c"])
     model = build(tmp_path, ["a", "b", "c"], 5)
-    assert model.head_origin == "kept" and head_names(model) == stored.head_parameter_names
+    assert compression_of(model).head_origin == "kept" and head_names(model) == compression_of(stored).head_parameters
     assert all(torch.equal(tensor, stored.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
@@ -161,13 +162,15 @@ def test_a_head_of_another_kind_of_task_is_not_taken_over(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForTokenClassification"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = build(tmp_path, ["a", "b", "c"])
-    assert model.head_origin == "replaced" and {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+    assert compression_of(model).head_origin == "replaced" and {tensor.dtype for tensor in model.parameters()} == {
+        torch.float32
+    }
 
 
 def test_a_head_in_shards_is_found(tmp_path):
     tiny("bert", torch.float32).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert build(tmp_path, ["a", "b"]).head_origin == "replaced"
+    assert compression_of(build(tmp_path, ["a", "b"])).head_origin == "replaced"
 
 
 def test_what_pads_is_said_in_one_place(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
+from compressor.compression import compression_of
 from compressor.cost import shape_of
 from compressor.deltas.sources import Masked
 from compressor.methods import Options, apply, trainable_counts
@@ -115,7 +116,7 @@ def test_the_order_follows_from_seed_and_step_alone():
 def test_trained_scalars_are_the_closed_form(shared, architecture):
     """n + n'(L + T), L blocks of encoder and decoder: T5 has 2L (methods.md 2.3), and one prototype for both."""
     model, options = many(architecture, shared=shared)
-    counts, parts, head = trainable_counts(model), trained_parts(model), model.head_parameter_names
+    counts, parts, head = trainable_counts(model), trained_parts(model), compression_of(model).head_parameters
     assert counts["body"] == method_row("propetl").count(shape_of(model), options, 0) == sum(parts.values())
     assert counts["head"] == sum(model.get_parameter(name).numel() for name in head)
     masked = sum(p.read(name).numel() for p in prototypes_of(model) for name in p.names if p.read(name).dim() > 1)
@@ -147,7 +148,7 @@ def test_a_batch_of_one_task_reaches_what_is_shared_and_its_own():
     model(**encoding(), task=1).logits.square().sum().backward()
     task = prototype_views(model)[0].task
     assert all(p.grad is None for p in task.each[0].parameters()) and all(p.grad is not None for p in task.each[1].parameters())
-    heads = model.tasks.heads["classifier"].each
+    heads = compression_of(model).tasks.heads["classifier"].each
     assert heads[0].weight.grad is None and heads[1].weight.grad.abs().sum() > 0
     assert all(p.grad is not None for view in prototype_views(model) for p in view.layer.parameters())
 
@@ -172,7 +173,7 @@ def test_each_task_has_its_head_and_computes_as_if_alone():
     """One model, three and two classes: what a task computes is what a model with its masks alone does."""
     model = moved(dtype=torch.float64)
     assert [of_task(model, number).shape[1] for number in (0, 1, 0)] == [3, 2, 3]
-    model.tasks.choose("b")
+    compression_of(model).tasks.choose("b")
     assert torch.equal(logits(model), of_task(model, 1))
 
 
@@ -270,7 +271,9 @@ def deep_t5(hidden: int, count: int, bottleneck: int):
         sizes = {"vocab_size": 40, "d_model": hidden, "d_kv": 8, "num_heads": 2, "d_ff": 8}
         config = AutoConfig.for_model("t5", **sizes, num_layers=blocks, num_decoder_layers=blocks)
         model = AutoModelForSequenceClassification.from_config(config)
-        model.head_parameter_names = frozenset(n for n, _ in model.named_parameters() if not n.startswith("transformer."))
+        compression_of(model).head_parameters = frozenset(
+            n for n, _ in model.named_parameters() if not n.startswith("transformer.")
+        )
         return model
 
     model = join_heads((f"task{number}", one(1 if number else 12)) for number in range(count))  # of the others the heads alone
@@ -287,7 +290,7 @@ def test_eight_tasks_cost_on_disk_what_the_formula_says(tmp_path):
     assert 100 * bits.shared_adapter(768, 6, 24 + 8).share(t5_base) / 8 == pytest.approx(0.00108, abs=5e-6)
     hidden, bottleneck, count = 20, 3, 8
     model = deep_t5(hidden, count, bottleneck)
-    labels = {name: ["no", "yes"] for name in model.tasks.names}
+    labels = {name: ["no", "yes"] for name in compression_of(model).tasks.names}
     paths = write_tasks(model, tmp_path, base="here", base_sha256="f" * 64, label_names=labels)
     head = 4 * (hidden * hidden + hidden + 2 * hidden + 2)
     total = Stored()
@@ -330,7 +333,7 @@ def test_two_tasks_of_one_training_compare_by_their_joined_masks(tmp_path):
     rows = compare(*(delta_file.read(path) for path in written(model, tmp_path).values()))
     view, masks = prototype_views(model)[0], []
     for name in CLASSES:
-        model.tasks.choose(name)
+        compression_of(model).tasks.choose(name)
         masks.append(torch.cat([view.mask(part).flatten() for part in ("down", "up")]).bool())
     assert len(rows) == 3
     assert rows[0].jaccard == pytest.approx(float((masks[0] & masks[1]).sum() / (masks[0] | masks[1]).sum()))

@@ -10,12 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compressor.deltas.links import LowRank, Sparse, chain, chains, merged_copy
+from compressor.compression import compression_of
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove
-from compressor.storage.peft import CONFIG, WEIGHTS, attach_adapter, common_sparsity, read_adapter, support_size, write_peft
+from compressor.storage.peft.attach import attach_adapter
+from compressor.storage.peft.read import CONFIG, WEIGHTS, read_adapter
+from compressor.storage.peft.write import common_sparsity, support_size, write_peft
 from tests.compressor.conftest import OPTIONS, TRIED, encoding, logits, tiny, tuned
 
 peft = pytest.importorskip("peft")
@@ -40,7 +45,7 @@ def from_peft(folder, architecture, **arguments):
 
 def moved_head(model):
     with torch.no_grad():
-        for name in model.head_parameter_names:
+        for name in compression_of(model).head_parameters:
             model.get_parameter(name).add_(0.1)
     return model
 

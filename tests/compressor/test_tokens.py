@@ -14,6 +14,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFas
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
+from compressor.compression import compression_of
 from compressor.cost import shape_of
 from compressor.deltas.links import merged_copy
 from compressor.errors import UserError
@@ -24,12 +25,14 @@ from compressor.pruning.scores import loss_scores
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
-from compressor.storage.peft import CONFIG, write_peft
+from compressor.storage.peft.read import CONFIG
+from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED, answers_in, by_row, cut, rows_of, spread
 from compressor.tasks.features import first_tokens, predict, torch_forward
 from compressor.tasks.kinds import kind_of
-from compressor.tasks.reading import Split, read_task
+from compressor.tasks.reading import read_task
+from compressor.tasks.rows import Split
 from compressor.tasks.tokens import judged, to_iob2
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.trainer import Collator, Rows
@@ -431,7 +434,7 @@ def test_a_pruned_and_tuned_model_lives_on_disk(architecture, tmp_path):
     """State, delta file and checkpoint carry a head on tokens, on every encoder; its cost is that of every token."""
     base = write_model(tmp_path / "base", architecture)
     model, found = build(base, NAMES, 3, TOKENS), resolve(str(base))
-    assert model.head_origin == "fresh" and type(model).__name__.endswith("ForTokenClassification")
+    assert compression_of(model).head_origin == "fresh" and type(model).__name__.endswith("ForTokenClassification")
     assert shape_of(hollow(base, NAMES, TOKENS)) == shape_of(model) and shape_of(model).token_macs >= 5 * 32
     assert shape_of(model).head_macs == 0
     apply(model, "lora", Options(rank=2, alpha=4.0, modules=("query",), group="1"))
@@ -497,17 +500,17 @@ def test_a_head_of_another_kind_and_name_is_told(tmp_path):
     """RoBERTa's classifier of sentences has two layers, that of words one: what is there is not silently gone."""
     base = write_model(tmp_path / "base", "roberta")
     save_checkpoint(build(base, NAMES), tmp_path / "tuned", base)
-    assert build(base, NAMES, 0, TOKENS).head_origin == "fresh"
-    assert build(tmp_path / "tuned", NAMES, 0, TOKENS).head_origin == "replaced"
+    assert compression_of(build(base, NAMES, 0, TOKENS)).head_origin == "fresh"
+    assert compression_of(build(tmp_path / "tuned", NAMES, 0, TOKENS)).head_origin == "replaced"
 
 
 def test_a_head_that_has_exactly_these_tags_is_kept(tmp_path):
     base = write_model(tmp_path / "base")
     save_checkpoint(build(base, NAMES, 5, TOKENS), tmp_path / "tuned", base)
-    assert build(tmp_path / "tuned", NAMES, 0, TOKENS).head_origin == "kept"
+    assert compression_of(build(tmp_path / "tuned", NAMES, 0, TOKENS)).head_origin == "kept"
     assert (
-        build(tmp_path / "tuned", NAMES).head_origin
-        == build(tmp_path / "tuned", NAMES[:3], 0, TOKENS).head_origin
+        compression_of(build(tmp_path / "tuned", NAMES)).head_origin
+        == compression_of(build(tmp_path / "tuned", NAMES[:3], 0, TOKENS)).head_origin
         == "replaced"
     )
 

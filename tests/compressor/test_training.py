@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compressor.deltas.inserts import Prefix
-from compressor.deltas.links import Sparse, chain
+from compressor.deltas.kinds.prefix import Prefix
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import chain
 from compressor.errors import UserError
 from compressor.storage import delta_file
 from compressor.training.trainer import Schedule, train, trainer_of

@@ -12,19 +12,20 @@ from safetensors.torch import load_file, save_file
 
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
 from compressor.cost import share
-from compressor.deltas.links import Mask, chain, chains, merge_all, merge_deltas, merged_copy
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import chain, chains, merge_all, merge_deltas, merged_copy
 from compressor.errors import UserError
 from compressor.methods import Options, apply, set_trainable
 from compressor.models.anatomy import layers_of, matrices_of
 from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning.criteria import NofM
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.pruning.weights import densities, hide_all_but, hide_lowest, holds, importance, loss_importance, nonzeros
+from compressor.pruning_criteria import NofM
 from compressor.selection.choice import choose
 from compressor.selection.gradients import gradient_scores
-from compressor.storage import bits, delta_file
-from compressor.storage.peft import write_peft
+from compressor.storage import bits, delta_file, live
+from compressor.storage.peft.write import write_peft
 from compressor.training.trainer import Schedule, train
 from pipelines.stages.prune.prune_weights import WeightsItem, pools_of
 from tests.compressor.conftest import CASES, GROWING, NEURONS, TRIED, encoding, logits, prepared, tiny, tuned
@@ -377,11 +378,9 @@ def test_state_and_delta_file_reload_bit_equal(architecture, item, tmp_path, mon
     delta_file.write(model, tmp_path / "delta", **facts)
     found = delta_file.read(tmp_path / "delta")
     assert delta_file.stored(found).pruned_entries == sum(matrix.original.numel() for matrix in matrices_of(model, MODULES))
-    monkeypatch.setattr(
-        delta_file, "base_of", lambda delta, base: type("Base", (), {"folder": "", "reference": "", "sha256": "0"})
-    )
-    monkeypatch.setattr("compressor.models.hub.build", lambda *_, **options: tiny(architecture, torch.float32))
-    assert torch.equal(logits(delta_file.load_on(found, None, "delta")), logits(model))
+    monkeypatch.setattr(live, "base_of", lambda delta, base: type("Base", (), {"folder": "", "reference": "", "sha256": "0"}))
+    monkeypatch.setattr(live, "build", lambda *_, **options: tiny(architecture, torch.float32))
+    assert torch.equal(logits(live.load_on(found, None, "delta")), logits(model))
 
 
 def test_size_formula_counts_a_bit_a_weight(tmp_path):

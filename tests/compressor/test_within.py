@@ -7,8 +7,9 @@ import torch
 
 from compressor.account import Places
 from compressor.cost import shape_of
-from compressor.deltas.inserts import Adapter
-from compressor.deltas.links import LowRank, chain, merge_all, settle_links
+from compressor.deltas.kinds.adapter import Adapter
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.links import chain, merge_all, settle_links
 from compressor.errors import UserError
 from compressor.methods import Options, apply, method
 from compressor.methods.selective import ground, sizes

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from compressor.compression import compression_of
 from compressor.methods import apply
 from compressor.pruning.surgery import remove
 from compressor.tasks.answers import IGNORED
@@ -58,7 +59,7 @@ def with_classes(architecture: str, classes: int, dtype: torch.dtype):
     model = AutoModelForSequenceClassification.from_config(type(three.config).from_dict({**three.config.to_dict(), **names}))
     model = model.to(dtype).eval()
     model.base_model.load_state_dict(three.base_model.state_dict())
-    model.head_parameter_names = three.head_parameter_names
+    compression_of(model).head_parameters = compression_of(three).head_parameters
     return model
 
 

@@ -9,8 +9,8 @@ from compressor import load
 from compressor.cost import shape_of
 from compressor.models.anatomy import matrices_of
 from compressor.models.modules import MODULES
-from compressor.pruning.criteria import NofM
 from compressor.pruning.weights import holds, nonzeros
+from compressor.pruning_criteria import NofM
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline

@@ -6,8 +6,9 @@ from safetensors.torch import load_file
 
 from compressor import load
 from compressor.checkpoint import load_state
-from compressor.deltas.inserts import Adapter
-from compressor.deltas.links import LowRank, chain, chains
+from compressor.deltas.kinds.adapter import Adapter
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.links import chain, chains
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from compressor.deltas.factored import factor_all, factors_of
-from compressor.deltas.links import LowRank, Sparse, attach, merged_copy
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import attach, merged_copy
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.tasks.features import torch_forward

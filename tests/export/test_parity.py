@@ -154,6 +154,18 @@ def test_outputs_that_move_further_than_by_rounding_are_refused():
     assert "outputs move 2.0 times as far as rounding moves them" in str(failure(result))
 
 
+def test_static_int8_may_move_further_within_a_small_part_of_the_spread():
+    """It rounds by calibrated ranges, products of activations too, which rounding in PyTorch does not follow."""
+    rounded, near, far = shaken(0.01), shaken(0.025, seed=4), shaken(0.1, seed=4)
+    refused = [
+        compare(
+            "quantize", "int8", PAIRS, one, one.argmax(axis=1), unlabelled=Unlabelled(rounded=rounded, static=static)
+        ).failed
+        for one, static in ((near, False), (near, True), (far, True))
+    ]
+    assert refused == [("rounding",), (), ("rounding",)]
+
+
 def test_a_fault_in_few_rows_is_no_noise():
     """Rounding turns nothing that is decided; a tenth of the rows turned upside down does not hide behind it."""
     broken = shaken(0.03)

@@ -15,8 +15,8 @@ from compressor.checkpoint import save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
-from compressor.pruning.criteria import NofM
 from compressor.pruning.weights import hide_all_but
+from compressor.pruning_criteria import NofM
 from compressor.tasks.features import torch_forward
 from export.graph.files import save
 from export.graph.half import KEPT_IN_FP32, half

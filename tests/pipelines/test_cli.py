@@ -167,8 +167,10 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     assert (done.stdout.strip(), done.stderr) == ("[", "")
 
 
+# a process that was started in the background ignores SIGINT, and so do its children
 INTERRUPTED = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "pipelines.file.config":

@@ -13,7 +13,8 @@ from compressor.models.hub import build, resolve
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
-from compressor.storage.peft import CONFIG, write_peft
+from compressor.storage.peft.read import CONFIG
+from compressor.storage.peft.write import write_peft
 from pipelines.cli.delta_work import _loadable
 from pipelines.terminal.console_table import table
 from tests.compressor.conftest import OPTIONS, tuned

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import CompressError
+from compressor.models.damage import Damage, door
 from compressor.models.hub import hollow, resolve, tokenizer_of
-from compressor.models.model_folder import Damage, check_weights, door
+from compressor.models.weight_files import check_weights
 from export.standalone.source_model import find_model
 from tests.damage import (
     INDEX,

@@ -111,7 +111,8 @@ class OneFile:
     def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> Judged:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it does not run."""
         answers = self.prover.answers(self.row, path, self.precision, self.hop)
-        result = self.prover.compare(self.hop, self.precision, answers, excluded, self.row.weight_bits())
+        options = {"excluded": excluded, "bits": self.row.weight_bits(), "static": self.row.calibrated}
+        result = self.prover.compare(self.hop, self.precision, answers, **options)
         return Judged(self.row, path, answers, result, excluded)
 
     def repaired(self, whole: Judged) -> Judged | None:

@@ -98,12 +98,19 @@ class Prover:
             return ask(partial(run, live), self.rows, self.data, self.workspace, hop, more=self.more)
 
     def compare(
-        self, hop: str, precision: str, answers: Answers, excluded: tuple[str, ...] = (), bits: int = 8
+        self,
+        hop: str,
+        precision: str,
+        answers: Answers,
+        excluded: tuple[str, ...] = (),
+        bits: int = 8,
+        *,
+        static: bool = False,
     ) -> ParityResult:
-        """The record of what a file says, `answers`, against the model; nothing is raised."""
+        """The record of what a file says, `answers`, against the model; nothing is raised. `static`: its int8 is calibrated."""
         unlabelled = Unlabelled(self.reference.more, answers.more)
         if precision == "int8" and not self.data.kind.generates:
-            unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits))
+            unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits), static=static)
         result = replace(compare_answers(hop, precision, self.reference, answers, self.rows, unlabelled), gated=self.gated)
         self.workspace.proven(result.to_json())
         return result

@@ -15,7 +15,7 @@ from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning.criteria import Criterion, Structure
+from compressor.pruning_criteria import Criterion, Structure
 from export.runtimes.registry import RUNTIMES
 from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
@@ -279,7 +279,7 @@ STAGE = Stage(
     config=PruneConfig,
     produces="model",
     accepts=("model",),
-    packages=("torch", "transformers", "tokenizers"),
+    packages=("torch", "transformers", "tokenizers", "torch-pruning"),
     run="pipelines.stages.prune.run:run",
     version=9,
     removes=True,

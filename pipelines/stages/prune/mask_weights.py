@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
-from compressor.pruning.criteria import LOSS_POWER
 from compressor.pruning.scores import changes_of
 from compressor.pruning.weights import hide_all_but, hide_lowest, importance, loss_importance
+from compressor.pruning_criteria import LOSS_POWER
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import torch_forward
 from export.parity.compare import compare, require

@@ -13,7 +13,7 @@ from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, Modules
-from compressor.pruning.criteria import UNSTRUCTURED, NofM, Pattern, WeightCriterion
+from compressor.pruning_criteria import UNSTRUCTURED, NofM, Pattern, WeightCriterion
 from pipelines.engine.stage import Problem
 from pipelines.file import limits
 

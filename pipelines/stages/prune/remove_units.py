@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import layers_of
-from compressor.pruning.criteria import LOSS_POWER
 from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
 from compressor.pruning.surgery import Removal, remove, silence
+from compressor.pruning_criteria import LOSS_POWER
 from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.stage import Workspace
 from pipelines.stages.hops import compare_modules

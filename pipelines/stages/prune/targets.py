@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from compressor.errors import UserError
-from compressor.pruning.criteria import Criterion, Unit
+from compressor.pruning_criteria import Criterion, Unit
 from export.runtimes.registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
 from pipelines.file import limits
 from pipelines.reporting.format import milliseconds

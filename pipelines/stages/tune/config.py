@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from compressor.account import Plan
+from compressor.compression import compression_of
 from compressor.methods import (
     NAMES,
     Combine,
@@ -64,8 +65,8 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
     own, shape = planned(config, config.method, plan)
-    if hasattr(plan.model, "tasks"):
-        own = replace(own, options=config.of_tasks(own.options, len(plan.model.tasks.names)))
+    if tasks := compression_of(plan.model).tasks:
+        own = replace(own, options=config.of_tasks(own.options, len(tasks.names)))
     trainable = (*plan.trainable, counted("tune", own, shape))
     return replace(plan, shape=shape, trained=(own,), trainable=trainable)
 

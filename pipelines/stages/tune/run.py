@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compressor.compression import compression_of
 from compressor.methods import (
     apply,
     method,
@@ -22,10 +23,11 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
         return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
     model = found_model(inputs, data)
-    if model.head_origin != "fresh":
-        workspace.say(HEAD_ORIGINS[model.head_origin])
+    origin = compression_of(model).head_origin
+    if origin != "fresh":
+        workspace.say(HEAD_ORIGINS[origin])
     options = load_options(config, inputs, group="1")
     row = method(config.method)
     apply(model, row.name, options)
     metadata = train_and_save(model, config, inputs, workspace, data, row=row)
-    return {**metadata, **settings_of(row, options, model), "head": model.head_origin}
+    return {**metadata, **settings_of(row, options, model), "head": origin}

@@ -1,4 +1,4 @@
-"""The words of pruning. Torch-free: pipeline files are checked without it."""
+"""The words of pruning. Torch-free, and so outside `compressor.pruning`: pipeline files are checked without torch."""
 
 from __future__ import annotations
 

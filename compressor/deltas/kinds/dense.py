@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.links import Delta, Offset, Sparse
+from compressor.deltas.kinds.offset import Offset
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import Delta
 from compressor.deltas.sources import top_mask
 
 
@@ -73,9 +75,9 @@ class Mixed(Dense):
 
 
 class Thinned(Dense):
-    """W + ΔW; every step hears each gradient scalar with probability `reserve` (Child-Tuning-F, Xu et al. 2021, section 2.2).
+    """W + ΔW; each step keeps each gradient element with probability `reserve` (Child-Tuning-F, Xu et al. 2021, section 2.2).
 
-    What is heard is divided by `reserve`, so that the mean of the gradient stays.
+    What is kept is divided by `reserve`, so that the mean of the gradient stays.
     """
 
     kind = "thinned"
@@ -117,6 +119,7 @@ class Gated(Dense):
     """
 
     kind = "gated"
+    settles_factorable = True
     moving = ("kept", "projected")
 
     def __init__(self, weight: Tensor, budget: int, sparsity: float, group: str = ""):
@@ -124,7 +127,7 @@ class Gated(Dense):
         self.alpha = nn.Parameter(torch.full_like(self.values, OPEN))
         self.budget, self.sparsity = budget, sparsity
         self.register_buffer("kept", torch.ones_like(self.values, dtype=torch.bool))
-        # of no device: a hollow model, too, asks whether it is projected
+        # of no device: a weightless (meta) model is asked, too, whether it is projected
         self.register_buffer("projected", torch.zeros((), dtype=torch.bool))
 
     def change(self, weight: Tensor) -> Tensor:

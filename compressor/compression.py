@@ -1,0 +1,78 @@
+"""What is known of a live model beside its weights, in one object: what pruning left, its task head, its base, its tasks.
+
+Torch-free. A deep copy of the model has a copy of its own; nothing of it is a module or part of the state dict.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Kept = dict[str, dict[str, list[int]]]
+"""Block of the dense model (a JSON key) -> original indices left of each structure; {} when nothing was removed. A block that
+is not there has gone as a whole."""
+
+
+class Origin:
+    """The base a model was built from, and its parameters at that moment: a merged model is no longer that base."""
+
+    def __init__(self, reference: str, sha256: str, parameters: dict[str, nn.Parameter]):
+        self.reference, self.sha256 = reference, sha256
+        self.parameters = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
+
+    def __reduce__(self):
+        # a copy of the model has other parameters, and weak references cannot be pickled
+        return Origin, (self.reference, self.sha256, {})
+
+
+class Tasks:
+    """The tasks of a model: their names, which of them computes, and the modules of their heads by path.
+
+    Each module holds in `each` what it is for every task, in the order of the names.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.names, self.active = tuple(names), 0
+        self.heads: dict[str, nn.Module] = {}
+
+    def choose(self, name: str) -> None:
+        """Let the task called `name` compute."""
+        self.active = self.names.index(name)
+
+    def head(self, name: str) -> dict[str, Tensor]:
+        """The head of one task, under the names it has in a model of that task alone."""
+        number = self.names.index(name)
+        named = {path: module.each[number].named_parameters() for path, module in self.heads.items()}
+        return dict(sorted((f"{path}.{leaf}", tensor.detach()) for path, leaves in named.items() for leaf, tensor in leaves))
+
+
+@dataclass
+class Compression:
+    """The state of one model. Whoever changes the model writes it down here."""
+
+    kept: Kept = field(default_factory=dict)
+    """What pruning left."""
+    weights_moved: bool = False
+    """The pretrained weights themselves were (or are about to be) trained, so that a state must hold them."""
+    head_parameters: frozenset[str] | None = None
+    """Names of the task head's parameters; None for a model that was not built here."""
+    head_origin: str | None = None
+    """Where the task head comes from, a word of `compressor.models.hub.HEAD_ORIGINS`."""
+    origin: Origin | None = None
+    """The base it was built from, where that is known."""
+    tasks: Tasks | None = None
+    """The tasks of a model that has a head for each of many."""
+    plain_attention: str | None = None
+    """transformers' name of the attention that it had before prefixes."""
+
+
+def compression_of(model: nn.Module) -> Compression:
+    """The `Compression` of a live model, made when it is first asked for."""
+    if not hasattr(model, "compression"):
+        model.compression = Compression()
+    return model.compression

@@ -1,0 +1,47 @@
+"""Bottleneck adapters: small modules behind a sublayer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compressor.deltas.inserts import Insert
+
+
+class Adapter(Insert):
+    """h + up(ReLU(down(h))): a bottleneck behind a sublayer's last linear layer, before its dropout and residual.
+
+    Houlsby et al. 2019 put one behind attention and one behind the FFN; Pfeiffer et al. 2021 behind the FFN alone.
+    """
+
+    kind = "adapter"
+
+    @staticmethod
+    def tensors(hidden: Tensor, bottleneck: int, std: float) -> dict[str, Tensor]:
+        """down (b, d) from N(0, 0.02²), up (d, b) from N(0, `std`²), biases 0; `hidden` (d,) gives size, type and device.
+
+        With `std` 0 the model starts as it was.
+        """
+        width = hidden.shape[0]
+        return {
+            "down": hidden.new_empty(bottleneck, width).normal_(std=0.02),
+            "down_bias": hidden.new_zeros(bottleneck),
+            "up": hidden.new_empty(width, bottleneck).normal_(std=std) if std else hidden.new_zeros(width, bottleneck),
+            "up_bias": hidden.new_zeros(width),
+        }
+
+    @property
+    def size(self) -> int:
+        return self.source.size("down")[0]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        read = self.source.read
+        inner = functional.relu(functional.linear(hidden, read("down"), read("down_bias")))
+        return hidden + functional.linear(inner, read("up"), read("up_bias"))
+
+    def after(self, module: nn.Module, arguments: tuple, output: Tensor) -> Tensor:
+        """Forward hook of the linear layer it stands behind."""
+        return self(output)
+
+    def join(self, owner: nn.Module) -> None:
+        owner.register_forward_hook(self.after)

@@ -1,0 +1,40 @@
+"""M ⊙ (W + ΔW): single weights held at zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from compressor.deltas.links import Delta
+
+
+class Mask(Delta):
+    """M ⊙ (W + ΔW): closes the chain, so what training sees is what merging keeps. `keep` (out, in) is boolean.
+
+    What it hides is +0.0, never -0.0, and gets no gradient. `pattern` says what it was made as: unstructured, or n:m.
+    """
+
+    kind = "mask"
+    masks = True
+
+    def __init__(self, keep: Tensor, pattern: str = "unstructured", group: str = ""):
+        super().__init__()
+        self.register_buffer("keep", keep)
+        self.pattern, self.group = pattern, group
+
+    def change(self, weight: Tensor) -> Tensor:
+        # chosen, not multiplied: -1 x 0 is -0.0, and infinity x 0 no number
+        return torch.where(self.keep, weight, 0.0)
+
+    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Mask:
+        return Mask(self.keep[rows][:, columns].clone(), self.pattern, self.group)
+
+    def settings(self) -> dict:
+        return {**super().settings(), "pattern": self.pattern}
+
+    def entries(self) -> tuple[Tensor, Tensor]:
+        # it adds nothing; what it hides of ΔW is compared as it was trained
+        return torch.empty(0, dtype=torch.int64), torch.empty(0)
+
+    def suits(self, shape: torch.Size) -> bool:
+        return self.keep.shape == shape

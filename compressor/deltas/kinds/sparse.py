@@ -1,0 +1,87 @@
+"""W + P_Ω(S): the link of every method that trains single weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from compressor.deltas.links import Delta, Factor
+
+THIN = 1 / 1000
+"""Density of Ω up to which gathering a value's columns is cheaper than the gradient of the whole matrix."""
+
+
+def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """`weight` (any shape) with `values` (N,) added at flat places `index` (N,)."""
+    # index_add on the flat view, not `+ dense zeros`: adding 0.0 would turn -0.0 into 0.0 elsewhere
+    return weight.flatten().index_add(0, index, values).view(weight.shape)
+
+
+class Sparse(Delta):
+    """W + P_Ω(S): trainable values on a fixed support Ω (DSEE section 3.2; every static selective method).
+
+    `omega` holds the sorted flat indices of Ω as int32. Only its |Ω| values exist: no dense S, no gradient masks, and
+    entries outside Ω stay bit-identical whatever the optimizer does.
+    """
+
+    kind = "sparse"
+    factorable = True
+
+    def __init__(self, omega: Tensor, values: Tensor, group: str = ""):
+        super().__init__()
+        self.register_buffer("omega", omega.to(torch.int32))
+        self.values, self.group = nn.Parameter(values), group
+
+    @classmethod
+    def start(cls, weight: Tensor, omega: Tensor, group: str = "") -> Sparse:
+        """A fresh link for `weight` (out, in); `omega` (N,) sorted flat indices into it."""
+        return cls(omega, weight.new_zeros(omega.numel()), group)
+
+    def change(self, weight: Tensor) -> Tensor:
+        return add_at(weight, self.omega, self.values)
+
+    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Sparse:
+        width = shape[1]
+        row, column = self.omega.long() // width, self.omega.long() % width
+        kept = torch.isin(row, rows) & torch.isin(column, columns)
+        new_row, new_column = torch.searchsorted(rows, row[kept]), torch.searchsorted(columns, column[kept])
+        return Sparse(new_row * len(columns) + new_column, self.values.detach()[kept].clone(), self.group)
+
+    def entries(self) -> tuple[Tensor, Tensor]:
+        return self.omega, self.values.detach()
+
+    def support(self) -> Tensor:
+        return self.omega.long()
+
+    def suits(self, shape: torch.Size) -> bool:
+        omega, count = self.omega, self.omega.numel()
+        return self.values.shape == omega.shape and (not count or bool(0 <= omega.min() <= omega.max() < shape.numel()))
+
+    def separable(self, size: int) -> bool:
+        return self.values.numel() <= THIN * size
+
+    def trained(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def gradients(self, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        row, column = self.omega // x.shape[1], self.omega % x.shape[1]
+        return ((gradient.index_select(1, row) * x.index_select(1, column)).sum(0),)
+
+    def factor(self, width: int) -> Factor:
+        return SparseFactor(self, width)
+
+    def to_peft(self) -> Sparse:
+        return self
+
+
+class SparseFactor(Factor):
+    """y[row] += value · x[column] for every place of Ω; `values` (|Ω|,) in the order of the flat indices."""
+
+    def __init__(self, link: Sparse, width: int):
+        super().__init__(link)
+        self.register_buffer("rows", link.omega.long() // width)
+        self.register_buffer("columns", link.omega.long() % width)
+        self.values = nn.Parameter(link.values.detach().clone(), requires_grad=False)
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        return y.index_add(-1, self.rows, x.index_select(-1, self.columns) * self.values)

@@ -1,0 +1,130 @@
+"""W + diag(b) B diag(d) A with frozen random A and B: VeRA, two trained vectors a matrix."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from compressor.deltas.kinds.low_rank import MOST_ENTRIES, LowRank
+from compressor.deltas.links import Delta, Factor
+from compressor.deltas.sources import Own, Prototype
+
+START = 0.1
+"""Of every entry of d; b starts at 0 (Kopiczko et al. 2024, section 3.2 and table 6)."""
+
+
+class Drawn(Prototype):
+    """Frozen random A (rank, in) and B (out, rank) that all matrices of one shape share; a file holds their seed alone.
+
+    Kaiming uniform in float32 on the CPU, A first: bit for bit what peft draws for a model whose matrices have one shape.
+    Raises ValueError for sizes that no model has.
+    """
+
+    kind = "drawn"
+
+    def __init__(self, name: str, group: str = "", *, seed: int, rank: int, out: int, into: int):
+        super().__init__(name, {}, group)
+        if not (rank > 0 and min(out, into) >= 0 and rank * (out + into) <= MOST_ENTRIES):
+            raise ValueError(f"random matrices of rank {rank} for {out} x {into}")
+        self.names, self.seed, self.rank, self.shape = ("A", "B"), seed, rank, (out, into)
+        generator = torch.Generator("cpu").manual_seed(seed)
+        for letter, shape in (("A", (rank, into)), ("B", (out, rank))):
+            bound = math.sqrt(6 / shape[1])
+            drawn = torch.empty(shape, dtype=torch.float32, device="cpu").uniform_(-bound, bound, generator=generator)
+            self.register_buffer(letter, drawn, persistent=False)
+
+    def settings(self) -> dict:
+        out, into = self.shape
+        return {**super().settings(), "kind": self.kind, "seed": self.seed, "rank": self.rank, "out": out, "into": into}
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    @classmethod
+    def from_tensors(cls, name: str, tensors: dict[str, Tensor], **settings) -> Drawn:
+        return cls(name, **settings)
+
+
+class Vera(Delta):
+    """W + diag(b) B diag(d) A (Kopiczko et al. 2024, equation 2): b (out,) and d (rank,) are trained, A and B are `drawn`.
+
+    After pruning, `rows` (out,) and `columns` (in,) are the rows of B and the columns of A that are left (int32); None: all.
+    """
+
+    kind = "vera"
+    factorable = True
+
+    def __init__(
+        self, drawn: Drawn, b: Tensor, d: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, group: str = ""
+    ):
+        super().__init__()
+        self.drawn, self.group = drawn.to(b), group
+        self.b, self.d = nn.Parameter(b), nn.Parameter(d)
+        self.register_buffer("rows", rows)
+        self.register_buffer("columns", columns)
+
+    @classmethod
+    def start(cls, weight: Tensor, drawn: Drawn, group: str = "") -> Vera:
+        """A fresh link for `weight` (out, in)."""
+        return cls(drawn, weight.new_zeros(weight.shape[0]), weight.new_full((drawn.rank,), START), group=group)
+
+    @classmethod
+    def from_tensors(cls, tensors, shared=None, **settings) -> Vera:
+        return cls(shared.prototype, **tensors, **settings)
+
+    @property
+    def prototype_name(self) -> str:
+        return self.drawn.name
+
+    @property
+    def A(self) -> Tensor:
+        """(rank, in), frozen."""
+        return self.drawn.A if self.columns is None else self.drawn.A[:, self.columns]
+
+    @property
+    def B(self) -> Tensor:
+        """(out, rank), frozen."""
+        return self.drawn.B if self.rows is None else self.drawn.B[self.rows]
+
+    def change(self, weight: Tensor) -> Tensor:
+        return torch.addmm(weight, self.b[:, None] * self.B, self.d[:, None] * self.A)
+
+    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Vera:
+        def left(before: Tensor | None, kept: Tensor) -> Tensor:
+            return (kept if before is None else before[kept]).to(torch.int32)
+
+        b, d = self.b.detach()[rows].clone(), self.d.detach().clone()
+        return Vera(self.drawn, b, d, left(self.rows, rows), left(self.columns, columns), self.group)
+
+    def suits(self, shape: torch.Size) -> bool:
+        out, into = (
+            size if index is None else len(index) if index.numel() and 0 <= index.min() <= index.max() < size else None
+            for index, size in zip((self.rows, self.columns), self.drawn.shape, strict=True)
+        )
+        return (out, into) == shape and self.b.shape == (out,) and self.d.shape == (self.drawn.rank,)
+
+    def entries(self) -> tuple[None, Tensor]:
+        return self.to_peft().entries()
+
+    def separable(self, size: int) -> bool:
+        return len(self.d) * (self.A.shape[1] + len(self.b)) <= size
+
+    def trained(self) -> tuple[Tensor, ...]:
+        return self.b, self.d
+
+    def gradients(self, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        b, d = tensors
+        inner = x @ self.A.T
+        return (gradient * ((inner * d) @ self.B.T)).sum(0), (((gradient * b) @ self.B) * inner).sum(0)
+
+    def factor(self, width: int) -> Factor:
+        return self.to_peft().factor(width)
+
+    def to_peft(self) -> LowRank:
+        """The same ΔW as a low-rank link: peft's VeRA knows neither pruned matrices nor parts of fused ones."""
+        A, B = (self.d[:, None] * self.A).detach(), (self.b[:, None] * self.B).detach()
+        link = LowRank(Own({"A": A, "B": B}), 1.0, self.group)
+        link.place = self.place
+        return link

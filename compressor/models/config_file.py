@@ -1,0 +1,120 @@
+"""What a model's config.json may say: types, bounds, and nothing that names other files or code. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compressor.models.damage import Damage, shown
+from compressor.models.weight_files import Stored
+
+HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KEY_VALUE_HEADS = ("num_key_value_heads",)
+HEAD_SIZES = ("head_dim", "d_kv")
+NEURONS = ("intermediate_size", "hidden_dim", "n_inner", "d_ff")
+POSITIONS = ("max_position_embeddings", "n_positions")
+"""What architectures call their sizes in config.json."""
+
+LIMITS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(HIDDEN, (1, 2**17)),
+    **dict.fromkeys(LAYERS, (1, 1000)),
+    **dict.fromkeys(HEADS + KEY_VALUE_HEADS, (1, 2**12)),
+    **dict.fromkeys(HEAD_SIZES, (1, 2**13)),
+    **dict.fromkeys(NEURONS, (1, 2**20)),
+    **dict.fromkeys(POSITIONS, (1, 2**25)),
+    "vocab_size": (1, 2**24),
+    "embedding_size": (1, 2**17),
+    "type_vocab_size": (0, 2**20),
+    "num_labels": (0, 2**20),
+}
+"""Key of config.json -> the least and the most that it may say: far beyond any model, far below what fills a memory."""
+
+TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+ATTENTIONS = ("attn_implementation", "_attn_implementation")
+SAFE_ATTENTIONS = (None, "eager", "sdpa")
+
+
+def check_config(config: Mapping[str, Any], *, known: bool) -> None:
+    """Types and bounds of what config.json says. With `known` the architecture has a row: its keys mean what we think.
+
+    Raises Damage.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise Damage(f"has no model_type in its config.json that is a name, but {shown(model_type)}")
+    _check_limits(config, known)
+    _check_words(config)
+    if known:
+        _check_sizes(config)
+        _check_ids(config)
+
+
+def _check_limits(config: Mapping[str, Any], known: bool, whole: bool = True) -> None:
+    """Elsewhere the same key may hold a list, or nothing of the kind, but no number that is out of bounds.
+
+    What is not the `whole` config may say 0: a pruned block's neurons.
+    """
+    for key, (least, most) in LIMITS.items():
+        value = config.get(key)
+        if value is None or not (known or isinstance(value, (int, float))):
+            continue
+        least = least if whole else 0
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            what = f"says {key}: {shown(value)} in its config.json"
+            raise Damage(what, f"It must be a whole number from {least} to {most:,}")
+    for inner in config.values():  # the parts of a model of several have configs of their own
+        if isinstance(inner, dict):
+            _check_limits(inner, known=False, whole=False)
+
+
+def _check_words(config: Mapping[str, Any]) -> None:
+    """Keys that would let transformers read other files, run other code or find other weights than these."""
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise Damage(f"says architectures: {shown(names)} in its config.json", "It must be a list of class names")
+    if config.get("quantization_config") is not None:
+        raise Damage("holds quantized weights (quantization_config in its config.json)", "Give the model in full precision")
+    for key in ATTENTIONS:
+        if config.get(key) not in SAFE_ATTENTIONS:
+            what = f"asks for {key}: {shown(config[key])} in its config.json"
+            raise Damage(what, "Remove the key: it may name foreign code")
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, int] | None:
+    return next(((key, config[key]) for key in keys if config.get(key) is not None), None)
+
+
+def _check_sizes(config: Mapping[str, Any]) -> None:
+    """Heads share the hidden size, and key and value heads the heads, evenly."""
+    hidden, heads = _first(config, HIDDEN), _first(config, HEADS)
+    shared, own_size = _first(config, KEY_VALUE_HEADS), _first(config, HEAD_SIZES)
+    # a T5 leaves d_kv out where it is 64
+    free = own_size is not None or config["model_type"].endswith("t5")
+    if hidden and heads and not free and hidden[1] % heads[1]:
+        raise Damage(
+            f"says {hidden[0]}: {hidden[1]} and {heads[0]}: {heads[1]} in its config.json",
+            "The heads must share the hidden size evenly",
+        )
+    if heads and shared and heads[1] % shared[1]:
+        raise Damage(
+            f"says {heads[0]}: {heads[1]} and {shared[0]}: {shared[1]} in its config.json",
+            "Key and value heads must share the heads evenly",
+        )
+
+
+def _check_ids(config: Mapping[str, Any]) -> None:
+    for key in TOKEN_IDS:
+        value = config.get(key)
+        several = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if not all(one is None or type(one) is int for one in several):
+            raise Damage(f"says {key}: {shown(value)} in its config.json", "It must be the number of a token")
+
+
+def check_layers(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> None:
+    """No more layers than there are tensors: a model of a thousand takes seconds to build. Raises Damage."""
+    for key in LAYERS:
+        if isinstance(config.get(key), int) and config[key] > len(tensors):
+            what = f"says {key}: {config[key]} in its config.json, and its weights are {len(tensors)} tensors"
+            raise Damage(what, "Give the config.json that belongs to the weights")

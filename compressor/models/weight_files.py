@@ -1,0 +1,150 @@
+"""The safetensors files of a model folder: which they are, what they hold, and that every number is finite. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from compressor.models.damage import Damage, read_json, reason_of, shown
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+SLICE = 2**22
+"""Numbers that are looked at at once."""
+
+FLOATS = {
+    # the bits of a number as an unsigned integer, those that are not its sign, and from where on they are no finite float32
+    "F64": ("<u8", 0x7FFF_FFFF_FFFF_FFFF, 0x47F0_0000_0000_0000),
+    "F32": ("<u4", 0x7FFF_FFFF, 0x7F80_0000),
+    "F16": ("<u2", 0x7FFF, 0x7C00),
+    "BF16": ("<u2", 0x7FFF, 0x7F80),
+    "F8_E5M2": ("<u1", 0x7F, 0x7C),
+    "F8_E4M3": ("<u1", 0x7F, 0x7F),
+}
+INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a safetensors file: its shape, its type in the file's words, and where its bytes begin in the file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file by name, the whole file held against them: types, shapes, offsets, length.
+
+    Raises Damage.
+    """
+    try:
+        # the library checks length, JSON, types, and that the offsets follow one another to the last byte
+        with safe_open(path, "numpy"):
+            pass
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            entries = json.loads(stream.read(length))
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise Damage(f"has a {path.name} that cannot be read ({reason_of(error)})") from None
+    entries.pop("__metadata__", None)
+    return {
+        name: Stored(tuple(entry["shape"]), entry["dtype"], 8 + length + entry["data_offsets"][0])
+        for name, entry in entries.items()
+    }
+
+
+def check_finite(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Every number of the file's float tensors is finite, in float32 too, and no tensor is of a type that nothing here reads.
+
+    Raises Damage.
+    """
+    content = np.memmap(path, np.uint8, "r")
+    for name, tensor in tensors.items():
+        if tensor.dtype in INTEGERS:
+            continue
+        if tensor.dtype not in FLOATS:
+            raise Damage(f"has a tensor of type {tensor.dtype} in {path.name}: {name}", "Save the weights as float32")
+        word, magnitude, limit = FLOATS[tensor.dtype]
+        size, wrong = np.dtype(word).itemsize, 0
+        for first in range(0, tensor.numbers, SLICE):
+            count = min(SLICE, tensor.numbers - first)
+            bits = np.frombuffer(content, word, count, tensor.start + first * size)
+            wrong += int(np.count_nonzero((bits & bits.dtype.type(magnitude)) >= limit))
+        if wrong:
+            what = f"has weights that are not finite (NaN or infinity): {wrong:,} of {tensor.numbers:,} numbers of {name}"
+            raise Damage(f"{what} in {path.name}", "Take the weights from before training went wrong")
+
+
+def weight_names(folder: Path) -> list[str]:
+    """The files that transformers reads, relative to the folder: one, or the shards that an index names. Raises Damage."""
+    # the same order as transformers: where both are there, it never looks at the index
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    return sorted(set(_weight_map(folder).values()))
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Tensor -> its file, every one of them inside the folder. Raises Damage."""
+    index = read_json(folder / INDEX)
+    found, facts = index.get("weight_map"), index.get("metadata")
+    if not (isinstance(found, dict) and found and all(isinstance(name, str) and name for name in found.values())):
+        raise Damage(f"has no weight_map in its {INDEX} that names files")
+    if not isinstance(facts, dict):
+        raise Damage(f"has no metadata in its {INDEX}")
+    for name in sorted(set(found.values())):
+        _check_inside(folder, name)
+    return found
+
+
+def _check_inside(folder: Path, name: str) -> None:
+    """Raise Damage for a file of the index that lies elsewhere."""
+    mend = "Every file that the index names must lie in the folder"
+    if "\0" in name or "\\" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise Damage(f"names a file outside of it in its {INDEX}: {shown(name)}", mend)
+    try:
+        target, root = (folder / name).resolve(), folder.resolve()
+    except (OSError, RuntimeError, ValueError):  # a circle of links, or half of a character
+        raise Damage(f"names a file in its {INDEX} that cannot be found: {shown(name)}", mend) from None
+    # in the hub's cache every file of a snapshot is a link to a blob beside the snapshots
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
+    if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
+        raise Damage(f"names a file in its {INDEX} that is a link out of it: {shown(name)}", mend)
+
+
+PICKLED = "Pickled weights are not read: convert them. A checkpoint with adapters or prefixes is no base"
+
+
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the files that transformers reads, by name; headers only. Raises Damage."""
+    found: dict[str, Stored] = {}
+    for name in weight_names(folder):
+        if not (folder / name).is_file():
+            raise Damage(f"has no {name}", PICKLED)
+        tensors = read_header(folder / name)
+        if double := sorted(found.keys() & tensors.keys()):
+            raise Damage(f"has two files with the same tensor, {double[0]}")
+        found |= tensors
+    return found
+
+
+def check_weights(folder: Path) -> dict[str, Stored]:
+    """`stored_tensors`, with every number of every file looked at. Raises Damage."""
+    found, names = stored_tensors(folder), weight_names(folder)
+    if names != [WEIGHTS]:
+        for tensor, name in _weight_map(folder).items():
+            if tensor not in found:
+                raise Damage(f"lacks a tensor that its {INDEX} places in {name}: {shown(tensor)}")
+    for name in names:
+        check_finite(folder / name, read_header(folder / name))
+    return found

@@ -1,0 +1,108 @@
+"""A peft adapter that was read, on a live model: its parts become the links that they are here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from compressor.deltas.kinds.low_rank import LowRank
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import WHOLE, Place, attach
+from compressor.deltas.sources import Own
+from compressor.errors import UserError
+from compressor.models.hub import head_names
+from compressor.storage.live import check_head, set_head
+from compressor.storage.peft.read import AdapterFolder, strange
+
+
+def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft") -> None:
+    """Attach a peft adapter to a live model, in place, its task head too if it has one; in the model's own floating type.
+
+    Raises UserError E313 where the adapter does not fit the model.
+    """
+    links = []
+    for target in adapter.targets:
+        owner = _layer(model, target, adapter.folder)
+        made = _super_links(adapter, target, owner, group) if adapter.is_sparse else [_lora_link(adapter, target, owner, group)]
+        links += [(owner, link) for link in made]
+    labels = list(model.config.id2label.values())
+    head = {_path(model, name): tensor for name, tensor in adapter.head.items()}
+    if head:
+        check_head(model, head, labels)
+        set_head(model, head, labels)
+    for owner, link in links:
+        attach(owner, link)
+
+
+def _lora_link(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> LowRank:
+    place, rank = WHOLE if isinstance(owner, nn.Linear) else Place(transposed=True), adapter.rank(target)
+    link = _low_rank(adapter, target, owner, place.read(owner.weight).shape, "lora", rank, adapter.scale(target, rank), group)
+    link.place = place
+    return link
+
+
+def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> list[LowRank | Sparse]:
+    """The sparse part of one layer, and the low-rank part where the adapter has one."""
+    shape, rank = owner.weight.shape, adapter.config.get("r")
+    if not isinstance(owner, nn.Linear):
+        raise _unfit(adapter, target)
+    omega, values = _support_of(adapter, target, owner.weight.numel())
+    links = [Sparse(omega, values.to(owner.weight), group)] if len(omega) else []
+    if rank:
+        scale = adapter.config.get("lora_alpha", 2 * rank) / rank
+        links.append(_low_rank(adapter, target, owner, shape, "supertuning_lora", rank, scale, group))
+    return links
+
+
+def _support_of(adapter: AdapterFolder, target: str, size: int) -> tuple[Tensor, Tensor]:
+    """Sorted flat indices and their values. A place that stands there twice has the sum, which is what peft computes; place 0
+    is left out where its value is 0, for that is what fills a support up."""
+    indices, values = (adapter.tensors.get(f"{target}.supertuning_{part}") for part in ("indices", "values"))
+    if indices is None:
+        raise strange(adapter.folder, "save_precomputed_indices: false")
+    inside = len(indices) == 0 or 0 <= int(indices.min()) <= int(indices.max()) < size
+    if indices.shape != values.shape or indices.dim() != 1 or not inside:
+        raise _unfit(adapter, target)
+    omega, where = indices.long().unique(return_inverse=True)
+    sums = values.new_zeros(len(omega)).index_add(0, where, values)
+    kept = (omega != 0) | (sums != 0)
+    return omega[kept].to(torch.int32), sums[kept]
+
+
+def _low_rank(
+    adapter: AdapterFolder,
+    target: str,
+    owner: nn.Module,
+    shape: Sequence[int],
+    words: str,
+    rank: int,
+    scale: float,
+    group: str,
+) -> LowRank:
+    A, B = (adapter.tensors.get(f"{target}.{words}_{letter}.weight") for letter in "AB")
+    if A is None or B is None or (A.shape, B.shape) != ((rank, shape[1]), (shape[0], rank)):
+        raise _unfit(adapter, target)
+    return LowRank(Own({"A": A.to(owner.weight), "B": B.to(owner.weight)}), scale, group)
+
+
+def _unfit(adapter: AdapterFolder, target: str) -> UserError:
+    return UserError("E313", f"the sizes of {target} do not fit", "Give the base it was trained on", str(adapter.folder))
+
+
+def _path(model: nn.Module, path: str) -> str:
+    """The path in a model with a task head, for an adapter that may have been trained without one."""
+    prefix = f"{model.base_model_prefix}."
+    there = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    return prefix + path if path not in there and prefix + path in there else path
+
+
+def _layer(model: nn.Module, target: str, folder: Path) -> nn.Module:
+    path = _path(model, target)
+    owner = dict(model.named_modules()).get(path)
+    if not isinstance(owner, nn.Linear | Conv1D) or f"{path}.weight" in head_names(model):
+        raise UserError("E313", f"the base has no linear layer {target}", "Give the base it was trained on", str(folder))
+    return owner

@@ -1,0 +1,154 @@
+"""Adapter folders that stock peft wrote: LoRA and Super-Tuning, checked when they are read.
+
+Super-Tuning (arXiv 2607.09287) is peft's name for values on a sparse support plus an optional LoRA, so that it holds what
+selective tuning and DSEE train. Its support has a size that follows from one ratio: shorter ones are filled up with zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compressor.errors import UserError
+from compressor.models.hub import SEQUENCES
+from compressor.models.tasks_table import HEAD_TASKS
+
+CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+
+TASK_TYPES = {task.auto_class: task.peft for task in HEAD_TASKS if task.trained}
+"""peft's words for what a task head answers."""
+
+UNDERSTOOD = frozenset(
+    [
+        "alpha_pattern",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_dropout",
+        "megatron_core",
+        "modules_to_save",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "rank_pattern",
+        "revision",
+        "save_precomputed_indices",
+        "select_top",
+        "sparsity",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    ]
+)
+"""Keys of a config that are followed here, or that say nothing about what a trained adapter computes."""
+
+DEFAULTS = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
+"""Values that, beside false, empty and null, mean the plain method. Other starts than these change the base's weights."""
+
+
+TENSORS = {
+    "LORA": re.compile(r".*\.lora_[AB]\.weight"),
+    "SUPERTUNING": re.compile(r".*\.supertuning_(indices|values|lora_[AB]\.weight)"),
+}
+"""Formats that are read, and the names of their tensors."""
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """A folder that stock peft wrote: its config, and its tensors without peft's prefix."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def targets(self) -> list[str]:
+        """Paths of the adapted layers."""
+        ending = ".supertuning_values" if self.is_sparse else ".lora_A.weight"
+        return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is Super-Tuning, and no LoRA alone."""
+        return self.config["peft_type"] == "SUPERTUNING"
+
+    @property
+    def head(self) -> dict[str, Tensor]:
+        """What `modules_to_save` kept: whole tensors of the model."""
+        return {name: tensor for name, tensor in self.tensors.items() if not TENSORS[self.config["peft_type"]].fullmatch(name)}
+
+    @property
+    def classes(self) -> int | None:
+        """Rows of the task head's last matrix; None where the folder has no head."""
+        sizes = [len(tensor) for name, tensor in self.head.items() if re.search(r"(classifier|score|out_proj)\.weight$", name)]
+        return sizes[0] if sizes else None
+
+    @property
+    def auto_class(self) -> str:
+        """Whose task head the model has that it was trained in; SEQUENCES where it does not say."""
+        told = {name: auto_class for auto_class, name in TASK_TYPES.items()}
+        return told.get(self.config.get("task_type"), SEQUENCES)
+
+    def scale(self, target: str, rank: int) -> float:
+        """alpha / r, or alpha / √r (rsLoRA)."""
+        alpha = _by_pattern(self.config.get("alpha_pattern"), target, self.config["lora_alpha"])
+        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def rank(self, target: str) -> int:
+        return _by_pattern(self.config.get("rank_pattern"), target, self.config["r"])
+
+
+def _by_pattern(pattern: Mapping[str, Any] | None, target: str, default: Any) -> Any:
+    """peft's rule: the first key that, as a regular expression, is the end of the path."""
+    for key, value in (pattern or {}).items():
+        if re.match(rf"(.*\.)?({key})$", target):
+            return value
+    return default
+
+
+def read_adapter(folder: Path | str) -> AdapterFolder:
+    """A LoRA or Super-Tuning folder of stock peft.
+
+    Raises UserError E313 for any other kind, and for options that change what it computes.
+    """
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        tensors = load_file(folder / WEIGHTS)
+    except OSError:
+        mend = f"Give a folder with {CONFIG} and {WEIGHTS}; pickled weights are not read"
+        raise UserError("E313", "no peft adapter here", mend, str(folder)) from None
+    except (ValueError, SafetensorError):
+        raise UserError("E313", "the adapter cannot be read", "The folder is damaged", str(folder)) from None
+    if config.get("peft_type") not in TENSORS:
+        raise strange(folder, f"peft_type {config.get('peft_type')}")
+    for key, value in config.items():
+        if key not in UNDERSTOOD and value and value not in DEFAULTS.get(key, ()):
+            raise strange(folder, f"{key}: {json.dumps(value)}")
+    known = TENSORS[config["peft_type"]]
+    odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not known.fullmatch(name)]
+    if odd or not all(name.startswith(PREFIX) for name in tensors):
+        raise strange(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
+    return AdapterFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
+
+
+def strange(folder: Path, what: str) -> UserError:
+    """The error E313 of an adapter that computes what is not known here."""
+    mend = "Plain LoRA is, with rsLoRA and patterns, and Super-Tuning with its indices; merge it with peft"
+    return UserError("E313", f"'{what}' is not understood", mend, str(folder))

@@ -1,0 +1,146 @@
+"""Proposing a row for an architecture without one: what is found, what is refused, and that nothing is taken on trust."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from transformers import AutoConfig
+
+from compressor.errors import UserError
+from compressor.models import architectures, discover
+from compressor.models.anatomy import layers_of
+from compressor.models.architectures import ARCHITECTURES, row_of
+from compressor.models.discover import ROW, as_code, proven_row
+from compressor.models.small_model import small_config, small_model
+from compressor.models.traced_row import propose
+from pipelines.cli.commands import main
+from tests.tiny import own_keys
+
+FOUND = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta-v2", "modernbert")
+"""What has a row by hand and is found."""
+ELSEWHERE = ("nomic_bert", "modernbert-decoder", "camembert", "opt")
+"""What has no row and is found."""
+
+
+def config_of(model_type: str):
+    """As large as the pretrained ones: only its small version is made."""
+    return AutoConfig.for_model(model_type, **({"share_att_key": True} if model_type == "deberta-v2" else {}))
+
+
+def folder_of(model_type: str, folder: Path, **keys) -> Path:
+    AutoConfig.for_model(model_type, **keys).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("model_type", FOUND)
+def test_what_is_found_is_the_row_by_hand(model_type):
+    row, by_hand = proven_row(config_of(model_type)), ARCHITECTURES[model_type]
+    (found,), (written,) = row.stacks, by_hand.stacks
+    assert found == written
+    assert (row.prefixes, row.head_on_tokens, row.positions) == (by_hand.prefixes, by_hand.head_on_tokens, by_hand.positions)
+    # it cannot see that a ModernBERT's blocks know their own mask
+    assert row.masks_by_place == (model_type == "modernbert")
+    assert ARCHITECTURES[model_type] is by_hand, "nothing is registered"
+
+
+@pytest.mark.parametrize("model_type", ELSEWHERE)
+def test_a_row_is_proposed_proven_and_read_back(model_type):
+    """As Python, pasted where architectures.py has its rows, and as JSON."""
+    row = proven_row(config_of(model_type))
+    assert model_type not in ARCHITECTURES
+    assert eval(as_code(row), vars(architectures)) == row
+    assert ROW.validate_json(ROW.dump_json(row)) == row
+
+
+@pytest.mark.parametrize(
+    "model_type, why",
+    [
+        ("gpt2", "E318 .*no single stack of blocks has units"),  # Conv1D is unknown to torch-pruning
+        ("t5", "E318 .*an encoder and a decoder"),
+        ("mpnet", "E318 .*0 attentions and 1 FFNs"),  # its blocks share a position bias
+        ("gpt_neox", r"E318 the proposed row does not hold: without heads 1 of block 0, .* differ by \d"),
+        ("bloom", "E318 the proposed row does not hold: a model without heads 1 of block 0 ends in RuntimeError"),
+        ("gptj", r"E318 .*torch-pruning cannot trace it \(RuntimeError"),
+        ("squeezebert", r"E318 .*a small model cannot be made of it \(AssertionError"),
+        ("albert", "E317 'albert' runs 3 blocks"),
+    ],
+)
+def test_what_cannot_be_proposed_or_proven_is_refused(model_type, why):
+    before = dict(ARCHITECTURES)
+    with pytest.raises(UserError, match=why) as caught:
+        proven_row(config_of(model_type))
+    assert "\n" not in str(caught.value) and before == ARCHITECTURES
+
+
+def test_a_wrong_proposal_is_never_shown(monkeypatch):
+    """A gate or a value that is left whole."""
+
+    def wrong(**change):
+        def proposals(model, config):
+            (row,) = propose(model, config)
+            yield replace(row, stacks=(replace(row.stacks[0], **change),))
+
+        return proposals
+
+    blocks = proven_row(config_of("nomic_bert")).stacks[0]
+    ungated = {name: path for name, path in blocks.modules.items() if name != "ffn_gate"}
+    for change in ({"modules": ungated}, {"modules": {**blocks.modules, "value": "self_attn.q_proj"}}):
+        monkeypatch.setattr(discover, "propose", wrong(**change))
+        with pytest.raises(UserError, match="E318 the proposed row does not hold: "):
+            proven_row(config_of("nomic_bert"))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_a_walk_that_does_not_end_is_stopped(model_type, tmp_path):
+    """Where key and value heads are shared; the process ends with the limit."""
+    folder = folder_of(model_type, tmp_path, **own_keys(model_type, layers=2, neurons=24))
+    with pytest.raises(UserError, match=rf"E319 .*walk over the graph of a '{model_type}' did not end in 15 seconds"):
+        discover.discover(folder, seconds=15)
+
+
+def test_small_models_keep_the_layout():
+    """Grouped key and value heads stay grouped, types of blocks keep their order, ids stay inside the vocabulary."""
+    config = small_config(AutoConfig.for_model("gemma3_text"))
+    assert (config.num_key_value_heads, config.num_attention_heads, len(config.layer_types)) == (2, 4, 3)
+    config = small_config(AutoConfig.for_model("camembert", vocab_size=32005, bos_token_id=5000))
+    assert config.bos_token_id < config.vocab_size == 99 and config.pad_token_id == 1
+    assert sum(one.numel() for one in small_model(config).parameters()) < 100_000
+
+
+def show(*arguments: str):
+    done = CliRunner().invoke(main, ["list", "architectures", *arguments])
+    return done.exit_code, done.output, done.exception
+
+
+def test_the_command_prints_a_row_that_works_when_pasted(tmp_path, monkeypatch):
+    """XLM-RoBERTa with its row hidden: what is printed is its row."""
+    by_hand = ARCHITECTURES["xlm-roberta"]
+    monkeypatch.delitem(ARCHITECTURES, "xlm-roberta")
+    folder = folder_of("xlm-roberta", tmp_path)
+    with pytest.raises(UserError, match=r"E301 .*compress list architectures --discover MODEL proposes a row"):
+        row_of("xlm-roberta")
+    code, output, _ = show("--discover", str(folder))
+    assert code == 0 and "xlm-roberta" not in ARCHITECTURES
+    (row,) = eval(output, vars(architectures))
+    assert row.stacks == by_hand.stacks
+    monkeypatch.setitem(ARCHITECTURES, "xlm-roberta", row)
+    assert len(layers_of(small_model(small_config(config_of("xlm-roberta"))))) == 3
+    code, output, _ = show("--discover", str(folder))
+    assert code == 0 and output.strip() == "xlm-roberta is in the list already: compress list architectures"
+
+
+def test_code_of_the_folder_never_runs(tmp_path):
+    """One of a known type is made by transformers' own code; one of another is refused."""
+    (tmp_path / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Model: pass\nclass Config: pass\n")
+    for model_type, expected in (("nomic_bert", 0), ("some_bert", 2)):
+        config = AutoConfig.for_model("nomic_bert").to_dict()
+        config |= {"model_type": model_type, "auto_map": {"AutoConfig": "modeling.Config", "AutoModel": "modeling.Model"}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        code, output, error = show("--json", "--discover", str(tmp_path))
+        assert code == expected and not (tmp_path / "ran").exists()
+        if expected:
+            assert "E304" in f"{output}{error}"
+        else:
+            assert ROW.validate_json(output).model_type == model_type

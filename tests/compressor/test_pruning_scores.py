@@ -1,0 +1,133 @@
+"""What says which units matter least: by weights, by changes, by the loss; and which go first."""
+
+import pytest
+import torch
+
+from compressor.deltas.links import merged_copy
+from compressor.errors import UserError
+from compressor.models.anatomy import layers_of
+from compressor.models.modules import MODULES, STRUCTURES
+from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
+from compressor.pruning.surgery import remove
+from tests.compressor.conftest import encoding, plan_of, tiny, tuned
+
+LABELS = torch.tensor([0, 2, 1])
+
+
+def test_head_scores_are_the_sum_over_the_heads_rows(architecture):
+    """DSEE section 3.4: Σ|ΔW_q| + Σ|ΔW_v| over a head's rows."""
+    model = tuned(tiny(architecture), "dsee", ("query", "value"))
+    changes = changes_of(model)
+    scores = weight_scores(model, "heads", "delta", changes)
+    layer = layers_of(model)[1]
+    grouped = layer.heads // layer.key_value_heads
+    spans = {"query": slice(8 * grouped, 16 * grouped), "value": slice(8, 16)}
+    by_hand = sum(changes[layer.matrix(name).path][rows].abs().sum() for name, rows in spans.items())
+    assert torch.isclose(scores[1][1], by_hand.to(scores[1].dtype))
+
+
+def test_neuron_scores_take_rows_and_columns():
+    model = tuned(tiny("bert"), "lora", ("ffn_in", "ffn_out"))
+    layer, number = layers_of(model)[0], 7
+    for criterion, weight in (
+        ("weight", lambda linear: linear.parametrizations.weight.original),
+        ("weight_plus_delta", lambda linear: linear.weight),
+    ):
+        score = weight_scores(model, "neurons", criterion, changes_of(model))[0][number]
+        into, out = weight(layer.linear("ffn_in")), weight(layer.linear("ffn_out"))
+        assert torch.isclose(score, into[number].abs().sum() + out[:, number].abs().sum())
+
+
+@pytest.mark.parametrize("structure", [*STRUCTURES, "layers"])
+def test_what_is_left_of_a_pruned_model_can_be_scored(architecture, structure):
+    """By every criterion, also where a sublayer or a block has gone: as a second prune does."""
+    model = tuned(tiny(architecture), "dsee", MODULES)
+    remove(model, plan_of(architecture))
+    units, changes = units_of(model, structure), changes_of(model)
+    scores = [weight_scores(model, structure, criterion, changes) for criterion in ("weight", "weight_plus_delta")]
+    scores += [loss_scores(model, structure, criterion, [(encoding(), LABELS)]) for criterion in ("taylor", "fisher")]
+    for found in scores:
+        assert [len(one) for one in found] == units
+        assert all(torch.isfinite(one).all() for one in found)
+
+
+def test_delta_without_a_delta_is_refused():
+    model = tuned(tiny("bert"), "lora", ("query",))
+    with pytest.raises(UserError, match="E502"):
+        weight_scores(model, "neurons", "delta", changes_of(model))
+
+
+def test_after_full_tuning_the_delta_is_the_distance_from_the_base():
+    base, model = tiny("bert"), tiny("bert")
+    with torch.no_grad():
+        layers_of(model)[0].linear("value").weight[3] += 1.0
+    changes = changes_of(model, base)
+    assert list(changes) == [layers_of(model)[0].linear_path("value")]
+    assert torch.allclose(changes[layers_of(model)[0].linear_path("value")][3], torch.ones(32, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("structure", ["heads", "neurons"])
+@pytest.mark.parametrize("criterion", ["taylor", "fisher"])
+def test_loss_criteria_are_the_first_order_change_of_the_loss(architecture, structure, criterion):
+    """Against central differences: shrink one unit's outgoing columns by ε, one row at a time."""
+    model = tuned(tiny(architecture), "lora")
+    scores = loss_scores(model, structure, criterion, [(encoding(), LABELS)])
+    number, unit, name = 1, 1, STRUCTURES[structure].columns
+
+    def losses(step: float) -> torch.Tensor:
+        merged = merged_copy(model)
+        layer = layers_of(merged)[number]
+        with torch.no_grad():
+            layer.matrix(name).weight[:, layer.spread(name, torch.tensor([unit]))] *= 1 - step
+        return row_losses(merged)
+
+    effects = (losses(STEP) - losses(-STEP)).abs() / (2 * STEP)
+    expected = (effects if criterion == "taylor" else effects.square()).sum()
+    assert torch.isclose(scores[number][unit].double(), expected, rtol=0.02)
+
+
+STEP = 1e-3
+"""Of central differences: llama's, T5's and ModernBERT's norms and positions compute in float32 even in a float64 model."""
+
+
+def row_losses(model) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.nn.functional.cross_entropy(model(**encoding()).logits, LABELS, reduction="none")
+
+
+def test_a_blocks_taylor_score_is_the_first_order_change_of_passing_it_by(architecture):
+    """Against central differences: the block gives h_out - ε (h_out - h_in)."""
+    model, number = tiny(architecture), 1
+    score = loss_scores(model, "layers", "taylor", [(encoding(), LABELS)])[number]
+
+    def losses(step: float) -> torch.Tensor:
+        def shrink(block, arguments, keywords, output):
+            states = arguments[0] if arguments else keywords["hidden_states"]
+            after = output[0] if isinstance(output, tuple) else output
+            after = after - step * (after - states)
+            return (after, *output[1:]) if isinstance(output, tuple) else after
+
+        hook = layers_of(model)[number].module.register_forward_hook(shrink, with_kwargs=True)
+        found = row_losses(model)
+        hook.remove()
+        return found
+
+    expected = ((losses(STEP) - losses(-STEP)).abs() / (2 * STEP)).sum()
+    assert torch.isclose(score[0].double(), expected, rtol=0.02)
+
+
+def test_one_ranking_over_all_blocks():
+    scores = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 20.0, 30.0])]
+    assert lowest_of_all(scores, 3, [0, 0]) == [[0, 1, 2], []]
+    assert lowest_of_all(scores, 3, [1, 1]) == [[0, 1], [0]]
+    assert lowest_of_all(scores, 3, [0, 0], normalize=True) == [[0, 1], [0]]
+
+
+def test_lowest_breaks_ties_by_index():
+    assert lowest([torch.tensor([1.0, 0.0, 0.0, 0.0, 2.0])], [2]) == [[1, 2]]
+
+
+def test_random_scores_repeat():
+    model = tiny("bert")
+    first, second = random_scores(model, "heads", 7), random_scores(model, "heads", 7)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
