@@ -55,7 +55,7 @@ from export.latency.measure import LEAST_ROUNDS, Measurement, Unmeasurable, Vari
 from export.latency.worker import encoding  # noqa: E402
 from export.runtimes.onnxruntime import write_onnx  # noqa: E402
 from export.runtimes.openvino import export_openvino  # noqa: E402
-from export.runtimes.registry import RUNTIMES  # noqa: E402
+from export.runtimes.runtime_registry import RUNTIMES  # noqa: E402
 from pipelines.engine.environment import accelerator, machine  # noqa: E402
 from pipelines.engine.store import write_atomic  # noqa: E402
 from pipelines.stages.benchmark.config import STAGE  # noqa: E402

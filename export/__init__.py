@@ -2,7 +2,7 @@
 
 import sys
 
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 
 # OpenVINO and NNCF report their use to Google Analytics without asking, and transformers' exporters import both where they are
 # installed. They keep silent where the module that reports cannot be imported

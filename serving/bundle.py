@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
-from export.runtimes.registry import DEFAULT, RUNTIMES
+from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 
 BACKENDS = Path(__file__).parent / "backends"
 

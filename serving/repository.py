@@ -18,8 +18,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES
-from export.runtimes.registry import runtime_of
 from export.runtimes.runtime import Runtime, TensorSpec
+from export.runtimes.runtime_registry import runtime_of
 from serving.bundle import BACKENDS
 
 LOGITS = "logits"

@@ -49,7 +49,7 @@ class Variant:
 
     name: str
     runtime: str
-    """A word of export/runtimes/registry.py, or how PyTorch runs: "pytorch", "torch.compile" or "cuda graphs"."""
+    """A word of export/runtimes/runtime_registry.py, or how PyTorch runs: "pytorch", "torch.compile" or "cuda graphs"."""
     path: Path
     device: Device = "cpu"
     half: bool = False

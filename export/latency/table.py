@@ -30,7 +30,7 @@ from compressor.pruning.sizes import stacks_of
 from compressor.pruning.surgery import Removal, remove
 from export.graph.trace import trace
 from export.latency.measure import Measurement, Variant, measure
-from export.runtimes.registry import DEFAULT, RUNTIMES
+from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 
 KNOTS = (0.0, 0.25, 0.5)
 """Shares of a structure's units at which models are timed, beside all of them."""

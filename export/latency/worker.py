@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from export.runtimes.feeds import feeds_of, run
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
 
 if TYPE_CHECKING:

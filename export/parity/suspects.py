@@ -14,8 +14,8 @@ from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks.features import Encoding, torch_forward
 from export.parity.bounds import BLOCKS_AGREE, MATRIX_DIFFERS, SUSPECT_SHARE
-from export.runtimes.registry import runtime_of
 from export.runtimes.runtime import Runtime
+from export.runtimes.runtime_registry import runtime_of
 
 BEFORE, AFTER, UNKNOWN = "the embeddings", "the pooler or the task head, behind the last block", "cannot be told"
 Outputs = dict[str, np.ndarray]

@@ -1,7 +1,7 @@
-"""What every runtime says of itself and can do: the base class of the rows in export/runtimes/registry.py.
+"""What every runtime says of itself and can do: the base class of the rows in export/runtimes/runtime_registry.py.
 
-Rows load nothing beside Python's own (export/runtimes/registry.py says why), so packages are imported in the methods that need
-them.
+Rows load nothing beside Python's own (export/runtimes/runtime_registry.py says why), so packages are imported in the methods
+that need them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Session(Protocol):
 class Runtime:
     """One runtime: what it is called, what it can do, and how its files are written, opened and served.
 
-    A new runtime is one file with a subclass and an instance of it, `RUNTIME`, and its word in export/runtimes/registry.py.
+    A new runtime is one file with a subclass and an instance of it, `RUNTIME`, and its word in runtime_registry.py.
     """
 
     key: str

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
 from export.runtimes.feeds import run
-from export.runtimes.registry import RUNTIMES, runtime_of
 from export.runtimes.runtime import Device, Runtime, Session
+from export.runtimes.runtime_registry import RUNTIMES, runtime_of
 
 if TYPE_CHECKING:
     import numpy as np

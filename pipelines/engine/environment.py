@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from compressor.processor import processor
-from export.runtimes.registry import ALTERNATIVES
+from export.runtimes.runtime_registry import ALTERNATIVES
 
 if TYPE_CHECKING:
     from pipelines.engine.stage import Stage

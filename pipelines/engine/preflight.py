@@ -16,7 +16,7 @@ from compressor.models.hub import SEQUENCES, config_of, end_id, resolve, tokeniz
 from compressor.tasks import check_data, data_files
 from compressor.tasks.data import read_data
 from compressor.tasks.kinds import kind_of
-from export.runtimes.registry import EXTRAS
+from export.runtimes.runtime_registry import EXTRAS
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import package_versions
 from pipelines.engine.stage import BaseModelReference, Entry, Stage

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from export.runtimes.registry import DEFAULT, RUNTIMES
+from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
 
 PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")

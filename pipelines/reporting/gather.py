@@ -5,7 +5,7 @@ from __future__ import annotations
 from compressor.methods import method
 from compressor.models.hub import HEAD_ORIGINS
 from compressor.tasks.kinds import kind_of
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left

@@ -6,7 +6,7 @@ import numpy as np
 
 from compressor.cost import human_bytes
 from compressor.tasks.kinds import Metric
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.reporting.candidates import Record, find, p50, timing
 from pipelines.reporting.format import (
     Speed,

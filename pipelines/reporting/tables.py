@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.cost import human_bytes
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.reporting.format import factor, hundredths, interval, milliseconds, percent, points, significant, verdict
 
 Record = dict[str, Any]

@@ -28,8 +28,8 @@ from compressor.tasks.features import torch_forward
 from export.generation.generator_files import compare_generated
 from export.parity.compare import ParityResult
 from export.parity.sides import runs
-from export.runtimes.registry import DEFAULT, RUNTIMES
 from export.runtimes.runtime import Runtime
+from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of

@@ -13,7 +13,16 @@ from compressor.errors import UserError
 from compressor.tasks.features import torch_forward
 from export.parity.bounds import BOUNDS
 from export.parity.compare import compare, require
-from export.runtimes.registry import CPU_PRECISIONS, DEFAULT, EXTRAS, PRECISIONS, RUNNABLE, RUNTIMES, packages_of, runtime_of
+from export.runtimes.runtime_registry import (
+    CPU_PRECISIONS,
+    DEFAULT,
+    EXTRAS,
+    PRECISIONS,
+    RUNNABLE,
+    RUNTIMES,
+    packages_of,
+    runtime_of,
+)
 from export.runtimes.sessions import parity_session, run, session
 from serving.bundle import BACKENDS
 from tests.export.conftest import encoding
@@ -89,7 +98,7 @@ def test_the_table():
 
 def test_the_rows_load_nothing():
     heavy = "{'numpy', 'onnx', 'onnxruntime', 'openvino', 'torch'}"
-    code = f"import export.runtimes.registry, sys; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import export.runtimes.runtime_registry, sys; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -10,7 +10,7 @@ import torch
 from compressor.errors import CheckError
 from compressor.tasks.data import Data
 from export.auto import choose as precision
-from export.runtimes.registry import DEFAULT
+from export.runtimes.runtime_registry import DEFAULT
 from pipelines.engine.stage import Inputs
 from pipelines.stages.export import exported as export
 from pipelines.stages.export.config import ExportConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from export.runtimes.registry import DEFAULT, RUNNABLE, RUNTIMES
+from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 

@@ -21,8 +21,8 @@ from compressor.tasks.data import Data, Judged
 from compressor.tasks.features import torch_forward
 from export.latency.measure import Variant, measure
 from export.runtimes import sessions
-from export.runtimes.registry import RUNTIMES, packages_of
 from export.runtimes.runtime import Device
+from export.runtimes.runtime_registry import RUNTIMES, packages_of
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig

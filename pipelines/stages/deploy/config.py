@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compressor.errors import CheckError, UserError
-from export.runtimes.registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, packages_of
+from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from compressor.models.hub import end_id
 from compressor.tasks.data import Data
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.hops import compare_served

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from compressor.errors import UserError
 from compressor.processor import weight_bits
-from export.runtimes.registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
+from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 

@@ -18,8 +18,8 @@ from compressor.tasks.data import Data
 from compressor.tasks.features import pad
 from export.graph.trace import matrices, stamp, trace
 from export.parity.compare import ParityResult, why_refused
-from export.runtimes.registry import RUNTIMES
 from export.runtimes.runtime import Runtime
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.proving import Judged, Prover, repaired

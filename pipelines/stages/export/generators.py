@@ -12,7 +12,7 @@ from compressor.errors import CheckError
 from compressor.models.hub import tokenizer_of
 from compressor.tasks.data import Data
 from export.graph.files import SINGLE_FILE_LIMIT
-from export.runtimes.registry import RUNNABLE, RUNTIMES
+from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import Found, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace

@@ -19,7 +19,7 @@ from export.auto.choose import MOST_EXCLUDED, Trial, choose, judged
 from export.graph.trace import matrices
 from export.latency.measure import Variant, measure
 from export.parity.bounds import ACCURACY_BUDGET
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import (

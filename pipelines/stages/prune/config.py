@@ -16,7 +16,7 @@ from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES
 from compressor.pruning_criteria import Criterion, Structure
-from export.runtimes.registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights

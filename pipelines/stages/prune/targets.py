@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from compressor.errors import UserError
 from compressor.pruning_criteria import Criterion, Unit
-from export.runtimes.registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
+from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
 from pipelines.file import limits
 from pipelines.reporting.format import milliseconds
 
