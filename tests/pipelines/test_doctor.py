@@ -16,7 +16,18 @@ from pipelines.doctor.packages import fits, required
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
-    *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "onnx", "onnxscript", "onnxruntime"),
+    *(
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "accelerate",
+        "numpy",
+        "scipy",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+    ),
     *("pydantic", "yaml", "rich", "plotly", "jinja2", "openvino", "nncf"),
 )
 
