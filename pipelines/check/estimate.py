@@ -4,8 +4,8 @@ The rules, each a figure to be wrong by a factor and not by a power of ten:
 
 - a training step costs a forward pass and as much again to carry gradients back, and once more where the base's own weights are
   trained; one pass of the dense model over the training rows where it teaches;
-- scoring by gradients costs three forward passes a row, robust PCA SECONDS_A_MATRIX, an exported file SECONDS_A_FILE, a server
-  SECONDS_A_SERVER, a latency table SECONDS_A_TABLE, and every file is asked for all validation rows;
+- scoring by gradients costs three forward passes a row, and every exported file computes all validation rows; what is no
+  matter of FLOPs (robust PCA, a trace, a server, a latency table) is a number of seconds. Each stage's row has its rule;
 - FLOPs run at a share of the speed of one large matrix product on this machine, between FAST and SLOW;
 - training holds 16 bytes for each parameter that it trains and 4 for the others, and the activations of its largest batch.
 """
@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from compressor.account import Plan
-from compressor.cost import ModelShape, human_bytes
-from compressor.methods import method
+from compressor.cost import human_bytes
 from pipelines.engine.stage import Entry
 from pipelines.file.config import Pipeline
-from pipelines.stages.training_config import TrainingConfig
 from pipelines.terminal.progress import human_seconds
 
 FAST, SLOW = 0.7, 0.2
 """Shares of the speed of a large matrix product that whole models reach."""
-SECONDS_A_MATRIX, SECONDS_A_FILE, SECONDS_A_SERVER, SECONDS_A_TABLE = 0.1, 6.0, 15.0, 60.0
 SPREAD = 2.0
 """What is counted in seconds may take so many times as long."""
 LIBRARIES = 1_200_000_000
@@ -76,61 +73,12 @@ def rows_of(account: dict[str, Any]) -> dict[str, Any]:
 
 
 def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    """FLOPs, further seconds, bytes of memory and bytes left on disk of one stage."""
-    config, makes, shape = entry.config, entry.row.produces, plan.shape
-    forward = shape.flops(rows["mean"])
-    nothing = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
-    if isinstance(config, TrainingConfig):
-        return training(config, plan, before, rows)
-    if makes == "omega":
-        asked = getattr(config, "samples", None) or 1024
-        by_data = entry.row.reads_data(config)
-        matrices = len(shape.matrices(config.modules))
-        return {**nothing, "flops": 3 * asked * forward if by_data else 0, "seconds": 1 + SECONDS_A_MATRIX * matrices}
-    search = getattr(config, "search", None)
-    if search is not None and search.target.timed:
-        nothing = {**nothing, "seconds": SECONDS_A_TABLE}
-    if makes == "model":  # removed, or merged: whole weights at most; losses are looked at on a few hundred rows
-        return {**nothing, "flops": 6 * 512 * forward + rows["validation"] * forward, "disk": shape.bytes}
-    if makes == "onnx":
-        files = 2 * sum(len(config.precisions_of(runtime)) for runtime in config.runtime)
-        return {
-            "flops": files * rows["validation"] * forward,
-            "seconds": files * SECONDS_A_FILE,
-            "memory": 6 * shape.bytes,
-            "disk": files * before.dense.bytes,
-        }
-    if makes == "repository":
-        return {**nothing, "seconds": SECONDS_A_SERVER, "disk": shape.bytes}
-    if makes == "measurements":
-        calls = sum(batch * before.dense.flops(length) for batch in config.batch for length in config.length)
-        return {**nothing, "flops": 5 * (config.rounds * calls + rows["validation"] * forward), "seconds": 5 * SECONDS_A_FILE}
-    return nothing
-
-
-def training(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    """A tune or a recover, its teacher and its validation included."""
-    shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
-    whole = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
-    forward = shape.flops(rows["mean"])
-    flops = (3 if whole else 2) * forward * rows["train"] * config.epochs + rows["validation"] * forward
-    teacher = bool(getattr(config, "distill", False))
-    if teacher:
-        flops += rows["train"] * plan.dense.flops(rows["mean"])
-    activations = config.batch_size * saved_bytes(shape, min(rows["longest"], plan.length))
-    return {
-        "flops": flops,
-        "seconds": 3.0,
-        "memory": shape.bytes + 12 * trained + activations + teacher * plan.dense.bytes,
-        "disk": shape.bytes if whole else 8 * trained,
-    }
-
-
-def saved_bytes(shape: ModelShape, length: int) -> int:
-    """Bytes of activations that a row of `length` tokens keeps for the way back, float32: of each token about 10 vectors of the
-    hidden size and 3 of the FFN's in every layer, and the attention's weights twice."""
-    layers = shape.layers
-    return 4 * length * sum(10 * shape.hidden + 3 * layer.neurons + 2 * layer.heads * length for layer in layers)
+    """FLOPs, further seconds, bytes of memory and bytes left on disk of one stage: what its row says, else the usual."""
+    shape, forward = plan.shape, plan.shape.flops(rows["mean"])
+    usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
+    if entry.row.publishes_model:  # whole weights at most; losses are looked at on a few hundred rows
+        usual |= {"flops": 6 * 512 * forward + rows["validation"] * forward, "disk": shape.bytes}
+    return usual | entry.row.estimate(entry.config, plan, before, rows)
 
 
 def flops_a_second(threads: int) -> tuple[float, str]:

@@ -28,6 +28,8 @@ NEEDED = (
     "tokenizers",
     "safetensors",
     "accelerate",
+    "optimum",
+    "requests",
     "torch-pruning",
     "numpy",
     "scipy",

@@ -192,9 +192,10 @@ class Stage:
     stage's place in the pipeline. `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files'
     hashes into the fingerprint; where it depends on the config it is a function of it. `lengths` are the tokens a row that the
     config asks for, each behind its key, to be compared with the model's positions. `with_tasks` looks at the config once more,
-    knowing whether the pipeline has many tasks. `surroundings` are facts of this machine that decide the result of such a
-    config. Where `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages go
-    on without this one's artifact.
+    knowing whether the pipeline has many tasks. `estimate` gives what is not as usual (`pipelines.check.estimate.work`) of the
+    `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from the closed forms after and before it and the
+    account of the rows. `surroundings` are facts of this machine that decide the result of such a config. Where `optional`, a
+    CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages go on without its artifact.
 
     In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "mend"})
     that failed though it went on: the run tells them, and ends with exit code 3.
@@ -214,6 +215,7 @@ class Stage:
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
+    estimate: Callable[[Any, Plan, Plan, dict[str, Any]], dict[str, float]] = lambda config, plan, before, rows: {}
     with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}

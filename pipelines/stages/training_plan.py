@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from compressor.account import Plan, Trained
 from compressor.cost import ModelShape, added_by
 from compressor.errors import UserError
@@ -40,3 +42,28 @@ def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:
     """A row of the plan: what the stage trains, and in its name how much of that is left, where that is less."""
     count, kept = own.count(shape), own.kept(shape)
     return (stage if kept == count else f"{stage}, {kept:,} kept", count)
+
+
+def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
+    """Of a tune or a recover, its teacher and its validation included: see `pipelines.check.estimate`."""
+    shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
+    whole = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
+    forward = shape.flops(rows["mean"])
+    flops = (3 if whole else 2) * forward * rows["train"] * config.epochs + rows["validation"] * forward
+    teacher = bool(getattr(config, "distill", False))
+    if teacher:
+        flops += rows["train"] * plan.dense.flops(rows["mean"])
+    activations = config.batch_size * saved_bytes(shape, min(rows["longest"], plan.length))
+    return {
+        "flops": flops,
+        "seconds": 3.0,
+        "memory": shape.bytes + 12 * trained + activations + teacher * plan.dense.bytes,
+        "disk": shape.bytes if whole else 8 * trained,
+    }
+
+
+def saved_bytes(shape: ModelShape, length: int) -> int:
+    """Bytes of activations that a row of `length` tokens keeps for the way back, float32: of each token about 10 vectors of the
+    hidden size and 3 of the FFN's in every layer, and the attention's weights twice."""
+    layers = shape.layers
+    return 4 * length * sum(10 * shape.hidden + 3 * layer.neurons + 2 * layer.heads * length for layer in layers)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from pipelines.engine.stage import Stage, StageConfig
+from tests.pipelines import toys
 from tests.pipelines.toys import tree
 from tests.tiny import write_pipeline
 
@@ -100,3 +102,11 @@ def test_what_does_not_fit_is_a_warning(compress, write, monkeypatch):
     path = write()
     code, shown, _ = compress("check", path)
     assert code == 0 and "of disk are needed, 1.0 KB are free" in shown
+
+
+@pytest.mark.parametrize("kind", ["model", "onnx", "measurements", "embeddings"])
+def test_a_new_stage_whose_row_says_nothing_takes_the_usual(compress, write, monkeypatch, kind):
+    new = Stage("probe", "", StageConfig, kind, "nowhere:run", packages=("click",))
+    toys.add(monkeypatch, new)
+    code, shown, _ = compress("check", write(stages=[*STAGES[:1], {"probe": None}]))
+    assert code == 0 and "time" in shown

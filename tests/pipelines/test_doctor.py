@@ -16,8 +16,9 @@ from pipelines.doctor.packages import fits, required
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
-    *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "onnx", "onnxscript", "onnxruntime"),
-    *("torch_pruning", "pydantic", "yaml", "rich", "plotly", "jinja2", "openvino", "nncf"),
+    *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "optimum", "requests", "torch_pruning"),
+    *("numpy", "scipy", "onnx", "onnxscript", "onnxruntime"),
+    *("pydantic", "yaml", "rich", "plotly", "jinja2", "openvino", "nncf"),
 )
 
 

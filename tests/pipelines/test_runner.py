@@ -15,7 +15,7 @@ import yaml
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import Artifact, dense_of
+from pipelines.engine.stage import Artifact, Stage, dense_of
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
@@ -144,6 +144,16 @@ def test_unknown_stages_in_options_write_nothing(project, out, options):
         go(project, out, **options)
     assert error.value.code == "E111"
     assert not out.exists()
+
+
+def test_a_new_stage_runs_is_reused_and_is_named_in_the_lock_file(project, out, monkeypatch):
+    toys.add(monkeypatch, Stage("embed", "", toys.ToyConfig, "embeddings", toys.RUN, needs=("model",), packages=("click",)))
+    project.write_text(project.read_text().replace("  - prune:\n", "  - embed:\n  - prune:\n"))
+    result = go(project, out)
+    assert result.artifacts["embed"].kind == "embeddings" and calls(out) == ["select", "tune", "embed", "prune", "report"]
+    assert go(project, out).reused == ("select", "tune", "embed", "prune", "report")
+    lock = yaml.safe_load((out / "toy" / "pipeline.lock.yaml").read_text())
+    assert [stage["stage"] for stage in lock["stages"]] == ["select", "tune", "embed", "prune", "report"]
 
 
 def test_a_stage_sees_only_what_it_declares(project, out):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
+
+if TYPE_CHECKING:
+    from compressor.account import Plan
 
 
 class BenchmarkConfig(StageConfig):
@@ -49,6 +52,17 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
         yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", mend, ("device",))
 
 
+FILES, SECONDS_A_FILE = 5, 6.0
+"""How many are measured, roughly, and how long each takes to load."""
+
+
+def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
+    """Every round of every shape, as if each file were the dense model, and all validation rows once."""
+    calls = sum(batch * before.dense.flops(length) for batch in config.batch for length in config.length)
+    validation = rows["validation"] * plan.shape.flops(rows["mean"])
+    return {"flops": FILES * (config.rounds * calls + validation), "seconds": FILES * SECONDS_A_FILE}
+
+
 STAGE = Stage(
     name="benchmark",
     summary="measure quality, bytes, FLOPs and latency of every exported model against dense PyTorch",
@@ -60,5 +74,6 @@ STAGE = Stage(
     version=8,
     run="pipelines.stages.benchmark.run:run",
     check=check,
+    estimate=estimate,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
 )

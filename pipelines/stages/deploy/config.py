@@ -72,6 +72,13 @@ def plan(config: DeployConfig, plan: Plan) -> Plan:
     return plan
 
 
+SECONDS_A_SERVER = 15.0
+
+
+def estimate(config: DeployConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
+    return {"seconds": SECONDS_A_SERVER, "disk": plan.shape.bytes}
+
+
 STAGE = Stage(
     name="deploy",
     summary="write a Triton model repository and prove it on a live server",
@@ -84,5 +91,6 @@ STAGE = Stage(
     run="pipelines.stages.deploy.run:run",
     check=check,
     plan=plan,
+    estimate=estimate,
     optional=True,
 )

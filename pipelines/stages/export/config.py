@@ -147,6 +147,22 @@ def surroundings(config: ExportConfig) -> dict[str, Any]:
 
 TITLES = " or ".join(RUNTIMES[name].title for name in RUNNABLE)
 
+
+SECONDS_A_FILE = 6.0
+"""Of tracing, writing and loading it."""
+
+
+def estimate(config: ExportConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
+    """Every file, dense and compressed, computes all validation rows."""
+    files = 2 * sum(len(config.precisions_of(runtime)) for runtime in config.runtime)
+    return {
+        "flops": files * rows["validation"] * plan.shape.flops(rows["mean"]),
+        "seconds": files * SECONDS_A_FILE,
+        "memory": 6 * plan.shape.bytes,
+        "disk": files * before.dense.bytes,
+    }
+
+
 STAGE = Stage(
     name="export",
     summary=f"write {', '.join(PRECISIONS)} for {TITLES}, dense and compressed, proven against PyTorch",
@@ -160,6 +176,7 @@ STAGE = Stage(
     run="pipelines.stages.export.run:run",
     check=check,
     plan=plan,
+    estimate=estimate,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
     surroundings=surroundings,
 )

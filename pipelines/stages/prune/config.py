@@ -273,6 +273,14 @@ def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
         yield ("search", "target", "length"), config.search.target.length
 
 
+SECONDS_A_TABLE = 60.0
+"""Of a latency table."""
+
+
+def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
+    return {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
+
+
 STAGE = Stage(
     name="prune",
     summary="physically remove attention heads, FFN neurons and layers, or hold single weights at zero",
@@ -286,6 +294,7 @@ STAGE = Stage(
     outcome="pruned",
     check=check,
     plan=plan,
+    estimate=estimate,
     uses_dense=True,
     lengths=lengths,
     surroundings=lambda config: surroundings(config.search.target) if config.search and config.search.target.timed else {},

@@ -140,7 +140,7 @@ class Search(BaseModel):
 
 @dataclass(frozen=True)
 class Judged:
-    """What scores are asked for: see `pipelines.stages.prune.config.score`."""
+    """What scores are asked for: see `pipelines.stages.prune.remove_units.score`."""
 
     structure: Unit
     criterion: Criterion

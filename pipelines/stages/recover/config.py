@@ -13,7 +13,7 @@ from compressor.methods import NAMES, OPTIONS, On, method
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
-from pipelines.stages.training_plan import counted, planned
+from pipelines.stages.training_plan import counted, estimate, planned
 
 
 class RecoverConfig(TrainingConfig):
@@ -116,4 +116,5 @@ STAGE = Stage(
     run="pipelines.stages.recover.run:run",
     check=check,
     plan=plan,
+    estimate=estimate,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -113,16 +113,33 @@ def plan(config: SelectConfig, plan: Plan) -> Plan:
     return replace(plan, places=config.places)
 
 
+def reads_data(config: SelectConfig) -> bool:
+    """Whether rows decide the places."""
+    return config.score in DATA_SCORES or config.on != "weights"
+
+
+SECONDS_A_MATRIX = 0.1
+"""Of robust PCA."""
+
+
+def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
+    """Three passes for each row whose gradients are asked for, and every matrix once."""
+    passes = 3 * (config.samples or 1024) if reads_data(config) else 0
+    matrices = len(plan.shape.matrices(config.modules))
+    return {"flops": passes * plan.shape.flops(rows["mean"]), "seconds": 1 + SECONDS_A_MATRIX * matrices}
+
+
 STAGE = Stage(
     name="select",
     summary="choose the places of the sparse update (Ω), e.g. by robust PCA",
     config=SelectConfig,
     produces="omega",
     accepts=("model",),
-    reads_data=lambda config: config.score in DATA_SCORES or config.on != "weights",
+    reads_data=reads_data,
     packages=("torch", "transformers", "tokenizers"),
     version=4,
     check=check,
     run="pipelines.stages.select.run:run",
     plan=plan,
+    estimate=estimate,
 )

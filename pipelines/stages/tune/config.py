@@ -19,7 +19,7 @@ from compressor.methods import (
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import TrainingConfig, method_problems, told
-from pipelines.stages.training_plan import counted, planned
+from pipelines.stages.training_plan import counted, estimate, planned
 
 
 class TuneConfig(TrainingConfig):
@@ -84,5 +84,6 @@ STAGE = Stage(
     run="pipelines.stages.tune.run:run",
     check=check,
     plan=plan,
+    estimate=estimate,
     with_tasks=with_tasks,
 )
