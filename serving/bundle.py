@@ -62,8 +62,8 @@ def find_libpython() -> Path:
     for folder in (sysconfig.get_config_var("LIBDIR"), Path(sys.base_prefix, "lib")):
         if folder and Path(folder, name).is_file():
             return Path(folder)
-    mend = f"Debian: apt install {name.partition('.so')[0]}. pyenv: build Python with --enable-shared"
-    raise UserError("E703", f"the embedded Triton needs {name}, and this Python has none", mend, sys.executable)
+    fix = f"Debian: apt install {name.partition('.so')[0]}. pyenv: build Python with --enable-shared"
+    raise UserError("E703", f"the embedded Triton needs {name}, and this Python has none", fix, sys.executable)
 
 
 def stage_backends(bundle: Bundle, folder: Path) -> None:

@@ -87,8 +87,8 @@ class Client:
             if not self._client.is_server_live():
                 raise UserError("E712", "this is no Triton server", "Start one: compress serve RUN", where) from error
             if model is not None and model not in (loaded := self.models()):
-                mend = f"Loaded models: {', '.join(loaded) or 'none'}"
-                raise UserError("E713", f"no model '{model}' is loaded", mend, where) from error
+                fix = f"Loaded models: {', '.join(loaded) or 'none'}"
+                raise UserError("E713", f"no model '{model}' is loaded", fix, where) from error
             raise UserError("E715", f"Triton refused the request: {error.message()}", "See the server's log", where) from error
         except (OSError, HTTPParseError, json.JSONDecodeError) as error:
             raise UserError("E712", f"no Triton server answers ({error})", "Start one: compress serve RUN", where) from error
@@ -157,11 +157,11 @@ class Encoder:
 
 def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
     """The tokenizer in `folder`, checked against `tokenizer_sha256`. Raises UserError E714."""
-    mend = "Pass --tokenizer with the folder NAME/tokenizer of the model's repository"
+    fix = "Pass --tokenizer with the folder NAME/tokenizer of the model's repository"
     if not (folder / "tokenizer.json").is_file():
-        raise UserError("E714", "no tokenizer.json", mend, str(folder))
+        raise UserError("E714", "no tokenizer.json", fix, str(folder))
     if tokenizer_sha256(folder) != parameters.get("tokenizer_sha256"):
-        raise UserError("E714", "this is not the tokenizer that the model was deployed with", mend, str(folder))
+        raise UserError("E714", "this is not the tokenizer that the model was deployed with", fix, str(folder))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pad_id = int(parameters["pad_id"]) if "pad_id" in parameters else None
     own = padding(tokenizer, folder) if pad_id is None else {"pad_id": pad_id, "pad_token": tokenizer.id_to_token(pad_id)}

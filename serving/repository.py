@@ -138,16 +138,16 @@ def fields_of(tensor: TensorSpec, path: Path, *, batched: bool) -> dict[str, obj
 def set_labels(config: ModelConfig, labels: Sequence[str]) -> None:
     """Name the classes of the output `logits`. Raises UserError E722 when model and labels disagree."""
     logits = next((output for output in config.output if output.name == LOGITS), None)
-    mend = "Give one label a class, in the order of the model's classes"
+    fix = "Give one label a class, in the order of the model's classes"
     if logits is None:
         names = ", ".join(output.name for output in config.output)
-        raise UserError("E722", f"labels need an output '{LOGITS}', and the model's outputs are: {names}", mend)
+        raise UserError("E722", f"labels need an output '{LOGITS}', and the model's outputs are: {names}", fix)
     if logits.dims[-1] not in (-1, len(labels)):
-        raise UserError("E722", f"{len(labels)} labels for a model of {logits.dims[-1]} classes", mend)
+        raise UserError("E722", f"{len(labels)} labels for a model of {logits.dims[-1]} classes", fix)
     if broken := [label for label in labels if not label or len(label.splitlines()) != 1]:
         raise UserError("E722", f"{broken[0]!r} is no label", "A label is one line of text")
     if len(set(labels)) < len(labels):
-        raise UserError("E722", f"the labels repeat: {', '.join(labels)}", mend)
+        raise UserError("E722", f"the labels repeat: {', '.join(labels)}", fix)
     logits.dims[-1] = len(labels)
     logits.label_filename = "labels.txt"
 
@@ -194,13 +194,13 @@ def refuse_code(folder: Path, names: Sequence[str]) -> None:
     """
     ours = sorted(path.parent.name for path in BACKENDS.glob("*/model.py"))
     for name in names:
-        config, mend = read_config(folder / name), "Deploy the model again; the embedded server runs no code of a repository"
+        config, fix = read_config(folder / name), "Deploy the model again; the embedded server runs no code of a repository"
         if config.backend not in ours:
             what = f"the backend is '{config.backend}', none of {', '.join(ours)}"
-            raise UserError("E724", what, mend, str(folder / name / "config.pbtxt"))
+            raise UserError("E724", what, fix, str(folder / name / "config.pbtxt"))
         if OWN_CODE in config.parameters:
             what = f"the parameter {OWN_CODE} brings a Python environment"
-            raise UserError("E724", what, mend, str(folder / name / "config.pbtxt"))
+            raise UserError("E724", what, fix, str(folder / name / "config.pbtxt"))
 
 
 def model_names(folder: Path) -> list[str]:

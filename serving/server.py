@@ -55,8 +55,8 @@ class PortTaken(UserError):
 
     def __init__(self, port: int, reason: str = os.strerror(errno.EADDRINUSE)):
         self.port = port
-        mend = "Stop its owner, or choose another port (0: any free one)"
-        super().__init__("E705", f"port {port} of {HOST} cannot be used ({reason})", mend)
+        fix = "Stop its owner, or choose another port (0: any free one)"
+        super().__init__("E705", f"port {port} of {HOST} cannot be used ({reason})", fix)
 
 
 class EmbeddedServer:
@@ -166,8 +166,8 @@ class EmbeddedServer:
             if ended or STUB_DIED.search(self._log()):  # Triton goes on waiting for a dead stub
                 raise diagnose(self._log(), self.log_path)
             if time.monotonic() > deadline:
-                mend = f"Raise the timeout, or see why in {self.log_path}"
-                raise UserError("E708", f"the Triton server was not ready within {self.ready_timeout:g} s", mend)
+                fix = f"Raise the timeout, or see why in {self.log_path}"
+                raise UserError("E708", f"the Triton server was not ready within {self.ready_timeout:g} s", fix)
             time.sleep(0.05)
 
     def wait(self) -> None:
@@ -250,10 +250,10 @@ def diagnose(log: str, log_path: Path) -> UserError:
     if in_use := IN_USE.search(log):
         return PortTaken(int(in_use[1]))
     if stub := STUB_DIED.search(log):
-        mend = f"Use a Python whose own shared libpython is installed; Triton's log is {log_path}"
-        return UserError("E703", f"Triton's Python stub does not run with {sys.executable} ({stub[0]})", mend)
-    mend = f"Mend its config.pbtxt or deploy it again; Triton's log is {log_path}"
-    refused = [UserError("E707", f"Triton refused model '{name}': {reason}", mend) for name, reason in NOT_LOADED.findall(log)]
+        fix = f"Use a Python whose own shared libpython is installed; Triton's log is {log_path}"
+        return UserError("E703", f"Triton's Python stub does not run with {sys.executable} ({stub[0]})", fix)
+    fix = f"Fix its config.pbtxt or deploy it again; Triton's log is {log_path}"
+    refused = [UserError("E707", f"Triton refused model '{name}': {reason}", fix) for name, reason in NOT_LOADED.findall(log)]
     if refused:
         return refused[0] if len(refused) == 1 else UserErrors(refused)
     last = next((line for line in reversed(log.splitlines()) if line.strip()), "it wrote nothing")

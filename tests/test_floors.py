@@ -21,8 +21,11 @@ UNDONE_LONG = ("compressor/storage/delta_file.py", "compressor/storage/peft.py",
 """Still to be split."""
 UNDONE_CIRCLES = ({"compressor.tasks", *(f"compressor.tasks.{name}" for name in ("features", "kinds", "reading"))},)
 """Still to be broken."""
-SAME_NAME = ("pipelines/stages/*/config.py", "pipelines/stages/*/run.py", "serving/backends/*/model.py")
-"""Files that every stage, or every backend, has."""
+SAME_NAME = (
+    *("pipelines/stages/*/config.py", "pipelines/stages/*/run.py", "serving/backends/*/model.py"),
+    "compressor/deltas/kinds/*.py",
+)
+"""Files that every stage, or every backend, has; and a kind of link, which is called as the method that attaches it."""
 
 
 def imported(path: Path) -> set[str]:

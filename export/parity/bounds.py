@@ -73,6 +73,8 @@ BOUNDS = {
 BIT_EXACT_TOLERANCE = 1e-5
 """|Δlogit| that is allowed in other batches even where equal bits are required: PyTorch's kernels for one row, and so the last
 bits, depend on where in memory the weights begin."""
+METRIC_DRIFT = 0.005
+"""Most that a metric may differ from the recorded one in `compress verify`: another processor may turn a row on the edge."""
 LEAST_ANSWERS = 800
 """Rows of the checks that need no labels: where there are fewer validation rows, training rows join them."""
 ACCURACY_BUDGET = 0.5

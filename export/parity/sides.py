@@ -41,8 +41,8 @@ def runs(hop: str) -> Iterator[None]:
         yield
     except failures() as error:
         reason = " ".join(str(error).split(" : ", 3)[-1].split())[-200:].strip(" .")
-        mend = "A graph must take any number of rows and tokens; export the model again"
-        raise CheckError("E611", f"{hop}: the graph does not run ({reason})", mend) from error
+        fix = "A graph must take any number of rows and tokens; export the model again"
+        raise CheckError("E611", f"{hop}: the graph does not run ({reason})", fix) from error
 
 
 def telling_rows(result: ParityResult, rows: Rows, data: Data) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def open_session(
         # ONNX Runtime would go on with the CPU without a word
         raise UserError(
             "E904",
-            f"{device} was asked for , ONNX Runtime offers {', '.join(session.get_providers())}",
+            f"{device} was asked for, ONNX Runtime offers {', '.join(session.get_providers())}",
             "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu",
         )
     return session

@@ -125,8 +125,8 @@ def build_engine(path: Path, folder: Path, profile: Profile, *, sparse: bool = F
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, builder.logger)
     if not parser.parse_from_file(str(path)):
-        reason, mend = parser.get_error(0).desc(), "Export it with --no-fuse, in fp32 or fp16"
-        raise UserError("E631", f"TensorRT cannot parse the graph ({reason})", mend, str(path))
+        reason, fix = parser.get_error(0).desc(), "Export it with --no-fuse, in fp32 or fp16"
+        raise UserError("E631", f"TensorRT cannot parse the graph ({reason})", fix, str(path))
     config, cache = _configure(trt, builder, network, profile, sparse, folder / CACHE)
     engine = builder.build_serialized_network(network, config)
     if engine is None:

@@ -163,9 +163,9 @@ def require_free(out: Path, force: bool) -> None:
     """Raise UserError E620 where something is at `out` that is not to be replaced."""
     taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
     if taken and not (force and (out / SUMMARY).is_file()):
-        mend = "Give another --out" if force else "Give another --out, or --force to replace an export"
+        fix = "Give another --out" if force else "Give another --out, or --force to replace an export"
         what = f"holds no {SUMMARY}: it is not replaced" if force else "is there already"
-        raise UserError("E620", f"the folder {what}", mend, str(out))
+        raise UserError("E620", f"the folder {what}", fix, str(out))
 
 
 @contextmanager

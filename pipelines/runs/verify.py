@@ -26,6 +26,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
 from export.generation.generator_files import compare_generated
+from export.parity.bounds import METRIC_DRIFT
 from export.parity.compare import ParityResult
 from export.parity.sides import runs
 from export.runtimes.runtime import Runtime
@@ -43,9 +44,6 @@ from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_mo
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import parity_cells
 from serving.repository import make_config, read_config, tokenizer_files
-
-DRIFT = 0.005
-"""Most that a metric may differ from the recorded one: another processor may turn a row that lies on the edge."""
 
 
 @dataclass(frozen=True)
@@ -329,8 +327,8 @@ def require_finite(logits: np.ndarray) -> None:
 
 
 def require_quality(metric: str, found: float, recorded: float, grain: float) -> None:
-    """Raises CheckError E613 for a metric that differs from the recorded one by more than one answer (`grain`) or DRIFT."""
-    if abs(found - recorded) > max(DRIFT, grain) + 1e-9:
+    """Raises CheckError E613 for a metric further from the recorded one than METRIC_DRIFT and `grain`, one answer."""
+    if abs(found - recorded) > max(METRIC_DRIFT, grain) + 1e-9:
         raise CheckError("E613", f"{metric} {found:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
 
 

@@ -206,7 +206,7 @@ def test_an_environment_that_cannot_run_the_stub_is_refused(repository, tmp_path
         (
             "E707",
             "failed to load 'a' version 1: one\\n\\nAt:\\n x\"\nE 1] \"failed to load 'b' version 1: two\"",
-            "triton.log\nE707 Triton refused model 'b': two. Mend",
+            "triton.log\nE707 Triton refused model 'b': two. Fix",
         ),
         ("E709", 'fine"\nterminate called: out of memory\n\n', "terminate called: out of memory"),
     ],

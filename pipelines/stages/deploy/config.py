@@ -32,7 +32,7 @@ class DeployConfig(StageConfig):
     precision: Literal[*CPU_PRECISIONS] | None = Field(default=None, description="of the file, default int8 where exported")
     max_batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows of a batch at most")
     max_queue_delay_us: int = Field(
-        default=500, ge=0, le=limits.MICROSECONDS, description="how long dynamic batching waits for company, µs"
+        default=500, ge=0, le=limits.MICROSECONDS, description="maximum queue delay of dynamic batching, µs"
     )
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
