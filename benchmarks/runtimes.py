@@ -69,6 +69,7 @@ NEURONS_OF = 64
 """Neurons are kept in multiples of this: a GPU's kernels take the same time up to the next."""
 CONTROL_BOUND = 0.03
 file_name, openvino_name = (RUNTIMES[name].file_name for name in ("onnxruntime", "openvino"))
+"""A precision -> the file of it, in ONNX Runtime and in OpenVINO."""
 STATIC = "static/model.onnx"
 CALIBRATION = (8, (16, 48, 96, 128))
 """Rows a batch, and the lengths."""
