@@ -98,7 +98,7 @@ class Plan:
     dense: ModelShape
     shape: ModelShape
     model: nn.Module
-    """Hollow, in the dense shapes: stages try on it what they will do, so that what has no place is told early."""
+    """Weightless (meta), in the dense shapes: stages are applied to it, so that errors appear before training."""
     places: Places | None = None
     """Of the last select."""
     trainable: tuple[tuple[str, int], ...] = ()

@@ -87,7 +87,7 @@ class Options:
     child: Child = "f"
     """Whether the child network is drawn anew at every step (f) or chosen beforehand (d)."""
     reserve: float = 0.3
-    """Probability with which a step of Child-Tuning-F hears a gradient scalar."""
+    """Probability with which a step of Child-Tuning-F keeps a gradient element."""
     group: str = "tune"
     omega: Mapping[str, Tensor] | None = None
 
