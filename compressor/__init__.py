@@ -4,6 +4,8 @@
 package loads nothing heavy.
 """
 
+from pathlib import Path
+
 __version__ = "0.1.0"
 
 
@@ -18,8 +20,6 @@ def load(folder=None, *, base=None, delta=None):
     `compressor.storage.live.load`.
     """
     if delta is None:
-        from pathlib import Path
-
         from compressor import checkpoint, runs
 
         reader = runs if runs.is_run(Path(folder)) else checkpoint

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.cost import ModelShape, human_bytes, shape_of, share
+from compressor.methods import Options, method
+from compressor.methods.selective import sizes
+from compressor.models.hub import hollow
+from compressor.tasks.kinds import kind_of
+from compressor.tasks.reading import read_task
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from compressor.methods import Options
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,6 @@ class Places:
 
     def scopes(self, shape: ModelShape) -> list[int]:
         """How many places each scope has."""
-        from compressor.methods.selective import sizes
-
         layers = [sizes(replace(shape, layers=(layer,)), self.ground) for layer in shape.layers]
         if self.scope == "matrix":
             return [size for layer in layers for size in layer]
@@ -57,15 +58,11 @@ class Trained:
 
     def count(self, shape: ModelShape) -> int:
         """The closed form of its trainable parameters in a model of `shape`, task head apart."""
-        from compressor.methods import method
-
         row = method(self.method)
         return row.count(shape, self.options, self.places.total(shape) if row.uses_omega and self.places else 0)
 
     def kept(self, shape: ModelShape) -> int:
         """What of that is left when training is over, for a later stage to go on with."""
-        from compressor.methods import method
-
         row = method(self.method)
         return row.kept(shape, self.options) if row.kept else self.count(shape)
 
@@ -101,7 +98,7 @@ class Plan:
     dense: ModelShape
     shape: ModelShape
     model: nn.Module
-    """Hollow, in the dense shapes: stages try on it what they will do, so that what has no place is told early."""
+    """Weightless (meta), in the dense shapes: stages are applied to it, so that errors appear before training."""
     places: Places | None = None
     """Of the last select."""
     trainable: tuple[tuple[str, int], ...] = ()
@@ -116,10 +113,6 @@ class Plan:
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
         """The account of the dense model, before any stage."""
-        from compressor.models.hub import hollow
-        from compressor.tasks.kinds import kind_of
-        from compressor.tasks.reading import read_task
-
         model = hollow(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
         shape = shape_of(model)
         return cls(shape, shape, model, length=task.max_length)

@@ -12,10 +12,18 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig
 
 from compressor.compression import compression_of
+from compressor.deltas.links import chains, plain_name
 from compressor.errors import UserError
+from compressor.models import auto
+from compressor.models.anatomy import row_of_model
+from compressor.models.architectures import COMPRESSED, row_of
 from compressor.models.config_file import check_config
 from compressor.models.damage import Damage, door, read_json, reading_by_library
 from compressor.models.hub import (
@@ -30,10 +38,10 @@ from compressor.models.hub import (
 )
 from compressor.models.model_folder import CONFIG
 from compressor.models.weight_files import check_finite, read_header
+from compressor.pruning.sizes import per_layer_configs
+from compressor.pruning.surgery import kept_of, restore_kept
+from compressor.storage.changes import describe, restore, restore_masks
 from compressor.storage.live import remember
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 STATE_FILE = "state.json"
 FORMAT, READABLE = 4, (2, 3, 4)
@@ -47,10 +55,6 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
 
     `base` is the reference the user wrote; its sha256 is checked on loading.
     """
-    from safetensors.torch import save_file
-
-    from compressor.pruning.surgery import kept_of
-    from compressor.storage.changes import describe
 
     folder.mkdir(parents=True, exist_ok=True)
     changes, tensors = describe(model)
@@ -74,8 +78,6 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
 
 def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state dict as it would be without changes: original weights under their plain names, tied ones once."""
-    from compressor.deltas.links import plain_name
-
     result, seen = {}, set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in seen:  # tied to one before
@@ -92,9 +94,6 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     With `changes=False`: the pretrained base in the same pruned shapes and under the same masks, without deltas or tuned
     weights. `seed` is what torch's random state follows from afterwards.
     """
-    from compressor.pruning.surgery import restore_kept
-    from compressor.storage.changes import restore_masks
-
     description = read_description(folder)
     model = build(base_folder, description["labels"], seed, description["auto_class"])
     with door("E305", "the state", str(folder)), reading_by_library(f"has a {STATE_FILE} that does not fit its base", DAMAGED):
@@ -114,8 +113,6 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file. Raises UserError E305 when it is missing, damaged, or holds what is no finite number."""
-    from safetensors.torch import load_file
-
     with door("E305", "the folder", str(path.parent)), reading_by_library(f"has a {path.name} that cannot be read", DAMAGED):
         check_finite(path, read_header(path))
         return load_file(path)
@@ -154,8 +151,6 @@ def _check_description(description: dict) -> None:
 
 def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Tensor], folder: Path) -> None:
     """Attach the recorded changes: every tensor is used and none is missing. Raises UserError E305."""
-    from compressor.storage.changes import describe, restore
-
     try:
         restore(model, description, tensors)
         same = describe(model)[1].keys() == tensors.keys()
@@ -193,13 +188,6 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     Adapters and prefixes, which cannot be merged, are described in inserts.json; all tensors are then in a file that no
     `from_pretrained` finds.
     """
-    from safetensors.torch import save_file
-
-    from compressor.deltas.links import chains
-    from compressor.models.anatomy import row_of_model
-    from compressor.models.architectures import COMPRESSED
-    from compressor.pruning.sizes import per_layer_configs
-    from compressor.storage.changes import describe
 
     if any(chains(model)):
         raise ValueError("merge the model before saving a checkpoint")
@@ -245,8 +233,6 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
 
 def _load_checkpoint(folder: Path) -> nn.Module:
     """Build in the recorded sizes on meta, fill strictly from the file."""
-    import torch
-
     inserts = folder / INSERTS_FILE
     tensors = _read_tensors(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
     inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
@@ -277,11 +263,6 @@ def _load_checkpoint(folder: Path) -> nn.Module:
 
 def _on_meta(folder: Path) -> nn.Module:
     """The weightless (meta) model of a checkpoint's config.json, in the sizes that are left. Raises Damage."""
-    import torch
-    from transformers import AutoConfig
-
-    from compressor.models import auto
-    from compressor.models.architectures import row_of
 
     raw = read_json(folder / CONFIG)
     check_config(raw, known=False)
@@ -307,8 +288,6 @@ def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
     transformers ties the head of every T5 to its embeddings, whatever the config says: Flan-T5's is another matrix.
     """
-    from torch import nn
-
     for name, source in list(model.all_tied_weights_keys.items()):
         if name in tensors and source in tensors:
             owner, _, own = name.rpartition(".")
@@ -318,8 +297,6 @@ def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def _refill_buffers(model: nn.Module) -> None:
     """Give buffers that are not in the file (position ids, token type ids) their values: meta tensors have none."""
-    import torch
-
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if not buffer.is_meta:

@@ -7,12 +7,13 @@ every figure. The papers count linear layers only; `paper_flops_ratio` reproduce
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
+from compressor.models.hub import TOKENS, auto_class_of, head_names
 from compressor.models.modules import STRUCTURES
 
 if TYPE_CHECKING:
@@ -31,6 +32,26 @@ class Inserted:
     kind: str
     size: int
     prototype: str | None = None
+
+
+@dataclass(frozen=True)
+class InsertFormulas:
+    """The closed forms of one kind of insert of size b or l, hidden size d, key matrices of k rows."""
+
+    plural: str
+    scalars: Callable[[int, int, int], tuple[int, int]]
+    """(size, d, k) -> entries of its matrices, which masks may cover, and of its vectors."""
+    token_macs: Callable[[int, int], int] = lambda size, hidden: 0
+    """(size, d) -> multiply-adds for one token."""
+    in_attention: bool = False
+    """Its size are positions that every token attends to besides; it shrinks with the heads, and goes with the last."""
+
+
+INSERTS = {
+    "adapter": InsertFormulas("adapters", lambda b, d, k: (2 * b * d, b + d), token_macs=lambda b, d: 2 * b * d),
+    "prefix": InsertFormulas("prefixes", lambda length, d, k: (2 * length * k, 0), in_attention=True),
+}
+"""Every kind of `compressor.deltas.inserts.Insert`, by its word."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +112,9 @@ class LayerShape:
             shape = replace(self, cross_heads=units)
         else:
             # a prefix that loses heads can no longer share: it keeps what it saw of the prototype; without heads it is gone
-            prefixes = [replace(one, prototype=None) for one in self.inserts if one.kind == "prefix" and units]
-            adapters = [one for one in self.inserts if one.kind == "adapter"]
-            shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*adapters, *prefixes))
+            inside = [replace(one, prototype=None) for one in self.inserts if INSERTS[one.kind].in_attention and units]
+            behind = [one for one in self.inserts if not INSERTS[one.kind].in_attention]
+            shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*behind, *inside))
         if units:
             return shape
         gone = {*STRUCTURES[structure].rows, STRUCTURES[structure].columns}
@@ -106,15 +127,14 @@ class LayerShape:
             emptied=self.emptied + 1,
         )
 
-    def sizes(self, kind: str) -> int:
-        """Σ b of its adapters, or Σ l of its prefixes."""
-        return sum(one.size for one in self.inserts if one.kind == kind)
+    @property
+    def prefix_length(self) -> int:
+        """Positions that its inserts add to its attention."""
+        return sum(one.size for one in self.inserts if INSERTS[one.kind].in_attention)
 
     def scalars(self, one: Inserted, hidden: int) -> tuple[int, int]:
-        """(entries of matrices, of vectors) of one insert: 2 b d and b + d of an adapter, 2 l · key rows of a prefix."""
-        if one.kind == "adapter":
-            return 2 * one.size * hidden, one.size + hidden
-        return 2 * one.size * self.matrix("key", hidden)[0], 0
+        """(entries of matrices, of vectors) of one insert."""
+        return INSERTS[one.kind].scalars(one.size, hidden, self.matrix("key", hidden)[0])
 
     def matrix(self, module: str, hidden: int) -> tuple[int, int]:
         """(out, in) of one matrix in the anatomy's words."""
@@ -180,7 +200,7 @@ class ModelShape:
     def inserted_kinds(self) -> str:
         """'adapters', 'prefixes' or both; '' where nothing was inserted."""
         kinds = {one.kind for layer in self.layers for one in layer.inserts}
-        return " and ".join(plural for kind, plural in (("adapter", "adapters"), ("prefix", "prefixes")) if kind in kinds)
+        return " and ".join(formulas.plural for kind, formulas in INSERTS.items() if kind in kinds)
 
     @property
     def mask_entries(self) -> int:
@@ -202,21 +222,21 @@ class ModelShape:
         """Multiply-adds of the blocks' own linear layers for one token."""
         return sum(out * into for _, out, into in self.matrices())
 
-    def adapter_macs(self) -> int:
-        """Σ 2 b d: multiply-adds of the adapters for one token."""
-        return sum(2 * layer.sizes("adapter") * self.hidden for layer in self.layers)
+    def insert_macs(self) -> int:
+        """Multiply-adds of the inserts for one token, what they do inside attention apart: Σ 2 b d of adapters."""
+        return sum(INSERTS[one.kind].token_macs(one.size, self.hidden) for layer in self.layers for one in layer.inserts)
 
     def attention_macs(self, length: int) -> int:
         """Σ 2 n (n + l) w of QKᵀ and AV over `length` n, w the rows of query; a decoder's second attention has no prefix.
 
         Where positions are compared with, too: n p w more.
         """
-        own = sum(s.width * (2 * (length + s.sizes("prefix")) + s.positions) for s in self.layers)
+        own = sum(s.width * (2 * (length + s.prefix_length) + s.positions) for s in self.layers)
         return length * (own + sum(2 * length * s.cross_width for s in self.layers))
 
     def flops(self, length: int, batch: int = 1) -> int:
         """FLOPs of one forward pass over `batch` rows of `length` tokens."""
-        tokens = length * (self.linear_macs() + self.adapter_macs() + self.token_macs)
+        tokens = length * (self.linear_macs() + self.insert_macs() + self.token_macs)
         projected = sum(s.positions * s.width * self.hidden for s in self.layers)  # once, however many rows there are
         return 2 * (batch * (tokens + self.attention_macs(length) + self.head_macs) + projected)
 
@@ -248,7 +268,6 @@ def shape_of(model: nn.Module) -> ModelShape:
 
     from compressor.deltas.links import Change, original
     from compressor.models.anatomy import biases_of, layers_of, row_of_model
-    from compressor.models.hub import TOKENS, auto_class_of, head_names
     from compressor.models.normalized import normalized
 
     layers = layers_of(model)
@@ -321,7 +340,7 @@ def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int
 
 def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[str], rank: int, places: int) -> float:
     """DSEE table 6's FLOPs: linear layers of the encoder with delta and adapters, over the dense ones without them."""
-    return (shape.linear_macs() + shape.adapter_macs() + delta_macs(shape, modules, rank, places)) / dense.linear_macs()
+    return (shape.linear_macs() + shape.insert_macs() + delta_macs(shape, modules, rank, places)) / dense.linear_macs()
 
 
 def human_bytes(count: float) -> str:

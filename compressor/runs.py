@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from compressor import checkpoint
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 
@@ -36,8 +39,6 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     `base` is the pretrained model where that is needed, by default where the run found it. Raises UserError E805 (the run
     has no model, or its artifact is gone), E305 (a damaged lock or artifact), and what `compressor.checkpoint.load` raises.
     """
-    from compressor import checkpoint
-
     lock = _lock(folder / LOCK_FILE)
     row, store = _last_model(lock, folder)
     place = store / row["artifact"]
@@ -71,8 +72,6 @@ def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], 
 
 def _lock(path: Path) -> dict[str, Any]:
     """The lock file as plain data. Raises UserError E305."""
-    import yaml
-
     try:
         content = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
         lock = _plain(content.decode())
@@ -86,8 +85,6 @@ def _lock(path: Path) -> dict[str, Any]:
 def _plain(text: str) -> Any:
     """YAML such as a run writes. Raises ValueError for aliases, which multiply, and for depth: libyaml's parser, which is fast,
     ends the process over a million brackets. Raises YAMLError."""
-    import yaml
-
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     for event in yaml.parse(text, Loader=loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

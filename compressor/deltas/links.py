@@ -51,6 +51,8 @@ class Change(nn.Module):
     kind: str
     group: str = ""
     frozen = False
+    masks = False
+    """It hides entries of W + ΔW and adds nothing: it is always last in its chain, and no part of ΔW."""
     prototype_name: str | None = None
     """Of the prototype that is stored once for this change and others."""
     moving: tuple[str, ...] = ()
@@ -127,8 +129,6 @@ class Delta(Change):
     """
 
     place: Place = WHOLE
-    masks = False
-    """It hides entries of W + ΔW and adds nothing: it is always last in its chain, and no part of ΔW."""
     factorable = False
     """`factor` gives its ΔW as a product beside the layer."""
     settles_factorable = False

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from compressor.compression import compression_of
+from compressor.cost import ModelShape
 from compressor.errors import UserError
+from compressor.models.hub import head_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressor.cost import ModelShape
 
 NAMES = (
     "dsee",
@@ -86,7 +87,7 @@ class Options:
     child: Child = "f"
     """Whether the child network is drawn anew at every step (f) or chosen beforehand (d)."""
     reserve: float = 0.3
-    """Probability with which a step of Child-Tuning-F hears a gradient scalar."""
+    """Probability with which a step of Child-Tuning-F keeps a gradient element."""
     group: str = "tune"
     omega: Mapping[str, Tensor] | None = None
 
@@ -214,7 +215,6 @@ def apply(model: nn.Module, name: str, options: Options) -> None:
 def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> None:
     """requires_grad for the task head, the changes of `groups` and, with `base`, the whole base; for nothing else."""
     from compressor.deltas.links import Change
-    from compressor.models.hub import head_names
 
     head = head_names(model)
     compression = compression_of(model)
@@ -228,8 +228,6 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
 
 def trainable_counts(model: nn.Module) -> dict[str, int]:
     """Trainable scalars of a live model: {"head": task head, "body": everything else}. What is shared counts once."""
-    from compressor.models.hub import head_names
-
     head = head_names(model)
     counts = {"head": 0, "body": 0}
     for name, parameter in model.named_parameters():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compressor.cost import ModelShape
 
 BEHIND = {"pfeiffer": ("ffn_out",), "houlsby": ("output", "ffn_out")}
 """The matrices behind which a placement puts adapters."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape
 from compressor.errors import UserError
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from compressor.cost import ModelShape
 
 
 def attach_offsets(model: nn.Module, options: Options) -> None:

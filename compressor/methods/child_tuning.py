@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape
 from compressor.methods import Method, Options, mixout, selective
 from compressor.selection.score_names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from compressor.cost import ModelShape
 
 
 def attach_child(model: nn.Module, options: Options) -> None:

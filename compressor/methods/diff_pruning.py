@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape, shape_of
 from compressor.methods import Method, Options, mixout, selective
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compressor.cost import ModelShape
-
 
 def attach_gated(model: nn.Module, options: Options) -> None:
     """Add a Gated link to every chosen matrix. Raises UserError E401 for a budget of no place, or of too many."""
-    from compressor.cost import shape_of
     from compressor.deltas.kinds.dense import Gated
     from compressor.models.anatomy import matrices_of
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from compressor.cost import ModelShape
 
 
 def attach_low_rank(model: nn.Module, options: Options) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from compressor.cost import ModelShape
 
 
 def attach_mixed(model: nn.Module, options: Options) -> None:

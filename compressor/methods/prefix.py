@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape
 from compressor.errors import UserError
 from compressor.methods import Method, Options
 
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
-
-    from compressor.cost import ModelShape
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:

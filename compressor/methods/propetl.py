@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compressor.compression import compression_of
+from compressor.compression import Tasks, compression_of
+from compressor.cost import ModelShape
 from compressor.errors import UserError
 from compressor.methods import Method, Options, adapter, prefix
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressor.compression import Tasks
-    from compressor.cost import ModelShape
     from compressor.deltas.sources import Masked, Prototype
     from compressor.training.multitask import TaskScores
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compressor.cost import ModelShape, share, spendable
 from compressor.methods import GROUND, Method, Options, adapter, lora, method
 from compressor.selection.score_names import SCOPES, SCORES
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compressor.cost import ModelShape
     from compressor.models.anatomy import Matrix
 
 
@@ -49,7 +49,6 @@ def attach_selected(model: nn.Module, options: Options) -> None:
     if options.strategy == "static":
         attach_sparse(model, options)
         return
-    from compressor.cost import share
     from compressor.selection.gradients import Heuristic
     from compressor.selection.growth import Growth, plant
 
@@ -72,8 +71,6 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
 
 def places_of(shape: ModelShape, options: Options) -> int:
     """|Ω| of a budget among all entries that Ω may lie among. Raises UserError E401."""
-    from compressor.cost import spendable
-
     return spendable(options.budget, sum(sizes(shape, options)))
 
 

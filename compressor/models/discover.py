@@ -1,7 +1,7 @@
 """Discovery: a row for an architecture that has none, proposed by torch-pruning's traced graph and proven before it is shown.
 
 Nothing is registered: the row is printed, for a person to read and to put into `compressor/models/architectures.py`. The walk
-over the graph does not end for some architectures (Llama, Qwen3), so it happens in a process of its own, with a time limit.
+over the graph does not end for some architectures (Phi, StableLM), so it happens in a process of its own, with a time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES, Architecture, Blocks
 from compressor.models.hub import config_of
 from compressor.models.modules import STRUCTURES
-from compressor.models.small_model import small_config, small_inputs, small_model, states_of
+from compressor.models.small_model import is_grouped, small_config, small_inputs, small_model, states_of
 from compressor.models.traced_row import BY_HAND, propose
 from compressor.pruning.surgery import Removal, remove, silence
 
@@ -61,13 +61,14 @@ def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
 def proven_row(config: PretrainedConfig) -> Architecture:
     """The first proposal of which every trial equals the masked model. Raises UserError E317 and E318."""
     try:
-        small = small_config(config)
-        model = small_model(small)
+        # torch-pruning's walk does not end where key and value heads are shared: they are in the trial alone
+        traced, small = small_config(config, grouped=False), small_config(config, grouped=is_grouped(config))
+        model = small_model(traced)
     except Exception as error:  # sizes that a stranger's code does not take
         what = f"no row can be proposed: a small model cannot be made of it ({type(error).__name__}: {error!s:.200})"
         raise UserError("E318", what, BY_HAND) from error
     failures = []
-    for row in propose(model, small):
+    for row in propose(model, traced):
         failure = _failure(row, small)
         if not failure:
             return row
@@ -106,7 +107,7 @@ def _plans(model: nn.Module, row: Architecture) -> Iterator[dict[int, Removal]]:
     for name, count in units.items():
         yield {0: Removal(**{name: [1]})}
         yield {1: Removal(**{name: list(range(count))})}
-    if not row.masks_by_place:
+    if not row.masks_by_place or len(set(model.config.layer_types)) == 1:
         yield {1: Removal(whole=True)}
     for _ in range(PLANS):
         yield {

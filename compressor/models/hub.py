@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from compressor.compression import compression_of
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from compressor.models.architectures import row_of
 from compressor.models.damage import Damage, door, reading_by_library
 from compressor.models.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
@@ -201,8 +202,6 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
     import torch
     import transformers
 
-    from compressor.models.architectures import row_of
-
     config = config_of(folder)
     row = row_of(config.model_type)
     if auto_class == TOKENS and not row.answers_tokens:
@@ -342,8 +341,6 @@ def padding_id(config: PretrainedConfig, folder: Path) -> int:
 
 def end_id(folder: Path) -> int | None:
     """The end of sentence at which the task head of the model in `folder` reads its answer; None where it does not."""
-    from compressor.models.architectures import row_of
-
     config = json.loads((folder / "config.json").read_text())
     return config_of(folder).eos_token_id if row_of(config["model_type"]).head_on_end else None
 

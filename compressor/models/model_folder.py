@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from compressor.models.architectures import COMPRESSED, row_of
 from compressor.models.config_file import check_config, check_layers
 from compressor.models.damage import Damage, read_json, reading_by_library, shown
@@ -37,8 +39,6 @@ TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
 
 def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     """tokenizer.json loads and has no word beyond the embedding; the files beside it are JSON objects. Raises Damage."""
-    from tokenizers import Tokenizer
-
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if name.endswith(".json") and name != "tokenizer.json" and (folder / name).is_file():
             read_json(folder / name)

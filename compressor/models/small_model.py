@@ -19,12 +19,19 @@ UNREAD = ("architectures", "auto_map", "id2label", "label2id", "model_type", "qu
 """Keys that say nothing of the layout of the base, or would make it another one than plain random weights."""
 
 
-def small_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The same config with few blocks, heads, neurons and words. Lists with one entry a block keep their first ones."""
+def is_grouped(config: PretrainedConfig) -> bool:
+    """Whether several query heads share a key and value head."""
+    return getattr(config, "num_key_value_heads", None) not in (None, config.num_attention_heads)
+
+
+def small_config(config: PretrainedConfig, *, grouped: bool) -> PretrainedConfig:
+    """The same config with few blocks, heads, neurons and words; `grouped`: two query heads share a key and value head.
+
+    Lists with one entry a block keep their first ones.
+    """
     keys = {key: value for key, value in config.to_dict().items() if key not in UNREAD and not key.startswith("_")}
     blocks = config.num_hidden_layers
     keys = {key: value[:BLOCKS] if isinstance(value, list) and len(value) == blocks else value for key, value in keys.items()}
-    grouped = getattr(config, "num_key_value_heads", None) not in (None, config.num_attention_heads)
     sizes = {
         "hidden_size": HIDDEN,
         "num_hidden_layers": BLOCKS,

@@ -104,9 +104,8 @@ def _rows(model: nn.Module, config: PretrainedConfig, heads: Unit, neurons: Unit
         raise _none(f"'{home}' of a block has no attribute with the size of a head ({', '.join(HEAD_SIZES)})")
     counts = tuple(name for name, value in sizes.items() if value == HEADS and "head" in name)
     widths = tuple(name for name, value in sizes.items() if value == HIDDEN)
-    grouped = getattr(config, "num_key_value_heads", HEADS) != HEADS
     words = {
-        "heads": "num_key_value_heads" if grouped else _real(config, "num_attention_heads"),
+        "heads": "num_key_value_heads" if "num_key_value_heads" in config.to_dict() else _real(config, "num_attention_heads"),
         "neurons": next((name for name in WIDTHS if name in config.to_dict()), WIDTHS[0]),
     }
     # some attentions keep the hidden size, which stays, beside the width of their query, which does not
@@ -127,7 +126,8 @@ def _rows(model: nn.Module, config: PretrainedConfig, heads: Unit, neurons: Unit
             type(config).__name__.removesuffix("Config"),
             prefixes=bool(model._supports_attention_backend),
             head_on_tokens=_is_causal(model),
-            masks_by_place=len(set(getattr(config, "layer_types", None) or ())) > 1,
+            # whether blocks know their own mask cannot be seen: where they differ, whole ones had better stay
+            masks_by_place=bool(getattr(config, "layer_types", None)),
             positions=_positions(model, config),
         )
 

@@ -16,12 +16,11 @@ from compressor.account import Places
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.selection.finite import LARGEST_WEIGHT, require_finite, require_ranks
+from compressor.selection.rpca import sparse_residual
 from compressor.selection.settings import SettingName
 
 
 def _rpca(weight: Tensor, seed: int, setting: SettingName = "default") -> Tensor:
-    from compressor.selection.rpca import sparse_residual
-
     return sparse_residual(weight, seed=seed, setting=setting).abs()
 
 

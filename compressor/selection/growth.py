@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from compressor.cost import spendable
@@ -192,8 +193,6 @@ class Grower:
 
 def _average(gradients: list[Tensor]) -> None:
     """The mean over processes, as the parameters' own gradients are."""
-    import torch.distributed as dist
-
     if dist.is_available() and dist.is_initialized():
         for gradient in gradients:
             dist.all_reduce(gradient)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compressor.compression import Kept
 from compressor.deltas.inserts import insert, inserts_of
-from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.links import Change, Delta, Place, attach, chain, chains, original
 from compressor.deltas.registry import KINDS, PROTOTYPES
 from compressor.deltas.sources import Masked, Own, Prototype, Shared, masks_of
-
-if TYPE_CHECKING:
-    from compressor.compression import Kept
 
 Tensors = dict[str, Tensor]
 
@@ -170,7 +167,7 @@ def restore_masks(model: nn.Module, description: dict, tensors: Tensors) -> None
     """Attach the masks over weights alone that `describe` recorded, in place. Raises as `restore`."""
     for key, changes in description["links"].items():
         for index, settings in enumerate(changes):
-            if KINDS[settings["kind"]] is Mask:
+            if KINDS[settings["kind"]].masks:
                 _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), {}))
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from compressor.deltas.links import Change
 from compressor.storage.changes import rebuild, select, shared_of
+from compressor.storage.delta_file import DeltaFile
 from compressor.storage.layout import SECTIONS
-
-if TYPE_CHECKING:
-    from compressor.storage.delta_file import DeltaFile
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from compressor.compression import Kept, compression_of
+from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
 from compressor.models.hub import AUTO_CLASSES, SEQUENCES, auto_class_facts, head_names
 from compressor.pruning.surgery import kept_of
@@ -287,7 +288,8 @@ def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
 def stored(delta: DeltaFile) -> Stored:
     """What the file holds beside head and header, in the papers' units (ProPETL section 4.3)."""
     held = list(accounts(delta.layout))
-    learned = sum(row.mask_entries for row in held if row.kind != "mask")
-    pruned = sum(row.mask_entries for row in held if row.kind == "mask")
+    chosen = {kind for kind, cls in KINDS.items() if cls.masks}
+    learned = sum(row.mask_entries for row in held if row.kind not in chosen)
+    pruned = sum(row.mask_entries for row in held if row.kind in chosen)
     width = max((8 * tensor.element_size() for tensor in delta.own.values() if tensor.is_floating_point()), default=32)
     return Stored(sum(row.scalars for row in held), sum(row.indices for row in held), learned, width, pruned)

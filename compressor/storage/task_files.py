@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from compressor.compression import compression_of
 from compressor.storage.delta_file import changes_of, save
 from compressor.storage.layout import SECTIONS
-
-if TYPE_CHECKING:
-    from torch import nn
 
 SHARED = "_shared.safetensors"
 """No task is called so: a task's name begins with a letter or a digit."""

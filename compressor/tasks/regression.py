@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
+from compressor.models.hub import head_names
 from compressor.tasks.kinds import Agreement, Column, Kind, Metric, one_label
 from compressor.tasks.metrics import concordance, pearson, spearman
 
@@ -61,8 +62,6 @@ def spread(labels: Sequence[float], names: list[str]) -> dict[str, float]:
 def start(model: nn.Module, labels: Sequence[float]) -> None:
     """Let the output begin at the mean of the labels, where the head has a bias: else the first steps go into that, and Adam
     remembers their large gradients through all that come after."""
-    from compressor.models.hub import head_names
-
     for name in head_names(model):
         if name.endswith(".bias") and model.get_parameter(name).shape == (1,):
             model.get_parameter(name).data.fill_(float(np.mean(labels)))

@@ -10,22 +10,21 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compressor.account import Plan
 from compressor.compression import Tasks, compression_of
+from compressor.cost import shape_of
 from compressor.deltas.sources import Masked, Own, Scores
-from compressor.models.hub import head_names
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from compressor.account import Plan
-    from compressor.tasks import TaskConfig
-    from compressor.training.trainer import Rows
+from compressor.models.hub import head_names, hollow
+from compressor.tasks import TaskConfig
+from compressor.tasks.reading import read_task
+from compressor.training.trainer import Rows
 
 
 def probabilities(sizes: Sequence[int], temperature: float) -> np.ndarray:
@@ -175,12 +174,6 @@ def trained_parts(model: nn.Module) -> dict[str, int]:
 
 def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
     """`Plan.start` for many tasks: every head is stored, and each row computes one of them."""
-    from dataclasses import replace
-
-    from compressor.account import Plan
-    from compressor.cost import shape_of
-    from compressor.models.hub import hollow
-    from compressor.tasks.reading import read_task
 
     models = {name: hollow(base_folder, read_task(task).label_names) for name, task in tasks.items()}
     head_macs = max(shape_of(model).head_macs for model in models.values())

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from compressor.cost import INSERTS
+from compressor.deltas.inserts import Insert
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.kinds.offset import Offset
@@ -44,6 +46,7 @@ def dense(link) -> torch.Tensor:
 
 def test_every_kind_has_a_row():
     assert set(LINKS) == {kind for kind, cls in KINDS.items() if issubclass(cls, Delta)}
+    assert set(INSERTS) == {kind for kind, cls in KINDS.items() if issubclass(cls, Insert)}
 
 
 @pytest.mark.parametrize("place", PLACES)

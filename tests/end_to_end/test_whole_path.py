@@ -243,7 +243,8 @@ def test_a_block_goes_and_all_blocks_compete(tmp_path):
 
 PRUNE = {"prune": [{"structure": "heads", "criterion": "delta", "remove": 1}]}
 DIFF = {"method": "diff_pruning", "modules": "all", "budget": 0.02}
-DENSE = {
+STORED_AS = {
+    "vera": ([{"tune": {"method": "vera", "modules": "all"}}, PRUNE, {"recover": {}}], "vera"),
     "mixout": ([{"tune": {"method": "mixout"}}, PRUNE, {"recover": {}}], "offset"),
     "child f": ([{"tune": {"method": "child_tuning"}}, PRUNE, {"recover": {"method": "child_tuning"}}], "offset"),
     "child d": ([{"select": {"score": "fish", "ratio": 0.3}}, {"tune": {"method": "child_tuning", "child": "d"}}], "sparse"),
@@ -251,10 +252,10 @@ DENSE = {
 }
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_dense_methods_are_stored_as_plain_links(name, tmp_path):
+@pytest.mark.parametrize("name", STORED_AS)
+def test_a_method_is_stored_as_its_link(name, tmp_path):
     """Trained, stored, cut, recovered and merged; the plan says what is trained and what is left of it."""
-    stages, kind = DENSE[name]
+    stages, kind = STORED_AS[name]
     fast = {"epochs": 1, "learning_rate": 0.01, "batch_size": 8}
     stages = [{key: {**it, **fast} if key in ("tune", "recover") else it for key, it in one.items()} for one in stages]
     pipeline = load_pipeline(write_pipeline(tmp_path, stages=[*stages, {"merge": None}], rows=80))
@@ -263,6 +264,8 @@ def test_dense_methods_are_stored_as_plain_links(name, tmp_path):
     links = [link for _, owner, key in chains(load(tune.folder, base=tmp_path / "model")) for link in chain(owner, key)]
     assert links and {link.kind for link in links} == {kind}
     assert tune.metadata["trainable"]["body"] == tune.metadata["closed_form"] == plan.trainable[0][1]
+    if "recover" in result.artifacts:
+        assert result.artifacts["recover"].metadata["trainable"]["body"] == plan.trainable[1][1]
     if kind == "sparse":
         assert sum(len(link.values) for link in links) == tune.metadata["places"]
     if name == "diff pruning":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from compressor.deltas.kinds.low_rank import MOST_ENTRIES, LowRank
 from compressor.deltas.links import Delta, Factor
-from compressor.deltas.sources import Own, Prototype
+from compressor.deltas.sources import Own, Prototype, Shared
 
 START = 0.1
 """Of every entry of d; b starts at 0 (Kopiczko et al. 2024, section 3.2 and table 6)."""
@@ -43,7 +44,7 @@ class Drawn(Prototype):
         return {}
 
     @classmethod
-    def from_tensors(cls, name: str, tensors: dict[str, Tensor], **settings) -> Drawn:
+    def from_tensors(cls, name: str, tensors: Mapping[str, Tensor], **settings) -> Drawn:
         return cls(name, **settings)
 
 
@@ -71,7 +72,7 @@ class Vera(Delta):
         return cls(drawn, weight.new_zeros(weight.shape[0]), weight.new_full((drawn.rank,), START), group=group)
 
     @classmethod
-    def from_tensors(cls, tensors, shared=None, **settings) -> Vera:
+    def from_tensors(cls, tensors: Mapping[str, Tensor], shared: Shared | None = None, **settings) -> Vera:
         return cls(shared.prototype, **tensors, **settings)
 
     @property
@@ -92,18 +93,13 @@ class Vera(Delta):
         return torch.addmm(weight, self.b[:, None] * self.B, self.d[:, None] * self.A)
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Vera:
-        def left(before: Tensor | None, kept: Tensor) -> Tensor:
-            return (kept if before is None else before[kept]).to(torch.int32)
-
         b, d = self.b.detach()[rows].clone(), self.d.detach().clone()
-        return Vera(self.drawn, b, d, left(self.rows, rows), left(self.columns, columns), self.group)
+        return Vera(self.drawn, b, d, _chosen(self.rows, rows), _chosen(self.columns, columns), self.group)
 
     def suits(self, shape: torch.Size) -> bool:
-        out, into = (
-            size if index is None else len(index) if index.numel() and 0 <= index.min() <= index.max() < size else None
-            for index, size in zip((self.rows, self.columns), self.drawn.shape, strict=True)
-        )
-        return (out, into) == shape and self.b.shape == (out,) and self.d.shape == (self.drawn.rank,)
+        out, into = self.drawn.shape
+        left = _left(self.rows, out), _left(self.columns, into)
+        return left == shape and self.b.shape == shape[:1] and self.d.shape == (self.drawn.rank,)
 
     def entries(self) -> tuple[None, Tensor]:
         return self.to_peft().entries()
@@ -128,3 +124,15 @@ class Vera(Delta):
         link = LowRank(Own({"A": A, "B": B}), 1.0, self.group)
         link.place = self.place
         return link
+
+
+def _chosen(before: Tensor | None, kept: Tensor) -> Tensor:
+    """The rows or columns of the drawn matrix that are left when `kept` of those `before` are (int32)."""
+    return (kept if before is None else before[kept]).to(torch.int32)
+
+
+def _left(index: Tensor | None, size: int) -> int | None:
+    """How many of `size` rows or columns `index` chooses; None where it names others."""
+    if index is None:
+        return size
+    return len(index) if index.numel() and 0 <= index.min() <= index.max() < size else None

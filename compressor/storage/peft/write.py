@@ -37,7 +37,6 @@ class _Changed:
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in) of the whole stored weight."""
-
         shape = tuple(original(self.owner).shape)
         return shape if isinstance(self.owner, nn.Linear) else shape[::-1]
 
