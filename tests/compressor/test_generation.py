@@ -38,10 +38,9 @@ from pipelines.cli.commands import main
 from pipelines.stages.loading import MOST_OUTPUTS, Data
 from pipelines.stages.loading import Rows as Loaded
 from tests.compressor.conftest import encoding, tiny
-from tests.tiny import WORDS, write_model
+from tests.tiny import DECODERS, WORDS, write_model
 
 KIND = kind_of("generation")
-DECODERS = ["gpt2", "llama", "qwen3"]
 
 
 def decoder(architecture: str = "gpt2", dtype: torch.dtype = torch.float64, seed: int = 0):
