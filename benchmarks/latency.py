@@ -26,7 +26,7 @@ from compressor.cost import shape_of
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, resolve
 from compressor.pruning.surgery import Removal, remove
-from export.latency.measure import Measurement, Variant, measure
+from export.latency.measure import Measurement, LatencyVariant, measure
 from export.runtimes.onnxruntime import export_onnx
 
 CONTROL = "dense fp32 fused, again"
@@ -46,7 +46,7 @@ def pruned(folder: Path, heads: float, neurons: float) -> nn.Module:
     return model
 
 
-def variants(folder: Path, scratch: Path, length: int) -> tuple[list[Variant], dict[str, int]]:
+def variants(folder: Path, scratch: Path, length: int) -> tuple[list[LatencyVariant], dict[str, int]]:
     """Every graph to time, and FLOPs of one row of `length` tokens by plan."""
     sample = {name: np.ones((2, 8), dtype=np.int64) for name in ("input_ids", "attention_mask")}
     result, flops = [], {}
@@ -55,12 +55,12 @@ def variants(folder: Path, scratch: Path, length: int) -> tuple[list[Variant], d
         flops[name] = shape_of(model).flops(length)
         paths = export_onnx(model, sample, scratch / name.replace(" ", "_"))
         result += [
-            Variant(f"{name} fp32 fused", "onnxruntime", paths["fp32"]),
-            Variant(f"{name} int8", "onnxruntime", paths["int8"]),
+            LatencyVariant(f"{name} fp32 fused", "onnxruntime", paths["fp32"]),
+            LatencyVariant(f"{name} int8", "onnxruntime", paths["int8"]),
         ]
         if name == "dense":
             plain = export_onnx(model, sample, scratch / "plain", precisions=["fp32"], fuse=False)["fp32"]
-            result += [Variant("dense fp32 unfused", "onnxruntime", plain), Variant(CONTROL, "onnxruntime", paths["fp32"])]
+            result += [LatencyVariant("dense fp32 unfused", "onnxruntime", plain), LatencyVariant(CONTROL, "onnxruntime", paths["fp32"])]
     return result, flops
 
 

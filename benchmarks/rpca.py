@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from benchmarks.train_step import interleaved
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, resolve
-from compressor.selection.choice import choose
+from compressor.selection.choice import choose_places
 from compressor.selection.rpca import decompose, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting
 
@@ -109,7 +109,7 @@ def timed(title: str, steps: Mapping[str, Callable[[], object]], rounds: int) ->
 def seconds_of_all(weights: list[Tensor], rounds: int) -> dict[str, dict[str, float]]:
     def choose_all(setting: str) -> None:
         for weight in weights:
-            choose([sparse_residual(weight, seed=0, setting=setting).abs()], PLACES)
+            choose_places([sparse_residual(weight, seed=0, setting=setting).abs()], PLACES)
 
     steps = {name: partial(choose_all, name) for name in SETTINGS if name != "released"}
     shapes = " ".join(sorted({"x".join(map(str, weight.shape)) for weight in weights}))
@@ -165,13 +165,13 @@ def overlap(title: str, weights: list[Tensor]) -> dict[str, dict[str, float]]:
     """Of the 16 places of a matrix, how many two runs share, on average over the matrices; three seeds."""
 
     def places(setting: Setting, seed: int) -> list[set[int]]:
-        return [set(choose([decompose(weight, setting, seed=seed).S.abs()], PLACES)[0].tolist()) for weight in weights]
+        return [set(choose_places([decompose(weight, setting, seed=seed).S.abs()], PLACES)[0].tolist()) for weight in weights]
 
     def shared(first: list[set[int]], second: list[set[int]]) -> float:
         return statistics.mean(len(a & b) for a, b in zip(first, second, strict=True))
 
     print(f"\n(d) of {PLACES} places in each of {len(weights)} {title}, shared on average with")
-    largest = [set(choose([weight.abs()], PLACES)[0].tolist()) for weight in weights]
+    largest = [set(choose_places([weight.abs()], PLACES)[0].tolist()) for weight in weights]
     reference, rows = places(SETTINGS["default"], 0), {}
     print(f"{'setting':<26}{'other seeds':>13}{'top |W|':>9}{'default':>9}")
     for name, setting in CHOOSERS.items():

@@ -51,7 +51,7 @@ from compressor.tasks.features import Encoding  # noqa: E402
 from export.graph.files import save as save_graph  # noqa: E402
 from export.graph.rewrite import can_fuse  # noqa: E402
 from export.graph.trace import trace  # noqa: E402
-from export.latency.measure import LEAST_ROUNDS, Measurement, Unmeasurable, Variant, time_shape, workers  # noqa: E402
+from export.latency.measure import LEAST_ROUNDS, Measurement, Unmeasurable, LatencyVariant, time_shape, workers  # noqa: E402
 from export.latency.worker import encoding  # noqa: E402
 from export.runtimes.onnxruntime import write_onnx  # noqa: E402
 from export.runtimes.openvino import export_openvino  # noqa: E402
@@ -235,7 +235,7 @@ def quantized_static(graph: onnx.ModelProto, rows: Sequence[Encoding], operators
 
 def contenders(
     models: dict[str, nn.Module], scratch: Path, bench: Bench, kinds: Mapping[str, Kind], device: str
-) -> list[Variant]:
+) -> list[LatencyVariant]:
     """Every file of every plan, and the control."""
     variants = []
     for plan, model in models.items():
@@ -243,7 +243,7 @@ def contenders(
         write(model, scratch / plan, kinds)
         for name, kind in kinds.items():
             place, words = scratch / plan / kind.file, model.config.vocab_size
-            variants.append(Variant(f"{plan} {name}", kind.runtime, place, device, kind.half, vocabulary=words))
+            variants.append(LatencyVariant(f"{plan} {name}", kind.runtime, place, device, kind.half, vocabulary=words))
     first, again = control_of(bench)
     return [*variants, *(replace(each, name=again) for each in variants if each.name == first)]
 
@@ -291,7 +291,7 @@ def missing(name: str, options: argparse.Namespace, cells: dict[str, Any]) -> li
 def measure(
     name: str,
     models: dict[str, nn.Module],
-    variants: list[Variant],
+    variants: list[LatencyVariant],
     todo: dict[str, list[tuple[int, int]]],
     options: argparse.Namespace,
     result: dict[str, Any],

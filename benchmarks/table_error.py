@@ -34,7 +34,7 @@ from pipelines.engine.store import write_atomic
 from pipelines.reporting.format import significant
 from pipelines.stages.prune.config import STAGE
 from pipelines.stages.prune.meet_target import lowest_of
-from pipelines.stages.prune.targets import Search, Target, widths
+from pipelines.stages.prune.targets import TargetSearch, Target, widths
 
 BOUND = 0.10
 HEAD = (
@@ -57,7 +57,7 @@ def predictions(model, table: LatencyTable, speedups: list[float], batch: int, l
     shape = shape_of(model)
     variants, told = [exported("dense", model, SAMPLE, folder, "fp32")], {"dense": table.ms(shape)}
     for seed, speedup in enumerate(speedups):
-        search = Search(target=Target(speedup=speedup, batch=batch, length=length), criterion="random")
+        search = TargetSearch(target=Target(speedup=speedup, batch=batch, length=length), criterion="random")
         scores = {name: random_scores(model, name, seed) for name in search.structures}
         prices = {name: [np.cumsum([0, *np.sort(one)]) for one in own] for name, own in scores.items()}
         found = widths(search, shape, shape, table.ms, prices)

@@ -40,7 +40,7 @@ from compressor.models.model_folder import CONFIG
 from compressor.models.weight_files import check_finite, read_header
 from compressor.pruning.sizes import per_layer_configs
 from compressor.pruning.surgery import kept_of, restore_kept
-from compressor.storage.changes import describe, restore, restore_masks
+from compressor.storage.changes import describe_changes, restore, restore_masks
 from compressor.storage.live import remember
 
 STATE_FILE = "state.json"
@@ -57,7 +57,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
     """
 
     folder.mkdir(parents=True, exist_ok=True)
-    changes, tensors = describe(model)
+    changes, tensors = describe_changes(model)
     weights = _plain_weights(model)
     head = {name: weights.pop(name) for name in sorted(head_names(model))}
     save_file(head, folder / "head.safetensors")
@@ -126,8 +126,8 @@ def read_description(folder: Path) -> dict:
             raise Damage(f"has a {STATE_FILE} without a format", DAMAGED)
     number = description["format"]
     if number not in READABLE:
-        mend = "Create it again with this version"
-        raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", mend, str(folder))
+        fix = "Create it again with this version"
+        raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", fix, str(folder))
     if description.setdefault("auto_class", SEQUENCES) not in AUTO_CLASSES:
         what = f"{STATE_FILE} names the Auto class {description['auto_class']!r:.60}"
         raise UserError("E305", what, f"Here it is {' or '.join(AUTO_CLASSES)}", str(folder))
@@ -153,12 +153,12 @@ def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Te
     """Attach the recorded changes; every tensor must be used and none may be missing. Raises UserError E305."""
     try:
         restore(model, description, tensors)
-        same = describe(model)[1].keys() == tensors.keys()
+        same = describe_changes(model)[1].keys() == tensors.keys()
     except Exception:  # a description that is damaged can fail in any of the parts that it describes
         same = False
     if not same:
-        mend = "The folder is damaged or mixed up"
-        raise UserError("E305", "the recorded changes and their tensors do not fit together", mend, str(folder)) from None
+        fix = "The folder is damaged or mixed up"
+        raise UserError("E305", "the recorded changes and their tensors do not fit together", fix, str(folder)) from None
 
 
 def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[str], folder: Path) -> None:
@@ -192,7 +192,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     if any(chains(model)):
         raise ValueError("merge the model before saving a checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
-    changes, inserted = describe(model)
+    changes, inserted = describe_changes(model)
     weights_file = WITH_INSERTS if inserted else WEIGHTS
     save_file({**_plain_weights(model), **inserted}, folder / weights_file, metadata={"format": "pt"})
     if inserted:

@@ -8,20 +8,20 @@ E8xx store and runs, E9xx environment. docs/errors.md lists every one of them; a
 class CompressError(Exception):
     """An expected failure. Shown as one line, never as a traceback.
 
-    `code` is the catalogue code, `what` the fault, `mend` what to do about it, and `where` a place such as
+    `code` is the catalogue code, `what` the fault, `fix` what to do about it, and `where` a place such as
     `pipeline.yaml:7: stages[1].tune.rank`.
     """
 
     exit_code = 1
 
-    def __init__(self, code: str, what: str, mend: str, where: str = ""):
-        self.code, self.what, self.mend, self.where = code, what, mend, where
+    def __init__(self, code: str, what: str, fix: str, where: str = ""):
+        self.code, self.what, self.fix, self.where = code, what, fix, where
         place = f"{where}: " if where else ""
-        super().__init__(f"{code} {place}{what}. {mend}".replace("\n", " "))
+        super().__init__(f"{code} {place}{what}. {fix}".replace("\n", " "))
 
     def __reduce__(self) -> tuple:
         """Pickling support: errors are passed between processes."""
-        return type(self), (self.code, self.what, self.mend, self.where)
+        return type(self), (self.code, self.what, self.fix, self.where)
 
 
 class UserError(CompressError):
@@ -35,7 +35,7 @@ class UserErrors(UserError):
 
     def __init__(self, errors: list[UserError]):
         self.errors = errors
-        super().__init__(errors[0].code, errors[0].what, errors[0].mend, errors[0].where)
+        super().__init__(errors[0].code, errors[0].what, errors[0].fix, errors[0].where)
 
     def __reduce__(self) -> tuple:
         return type(self), (self.errors,)

@@ -47,8 +47,8 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
         raise UserError("E805", what, f"Run the pipeline again, or keep {STORE} beside the run's folder", str(store))
     _verify(place, row["files"])
     if not any(name in row["files"] for name in (checkpoint.STATE_FILE, "config.json")):
-        mend = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
-        raise UserError("E805", "this run trained many tasks together and has no single model", mend, str(folder))
+        fix = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
+        raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
     return checkpoint.load(place, base=base or _base(folder, lock.get("model")))
 
 

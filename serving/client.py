@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype, tri
 
 from compressor.errors import UserError
 from compressor.tasks import KINDS
-from compressor.tasks.kinds import Kind, kind_of
+from compressor.tasks.kinds import TaskKind, kind_of
 from serving.repository import tokenizer_sha256
 from serving.running import served_repository
 
@@ -109,7 +109,7 @@ def predict(
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         kind = kind_served(model, parameters)
         labels, output = labels_of(model, config, parameters)
-        encoder = Encoder(model, config, parameters, tokenizer_folder or find_tokenizer(client, model))
+        encoder = TextEncoder(model, config, parameters, tokenizer_folder or find_tokenizer(client, model))
         size, answers = config["max_batch_size"] or max(len(texts), 1), []
         for start in range(0, len(texts), size):
             batch = [kind.written(text) for text in texts[start : start + size]]
@@ -120,7 +120,7 @@ def predict(
     return answers
 
 
-class Encoder:
+class TextEncoder:
     """Texts -> the integer arrays (batch, longest sequence) that a model declares, right-padded, cut at its `max_length`."""
 
     def __init__(self, model: str, config: Mapping[str, Any], parameters: Mapping[str, str], folder: Path):
@@ -203,7 +203,7 @@ def labels_of(model: str, config: Mapping[str, Any], parameters: Mapping[str, st
     return json.loads(parameters["labels"]), output
 
 
-def kind_served(model: str, parameters: Mapping[str, str]) -> Kind:
+def kind_served(model: str, parameters: Mapping[str, str]) -> TaskKind:
     """The kind of task of a model, by default classification. Raises UserError E716 for an unknown one."""
     name = parameters.get("task", "classification")
     if name not in KINDS:

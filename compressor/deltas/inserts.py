@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from compressor.deltas.links import Sourced
-from compressor.deltas.sources import Source
+from compressor.deltas.sources import TensorSource
 
 
 class Insert(Sourced):
     """A change that adds a module instead of changing a weight."""
 
-    def __init__(self, source: Source, group: str = ""):
+    def __init__(self, source: TensorSource, group: str = ""):
         super().__init__()
         self.source, self.group = source, group
 

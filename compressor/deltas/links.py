@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from compressor.deltas.sources import Own, Shared, Source
+from compressor.deltas.sources import Own, Shared, TensorSource
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Change(nn.Module):
 class Sourced(Change):
     """A change whose tensors come from a `Source`: its own parameters, or a prototype that several changes share."""
 
-    source: Source
+    source: TensorSource
 
     @property
     def prototype_name(self) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 
-class Source(nn.Module):
+class TensorSource(nn.Module):
     """The source from which a change reads its tensors. `names` are their names."""
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class Source(nn.Module):
         """Whether the tensors are parameters themselves, so that nothing is computed when they are read."""
         return False
 
-    def settled(self) -> Source:
+    def settled(self) -> TensorSource:
         """The source in its stored form, without what only training needs."""
         return self
 
@@ -49,7 +49,7 @@ class Source(nn.Module):
         return None
 
 
-class Own(Source):
+class Own(TensorSource):
     """Plain trainable tensors by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
@@ -102,7 +102,7 @@ class Network(nn.Module):
         return torch.tanh(self.layer(self.start))
 
 
-class Reparametrized(Source):
+class Reparametrized(TensorSource):
     """Tensors (length, `sizes[name]`) as linear functions of a network that the blocks share."""
 
     def __init__(self, network: Network, sizes: Mapping[str, int]):
@@ -193,7 +193,7 @@ class FixedMasks(nn.Module):
         return getattr(self, name, None)
 
 
-class Masked(Source):
+class Masked(TensorSource):
     """A prototype multiplied by this block's masks: w ⊙ m (ProPETL equation 5), combined with the task's masks if any.
 
     `layer` and `task` are whatever has a `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compressor.models.damage import Damage, shown
-from compressor.models.weight_files import Stored
+from compressor.models.weight_files import StoredTensor
 
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
@@ -112,7 +112,7 @@ def _check_ids(config: Mapping[str, Any]) -> None:
             raise Damage(f"says {key}: {shown(value)} in its config.json", "It must be the number of a token")
 
 
-def check_layers(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> None:
+def check_layers(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
     """Check that there are no more layers than tensors: building a thousand layers takes seconds. Raises Damage."""
     for key in LAYERS:
         if isinstance(config.get(key), int) and config[key] > len(tensors):

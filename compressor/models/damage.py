@@ -18,8 +18,8 @@ JSON_BYTES, JSON_DEPTH, DIGITS = 64 * 2**20, 32, 100
 class Damage(Exception):
     """A fault of a model folder (a predicate: "has no config.json") and its fix, before it gets an error code."""
 
-    def __init__(self, what: str, mend: str = "Save or download the folder again"):
-        self.what, self.mend = what, mend
+    def __init__(self, what: str, fix: str = "Save or download the folder again"):
+        self.what, self.fix = what, fix
         super().__init__(what)
 
 
@@ -29,11 +29,11 @@ def door(code: str, subject: str, where: str = "") -> Iterator[None]:
     try:
         yield
     except Damage as damage:
-        raise UserError(code, f"{subject} {damage.what}", damage.mend, where) from None
+        raise UserError(code, f"{subject} {damage.what}", damage.fix, where) from None
 
 
 @contextmanager
-def reading_by_library(what: str, mend: str = "Save or download the folder again") -> Iterator[None]:
+def reading_by_library(what: str, fix: str = "Save or download the folder again") -> Iterator[None]:
     """Convert any library error on an untrusted file to Damage with `what` and the library's reason."""
     try:
         yield
@@ -42,7 +42,7 @@ def reading_by_library(what: str, mend: str = "Save or download the folder again
     except BaseException as error:  # transformers and its parts raise every type there is; a panic of Rust is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise Damage(f"{what} ({reason_of(error)})", mend) from error
+        raise Damage(f"{what} ({reason_of(error)})", fix) from error
 
 
 def reason_of(error: BaseException) -> str:

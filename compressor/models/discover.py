@@ -166,7 +166,7 @@ def main(folder: str) -> None:
     try:
         print(json.dumps({"row": ROW.dump_python(proven_row(config_of(Path(folder))), mode="json")}))
     except UserError as error:
-        print(json.dumps({"error": [error.code, error.what, error.mend]}))
+        print(json.dumps({"error": [error.code, error.what, error.fix]}))
 
 
 if __name__ == "__main__":

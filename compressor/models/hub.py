@@ -21,7 +21,7 @@ from compressor.models.architectures import row_of
 from compressor.models.damage import Damage, door, reading_by_library
 from compressor.models.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
-from compressor.models.weight_files import FLOATS, INDEX, WEIGHTS, Stored, stored_tensors, weight_names
+from compressor.models.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -243,11 +243,11 @@ def _check_activations(config: PretrainedConfig) -> None:
         name = getattr(config, key, None)
         if isinstance(name, str) and name not in ACT2FN:
             close = difflib.get_close_matches(name, ACT2FN, 1)
-            mend = f"Did you mean '{close[0]}'?" if close else "Name one that transformers knows, such as gelu"
-            raise Damage(f"says {key}: '{name:.40}' in its config.json, which transformers does not know", mend)
+            fix = f"Did you mean '{close[0]}'?" if close else "Name one that transformers knows, such as gelu"
+            raise Damage(f"says {key}: '{name:.40}' in its config.json, which transformers does not know", fix)
 
 
-def check_shapes(model: nn.Module, stored: Mapping[str, Stored]) -> None:
+def check_shapes(model: nn.Module, stored: Mapping[str, StoredTensor]) -> None:
     """Hold a weightless (meta) model against a file's tensors: what it has of the base is of the model's shape and a float,
     and no tensor of the base is missing. `model.compression.head_parameters` says what is no base. Raises Damage.
     """

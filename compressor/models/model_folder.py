@@ -70,8 +70,8 @@ def check_pretrained(folder: Path, *, known: bool = True) -> None:
     if config.get("per_layer_config") or str(config.get("model_type")).startswith(COMPRESSED):
         raise Damage("is pruned already", "Start from the dense model")
     if (folder / "adapter_config.json").is_file():
-        mend = "Merge it with peft, or give the base alone"
-        raise Damage("is a peft adapter (adapter_config.json): transformers would read another base", mend)
+        fix = "Merge it with peft, or give the base alone"
+        raise Damage("is a peft adapter (adapter_config.json): transformers would read another base", fix)
     check_config(config, known=False)
     if known:
         row = row_of(config["model_type"])

@@ -31,7 +31,7 @@ INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor of a safetensors file: its shape, its safetensors dtype, and the offset of its bytes in the file."""
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Stored:
         return math.prod(self.shape)
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name; checks types, shapes, offsets and length of the whole file.
 
     Raises Damage.
@@ -59,12 +59,12 @@ def read_header(path: Path) -> dict[str, Stored]:
         raise Damage(f"has a {path.name} that cannot be read ({reason_of(error)})") from None
     entries.pop("__metadata__", None)
     return {
-        name: Stored(tuple(entry["shape"]), entry["dtype"], 8 + length + entry["data_offsets"][0])
+        name: StoredTensor(tuple(entry["shape"]), entry["dtype"], 8 + length + entry["data_offsets"][0])
         for name, entry in entries.items()
     }
 
 
-def check_finite(path: Path, tensors: Mapping[str, Stored]) -> None:
+def check_finite(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Check that all float numbers are finite, in float32 too, and that no tensor has an unsupported type.
 
     Raises Damage.
@@ -109,25 +109,25 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 def _check_inside(folder: Path, name: str) -> None:
     """Raise Damage for a file of the index that is outside the folder."""
-    mend = "Every file that the index names must lie in the folder"
+    fix = "Every file that the index names must lie in the folder"
     if "\0" in name or "\\" in name or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise Damage(f"names a file outside of it in its {INDEX}: {shown(name)}", mend)
+        raise Damage(f"names a file outside of it in its {INDEX}: {shown(name)}", fix)
     try:
         target, root = (folder / name).resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a circle of links, or half of a character
-        raise Damage(f"names a file in its {INDEX} that cannot be found: {shown(name)}", mend) from None
+        raise Damage(f"names a file in its {INDEX} that cannot be found: {shown(name)}", fix) from None
     # in the hub's cache every file of a snapshot is a link to a blob beside the snapshots
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
     if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
-        raise Damage(f"names a file in its {INDEX} that is a link out of it: {shown(name)}", mend)
+        raise Damage(f"names a file in its {INDEX} that is a link out of it: {shown(name)}", fix)
 
 
 PICKLED = "Pickled weights are not read: convert them. A checkpoint with adapters or prefixes is no base"
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the files that transformers reads, by name; headers only. Raises Damage."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for name in weight_names(folder):
         if not (folder / name).is_file():
             raise Damage(f"has no {name}", PICKLED)
@@ -138,7 +138,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def check_weights(folder: Path) -> dict[str, Stored]:
+def check_weights(folder: Path) -> dict[str, StoredTensor]:
     """`stored_tensors`, after a check of every number in every file. Raises Damage."""
     found, names = stored_tensors(folder), weight_names(folder)
     if names != [WEIGHTS]:

@@ -18,7 +18,7 @@ from compressor.errors import UserError
 from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices
 from compressor.pruning.surgery import Removal, silenced
-from compressor.tasks.kinds import Kind
+from compressor.tasks.kinds import TaskKind
 
 KNOTS = (0.75, 0.5, 0.25, 0.125, 0.0)
 """Shares of a sublayer's units that are left where its price is measured; in between it is linear."""
@@ -41,7 +41,7 @@ def prices_of(
     model: nn.Module,
     scores: Mapping[str, Sequence[Tensor]],
     batches: Sequence[tuple[dict[str, Tensor], Tensor]],
-    kind: Kind,
+    kind: TaskKind,
     on_trial: Callable[[int], None] = lambda count: None,
 ) -> Prices:
     """Loss increase when each block loses its lowest units of each structure in `scores` (one tensor (units,) per block).

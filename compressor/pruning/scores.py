@@ -18,7 +18,7 @@ from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
 from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import Kind
+from compressor.tasks.kinds import TaskKind
 
 Changes = Mapping[str, Tensor]
 """Path of a matrix -> ΔW (out, in)."""
@@ -105,7 +105,7 @@ def loss_scores(
     encodings: Sequence[tuple[dict[str, Tensor], Tensor]],
     on_batch: Callable[[int], None] = lambda rows: None,
     *,
-    kind: Kind = CLASSIFICATION,
+    kind: TaskKind = CLASSIFICATION,
 ) -> list[Tensor]:
     """First-order change of the loss when a unit is silenced: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
     (fisher, Kwon et al. 2022), where e = Σ_t x · ∂L/∂x.

@@ -135,7 +135,7 @@ def most_saved(blocks: Sequence[Block]) -> float:
     return sum(_bundles(block)[-1].saved for block in blocks)
 
 
-def choose(blocks: Sequence[Block], need: float, bins: int = BINS) -> Widths | None:
+def choose_widths(blocks: Sequence[Block], need: float, bins: int = BINS) -> Widths | None:
     """The widths that save `need` (> 0) or more at the least loss; None where nothing saves that much.
 
     Exact for savings rounded down to multiples of need / bins.

@@ -20,7 +20,7 @@ from compressor.pruning.scores import Changes
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.selection.finite import require_ranks
 from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import Kind
+from compressor.tasks.kinds import TaskKind
 
 HIDDEN = -1.0
 """Score of what is hidden already: below every other, so that it goes first and counts among what goes."""
@@ -54,7 +54,7 @@ def loss_importance(
     encodings: Iterable[tuple[dict[str, Tensor], Tensor]],
     on_batch: Callable[[int], None] = lambda rows: None,
     *,
-    kind: Kind = CLASSIFICATION,
+    kind: TaskKind = CLASSIFICATION,
 ) -> dict[str, Tensor]:
     """Σ over batches of |w · g| (taylor) or of (w · g)² (fisher), (out, in) by path: first-order loss change without a weight.
 

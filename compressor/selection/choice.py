@@ -46,7 +46,7 @@ WEIGHT_SCORES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def choose(scores: Sequence[Tensor], count: int, where: str = "the model") -> list[Tensor]:
+def choose_places(scores: Sequence[Tensor], count: int, where: str = "the model") -> list[Tensor]:
     """The `count` entries with the highest scores over all of `scores`, as sorted flat int32 indices into each of them.
 
     A score of 0 excludes an entry. Equal scores go to the lowest index of the first tensor. `where` names the scope in an
@@ -58,8 +58,8 @@ def choose(scores: Sequence[Tensor], count: int, where: str = "the model") -> li
     candidates = int((flat > 0).sum())
     if candidates < count:
         found = f"only {candidates} of {flat.numel()} places have a score" if candidates else f"all {flat.numel()} scores are 0"
-        mend = "Ask for a smaller select.count or select.ratio, or name another score"
-        raise UserError("E401", f"{where}: {found}, {count} were requested", mend)
+        fix = "Ask for a smaller select.count or select.ratio, or name another score"
+        raise UserError("E401", f"{where}: {found}, {count} were requested", fix)
     chosen = top_mask(flat, count).split([one.numel() for one in scores])
     return [one.nonzero().flatten().to(torch.int32) for one in chosen]
 
@@ -79,7 +79,7 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
         paths = list(group)
         tensors = [scores[path] for path in paths]
         count = places.of(sum(tensor.numel() for tensor in tensors))
-        omega |= dict(zip(paths, choose(tensors, count, named(scope)), strict=True))
+        omega |= dict(zip(paths, choose_places(tensors, count, named(scope)), strict=True))
     return omega
 
 
@@ -94,4 +94,4 @@ def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this mat
 
 def select(weight: Tensor, score: str, count: int, seed: int) -> Tensor:
     """Ω of one matrix (out, in) alone: `count` sorted flat int32 indices. Raises UserError E401, E409."""
-    return choose([weight_score(weight, score, seed)], count, "this matrix")[0]
+    return choose_places([weight_score(weight, score, seed)], count, "this matrix")[0]

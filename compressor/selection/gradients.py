@@ -17,7 +17,7 @@ from compressor.deltas.links import original
 from compressor.models.anatomy import Matrix
 from compressor.selection.finite import require_finite
 from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import Kind
+from compressor.tasks.kinds import TaskKind
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def gradient_scores(
     *,
     asking: Asking = Asking(),
     heuristic: Heuristic = Heuristic(),
-    kind: Kind = CLASSIFICATION,
+    kind: TaskKind = CLASSIFICATION,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Tensor]:
     """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is the mean loss of `kind`.

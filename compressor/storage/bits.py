@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredBits:
     """What is stored: `scalars` of `width` bits, `indices` of 32 bits, `mask_entries` of one bit (ProPETL section 4.3).
 
     `pruned_entries` are those of the masks over weights, a bit each too: they were chosen, not learned.
@@ -42,52 +42,52 @@ class Stored:
         """Stored bits as a fraction of a float32 model with `parameters` parameters."""
         return self.bits / (32 * parameters)
 
-    def __add__(self, other: Stored) -> Stored:
+    def __add__(self, other: StoredBits) -> StoredBits:
         scalars, indices = self.scalars + other.scalars, self.indices + other.indices
         masks, pruned = self.mask_entries + other.mask_entries, self.pruned_entries + other.pruned_entries
-        return Stored(scalars, indices, masks, self.width, pruned)
+        return StoredBits(scalars, indices, masks, self.width, pruned)
 
 
-def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
+def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> StoredBits:
     """LoRA: r (m + n) scalars for every matrix (out, in)."""
-    return Stored(sum(rank * (out + into) for out, into in matrices))
+    return StoredBits(sum(rank * (out + into) for out, into in matrices))
 
 
-def vera(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
+def vera(rank: int, matrices: Iterable[tuple[int, int]]) -> StoredBits:
     """VeRA: m + r for every matrix (out, in); the frozen random matrices are known by their seed."""
-    return Stored(sum(out + rank for out, _ in matrices))
+    return StoredBits(sum(out + rank for out, _ in matrices))
 
 
-def sparse(places: int) -> Stored:
+def sparse(places: int) -> StoredBits:
     """Selective methods and DSEE's ΔW_s: a value and a flat int32 index per entry of Ω, 8 bytes in float32."""
-    return Stored(places, indices=places)
+    return StoredBits(places, indices=places)
 
 
-def pruned(matrices: Iterable[tuple[int, int]]) -> Stored:
+def pruned(matrices: Iterable[tuple[int, int]]) -> StoredBits:
     """Masks over whole matrices (out, in): one bit per entry."""
-    return Stored(pruned_entries=sum(out * into for out, into in matrices))
+    return StoredBits(pruned_entries=sum(out * into for out, into in matrices))
 
 
-def adapters(hidden: int, bottleneck: int, blocks: int) -> Stored:
+def adapters(hidden: int, bottleneck: int, blocks: int) -> StoredBits:
     """Plain bottleneck adapters: 2 b d + b + d scalars in every block."""
-    return Stored(blocks * (2 * bottleneck * hidden + bottleneck + hidden))
+    return StoredBits(blocks * (2 * bottleneck * hidden + bottleneck + hidden))
 
 
-def shared_adapter(hidden: int, bottleneck: int, masks: int) -> Stored:
+def shared_adapter(hidden: int, bottleneck: int, masks: int) -> StoredBits:
     """ProPETL equation 14: one prototype, and a mask over its two matrices for every block (and every task)."""
-    return Stored(2 * bottleneck * hidden + bottleneck + hidden, mask_entries=2 * bottleneck * hidden * masks)
+    return StoredBits(2 * bottleneck * hidden + bottleneck + hidden, mask_entries=2 * bottleneck * hidden * masks)
 
 
-def masked_adapters(hidden: int, bottleneck: int, blocks: int, keep: float) -> Stored:
+def masked_adapters(hidden: int, bottleneck: int, blocks: int, keep: float) -> StoredBits:
     """ProPETL equation 15, masks without sharing: in every block the kept fraction of the matrices, and the biases."""
-    return Stored(blocks * (round(2 * keep * bottleneck * hidden) + bottleneck + hidden))
+    return StoredBits(blocks * (round(2 * keep * bottleneck * hidden) + bottleneck + hidden))
 
 
-def shared_low_rank(hidden: int, rank: int, masks: int) -> Stored:
+def shared_low_rank(hidden: int, rank: int, masks: int) -> StoredBits:
     """ProPETL equation 16: one prototype for query and one for value."""
-    return Stored(4 * rank * hidden, mask_entries=4 * rank * hidden * masks)
+    return StoredBits(4 * rank * hidden, mask_entries=4 * rank * hidden * masks)
 
 
-def shared_prefix(hidden: int, length: int, masks: int) -> Stored:
+def shared_prefix(hidden: int, length: int, masks: int) -> StoredBits:
     """ProPETL equation 18: one prefix of keys and values."""
-    return Stored(2 * length * hidden, mask_entries=2 * length * hidden * masks)
+    return StoredBits(2 * length * hidden, mask_entries=2 * length * hidden * masks)

@@ -56,7 +56,7 @@ def unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
     }
 
 
-def describe(model: nn.Module) -> tuple[dict, Tensors]:
+def describe_changes(model: nn.Module) -> tuple[dict, Tensors]:
     """Everything that was added to `model`: (description for JSON, tensors by name). `restore` is the reverse."""
     description: dict = {"links": {}, "inserts": {}, "prototypes": {}}
     tensors: Tensors = {}

@@ -59,7 +59,7 @@ def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
     return result
 
 
-def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
+def compare_deltas(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
     """Compare everything that either of two files changes, in the order of the first, then of the second."""
     mine, others = _effects(first), _effects(second)
     alike = first.kept == second.kept

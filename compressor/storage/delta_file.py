@@ -24,8 +24,8 @@ from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
 from compressor.models.hub import AUTO_CLASSES, SEQUENCES, auto_class_facts, head_names
 from compressor.pruning.surgery import kept_of
-from compressor.storage.bits import Stored
-from compressor.storage.changes import describe, pack, pack_kept, unpack, unpack_kept
+from compressor.storage.bits import StoredBits
+from compressor.storage.changes import describe_changes, pack, pack_kept, unpack, unpack_kept
 from compressor.storage.description import check
 from compressor.storage.layout import accounts, compact, expand, slots
 
@@ -123,10 +123,10 @@ def save(
 
 def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
     """`storage.describe`; raises UserError E312 where a delta file cannot represent what was done to the model."""
-    mend = "Store its state, or merge it to a checkpoint"
+    fix = "Store its state, or merge it to a checkpoint"
     if compression_of(model).weights_moved:
-        raise UserError("E312", "full tuning changed the base's own weights: there is no delta to store", mend)
-    changes, tensors = describe(model)
+        raise UserError("E312", "full tuning changed the base's own weights: there is no delta to store", fix)
+    changes, tensors = describe_changes(model)
     if not tensors:
         raise UserError("E312", "nothing was added to this model (or it was merged)", "Tune it first")
     if len({tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}) > 1:
@@ -253,12 +253,12 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
 def _read_shared(reference: Mapping[str, str], place: str) -> DeltaFile:
     """Read the shared file that a task file names, from the same folder. Raises UserError E316 if it is missing or another."""
     path = Path(place).with_name(Path(reference["file"]).name)
-    mend = "Keep the task files of one training in one folder, with the file they share"
+    fix = "Keep the task files of one training in one folder, with the file they share"
     if not path.is_file():
-        raise UserError("E316", f"the file it shares with other tasks, '{path.name}', is not beside it", mend, place)
+        raise UserError("E316", f"the file it shares with other tasks, '{path.name}', is not beside it", fix, place)
     shared = _read(path, alone=True)
     if shared.sha256 != reference["sha256"]:
-        raise UserError("E316", f"'{path.name}' beside it is of another training", mend, place)
+        raise UserError("E316", f"'{path.name}' beside it is of another training", fix, place)
     return shared
 
 
@@ -285,11 +285,11 @@ def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def stored(delta: DeltaFile) -> Stored:
+def stored(delta: DeltaFile) -> StoredBits:
     """Size of the file without head and header, in the papers' units (ProPETL section 4.3)."""
     held = list(accounts(delta.layout))
     chosen = {kind for kind, cls in KINDS.items() if cls.masks}
     learned = sum(row.mask_entries for row in held if row.kind not in chosen)
     pruned = sum(row.mask_entries for row in held if row.kind in chosen)
     width = max((8 * tensor.element_size() for tensor in delta.own.values() if tensor.is_floating_point()), default=32)
-    return Stored(sum(row.scalars for row in held), sum(row.indices for row in held), learned, width, pruned)
+    return StoredBits(sum(row.scalars for row in held), sum(row.indices for row in held), learned, width, pruned)

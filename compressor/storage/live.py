@@ -35,13 +35,13 @@ def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def origin_of(model: nn.Module) -> Origin:
     """The base of a live model. Raises UserError E311 where it is unknown, or its weights have been replaced."""
 
-    origin, mend = compression_of(model).origin, "Give the base's folder, or a model of compressor.load"
+    origin, fix = compression_of(model).origin, "Give the base's folder, or a model of compressor.load"
     if origin is None:
-        raise UserError("E311", "the live model does not say which base it was built from", mend)
+        raise UserError("E311", "the live model does not say which base it was built from", fix)
     now = _base_parameters(model)
     same = origin.parameters.keys() == now.keys() and all(origin.parameters[name]() is now[name] for name in now)
     if compression_of(model).weights_moved or not same:
-        raise UserError("E311", "the live model was merged, copied or fully tuned: its base is gone", mend)
+        raise UserError("E311", "the live model was merged, copied or fully tuned: its base is gone", fix)
     return origin
 
 
@@ -57,7 +57,7 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
     """Raises UserError E311 where `head` does not fit the model (other names, or other sizes except the number of classes),
     or where it is None and the model's head is for other labels.
     """
-    mend = "Load it on its own base's folder"
+    fix = "Load it on its own base's folder"
     if head is None:
         there = [model.config.id2label[number] for number in range(model.config.num_labels)]
         if list(label_names) != there:
@@ -66,12 +66,12 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
         return
     if head.keys() != head_names(model):
         odd = sorted(head.keys() ^ head_names(model))[:3]
-        raise UserError("E311", f"another task head: {', '.join(odd)}", mend)
+        raise UserError("E311", f"another task head: {', '.join(odd)}", fix)
     for name, tensor in head.items():
         there = model.get_parameter(name).shape
         expected = (len(label_names), *there[1:]) if there[0] == model.config.num_labels else tuple(there)
         if tuple(tensor.shape) != expected:
-            raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", mend)
+            raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", fix)
 
 
 def _told(names: Sequence[str]) -> str:
@@ -103,8 +103,8 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
     if origin_of(model).sha256 != delta.base_sha256:
         raise _other_base(origin_of(model).reference, delta)
     if kept_of(model) != delta.kept:
-        mend = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
-        raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", mend, str(path))
+        fix = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
+        raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", fix, str(path))
     _check_type(model, delta, path)
     if delta.head is not None and auto_class_of(model) != delta.auto_class:
         what = f"the live model is of {auto_class_of(model)}, the delta was tuned in one of {delta.auto_class}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
-from compressor.tasks.kinds import Agreement, Column, Kind, Metric, one_label
+from compressor.tasks.kinds import Agreement, Column, TaskKind, Metric, one_label
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import accuracy, decided_labels_agree, labels_agree, matthews, two_errors
 
@@ -44,8 +44,8 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
         raise UserError("E208", f"every row has the label '{labels[0]:.60}'", "Training needs two classes or more", path)
     if len(names) > MAX_CLASSES:
         what = f"{len(names)} distinct labels in {len(labels)} rows"
-        mend = f"At most {MAX_CLASSES} classes; check task.label, or say kind: regression where it is a score"
-        raise UserError("E208", what, mend, path)
+        fix = f"At most {MAX_CLASSES} classes; check task.label, or say kind: regression where it is a score"
+        raise UserError("E208", what, fix, path)
     return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
 
 
@@ -54,8 +54,8 @@ def targets(path: Path, column: Column, names: list[str]) -> list[int]:
     known = {name: number for number, name in enumerate(names)}
     for line, label in column:
         if label not in known:
-            what, mend = f"label '{label:.60}' never occurs in training", f"Training has: {listed(names)}"
-            raise UserError("E209", what, mend, f"{path}:{line}")
+            what, fix = f"label '{label:.60}' never occurs in training", f"Training has: {listed(names)}"
+            raise UserError("E209", what, fix, f"{path}:{line}")
     return [known[label] for _, label in column]
 
 
@@ -114,7 +114,7 @@ def prediction(names: Sequence[str], logits: np.ndarray, *_: object) -> Predicti
     return Prediction(max(scores, key=scores.__getitem__), scores)
 
 
-KIND = Kind(
+KIND = TaskKind(
     name="classification",
     example=one_label(read, "a class", "Use one word or integer a class"),
     outputs=outputs,

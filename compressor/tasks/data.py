@@ -15,7 +15,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED, cut
 from compressor.tasks.features import batches, check_ends, pad
 from compressor.tasks.generation import check_end
-from compressor.tasks.kinds import Kind, kind_of
+from compressor.tasks.kinds import TaskKind, kind_of
 from compressor.tasks.reading import read_task
 
 if TYPE_CHECKING:
@@ -29,27 +29,27 @@ MOST_OUTPUTS = 2**24
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """One split as tokens: unpadded rows, and labels (rows,), or (rows, longest) for token labels, of a kind of task."""
 
     tokens: list[dict[str, list[int]]]
     labels: np.ndarray
-    kind: Kind
+    kind: TaskKind
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def sample(self, count: int) -> Rows:
+    def sample(self, count: int) -> TokenRows:
         """`count` rows evenly spread over the lengths, so that both short and long rows are included."""
         order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
         return self._of([order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
 
-    def draw(self, count: int, seed: int) -> Rows:
+    def draw(self, count: int, seed: int) -> TokenRows:
         """`count` random rows (all, when there are fewer)."""
         return self._of(np.random.default_rng(seed).permutation(len(self))[:count])
 
-    def _of(self, chosen: Sequence[int] | np.ndarray) -> Rows:
-        return Rows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
+    def _of(self, chosen: Sequence[int] | np.ndarray) -> TokenRows:
+        return TokenRows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
 
     @property
     def most_answers(self) -> int:
@@ -58,19 +58,19 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Judged:
+class MetricInputs:
     """The arrays from which a kind computes its metrics, for one model on all rows of a split: `Kind.judged`."""
 
     found: np.ndarray
     known: np.ndarray
-    kind: Kind
+    kind: TaskKind
 
     @property
     def quality(self) -> dict[str, Any]:
         """The metrics, as recorded in metadata and reports."""
         return self.kind.quality(self.found, self.known)
 
-    def change_from(self, reference: Judged) -> tuple[float, float]:
+    def change_from(self, reference: MetricInputs) -> tuple[float, float]:
         """95 % interval of the main metric's change against another model on the same rows."""
         return self.kind.change(self.found, reference.found, self.known)
 
@@ -80,14 +80,14 @@ class Data:
     """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
     where its tokens are the outputs, which then have no names."""
 
-    train: Rows
-    validation: Rows
+    train: TokenRows
+    validation: TokenRows
     label_names: list[str]
     pad_id: int
     vocabulary: int = 0
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TaskKind:
         """The kind of task."""
         return self.train.kind
 
@@ -97,7 +97,7 @@ class Data:
         longest = max(len(row["input_ids"]) for rows in (self.train, self.validation) for row in rows.tokens)
         return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary))) if self.vocabulary else BATCH
 
-    def compared(self, most: int | None = None) -> Rows:
+    def compared(self, most: int | None = None) -> TokenRows:
         """Validation rows for a parity check that keeps logits: `most` of them (default: all), or as many as fit in memory."""
         fitting = max(MOST_OUTPUTS // (self.validation.most_answers * (len(self.label_names) or self.vocabulary)), 2)
         few = min(len(self.validation) if most is None else most, fitting)
@@ -115,15 +115,15 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
             tokens, labels = kind.encode(tokenizer, split, config, path)
             if end is not None:
                 check_ends(tokenizer, tokens, split, end, path)
-            splits.append(Rows(tokens, labels, kind))
-        except UserError as error:  # both files are looked at before anything is mended
+            splits.append(TokenRows(tokens, labels, kind))
+        except UserError as error:  # both files are looked at before anything is fixed
             faults.append(error)
     if faults:
         raise UserErrors(faults)
     return Data(*splits, task.label_names, padding_id(model, folder), 0 if task.label_names else model.vocab_size)
 
 
-def tensor_batches(rows: Rows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+def tensor_batches(rows: TokenRows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """(inputs, labels) of rows of similar length, as tensors."""
     import torch  # reading data must not load it: `compress check` reads them first
 

@@ -21,7 +21,7 @@ from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
 from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
-from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric, one_label
+from compressor.tasks.kinds import Agreement, Column, Example, TaskKind, Metric, one_label
 from compressor.tasks.metrics import (
     decided_labels_agree,
     labels_agree,
@@ -86,8 +86,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     longest = max(len(ids) for ids, _ in rows)
     if long := [row for row, (ids, _) in enumerate(rows) if len(ids) > task.max_length]:
         what = f"{len(long)} of {len(rows)} rows are longer than max_length {task.max_length}, the longest {longest} tokens"
-        mend = f"Set task.max_length to {longest} where the model has so many positions, or drop such rows"
-        raise UserError("E213", what, mend, f"{path}:{split.lines[long[0]]}")
+        fix = f"Set task.max_length to {longest} where the model has so many positions, or drop such rows"
+        raise UserError("E213", what, fix, f"{path}:{split.lines[long[0]]}")
     labels = np.full((len(rows), longest), IGNORED, dtype=np.int64)
     for row, (_, following) in enumerate(rows):
         labels[row, : len(following)] = following
@@ -133,7 +133,7 @@ def prediction(*_: object) -> None:
 
 LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood)
 
-KIND = Kind(
+KIND = TaskKind(
     name="generation",
     example=example,
     outputs=lambda task, labels: [],

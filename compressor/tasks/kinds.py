@@ -67,7 +67,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Kind:
+class TaskKind:
     """One kind of task.
 
     - `example`: (a row's cells, the task, its file and line) -> its texts and its label; raises UserError E206, E207, E214;
@@ -154,9 +154,9 @@ class Kind:
         return difference_interval(self.metric.value, candidate, reference, known, **options)
 
 
-def one_label(read: Callable[[object], Any], what: str, mend: str) -> Callable[..., Example]:
+def one_label(read: Callable[[object], Any], what: str, fix: str) -> Callable[..., Example]:
     """The `example` function of a kind with one label per row. `read`: a cell of its column -> the label, None if invalid;
-    `what` describes a valid label, `mend` how to write it."""
+    `what` describes a valid label, `fix` how to write it."""
 
     def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
         texts = tuple(row[name] for name in task.text_columns)
@@ -168,19 +168,19 @@ def one_label(read: Callable[[object], Any], what: str, mend: str) -> Callable[.
         label = read(row[task.label])
         if label is None:
             told = f"column '{task.label}' holds {row[task.label]!r:.60}, not {what}"
-            raise UserError("E207", told, mend, f"{path}:{line}")
+            raise UserError("E207", told, fix, f"{path}:{line}")
         return texts, label
 
     return example
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> TaskKind:
     """The kind with this name. Raises ValueError for an unknown name."""
     if name not in KINDS:
         raise ValueError(f"no kind of task is called {name!r}")
     return importlib.import_module(f"compressor.tasks.{name}").KIND
 
 
-def kind_with(outputs: int) -> Kind:
+def kind_with(outputs: int) -> TaskKind:
     """The kind of a sequence model by its number of outputs, where nothing else is known: a single output is a regression."""
     return kind_of("regression" if outputs == 1 else "classification")

@@ -19,7 +19,7 @@ from typing import Any
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import PACKED, Subset, TaskConfig, ending
-from compressor.tasks.kinds import Kind, kind_of
+from compressor.tasks.kinds import TaskKind, kind_of
 from compressor.tasks.listing import listed
 from compressor.tasks.rows import Split
 from compressor.text_files import FileKind, decode, read_bytes, too_large
@@ -74,7 +74,7 @@ def read_task(task: TaskConfig) -> TaskData:
     return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
 
 
-def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Kind) -> Split:
+def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: TaskKind) -> Split:
     """The rows that `subset` samples. Raises UserError E211 when they lack what training needs."""
     # the share as it is written: 0.29 of 100 rows are 29, though 0.29 * 100 is below that in floating point
     count = int(Fraction(str(subset.share)) * len(train))
@@ -121,8 +121,8 @@ def read_rows(path: Path) -> Rows:
     """Read every row with the number of its first line. Raises UserError E201, E202, E203, E210, E215, E216."""
     readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
     if ending(path) not in readers and os.path.isfile(path):  # a folder or a pipe is called so, whatever its ending
-        mend = f"Use {', '.join(readers)}, optionally compressed ({PACKED})"
-        raise UserError("E202", f"unknown file extension '{ending(path) or path.suffix}'", mend, str(path))
+        fix = f"Use {', '.join(readers)}, optionally compressed ({PACKED})"
+        raise UserError("E202", f"unknown file extension '{ending(path) or path.suffix}'", fix, str(path))
     text = data_text(path)
     return list(readers[ending(path)](text, path))
 
@@ -211,11 +211,11 @@ def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
         if not isinstance(row, dict):
             raise UserError("E210", "not a JSON object", "Write one JSON object a line", f"{path}:{number}")
         if "\\u" in line and not _is_unicode(row):
-            what, mend = (
+            what, fix = (
                 "an unpaired surrogate (\\uD800 to \\uDFFF), half of a character",
                 "Write the whole character, or remove it",
             )
-            raise UserError("E210", what, mend, f"{path}:{number}")
+            raise UserError("E210", what, fix, f"{path}:{number}")
         yield number, _Defaulted(row)
 
 
@@ -244,8 +244,8 @@ def _levels(value: Any) -> int:
 
 
 def _too_deep(path: Path, line: int) -> UserError:
-    mend = f"Write one JSON object a line, of at most {MOST_LEVELS} levels"
-    return UserError("E210", "lists or objects nested too deeply", mend, f"{path}:{line}")
+    fix = f"Write one JSON object a line, of at most {MOST_LEVELS} levels"
+    return UserError("E210", "lists or objects nested too deeply", fix, f"{path}:{line}")
 
 
 def _is_unicode(row: dict) -> bool:

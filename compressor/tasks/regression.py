@@ -19,7 +19,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.models.hub import head_names
-from compressor.tasks.kinds import Agreement, Column, Kind, Metric, one_label
+from compressor.tasks.kinds import Agreement, Column, TaskKind, Metric, one_label
 from compressor.tasks.metrics import concordance, pearson, spearman
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Estimate:
         return f"{self.value:.3f}"
 
 
-KIND = Kind(
+KIND = TaskKind(
     name="regression",
     example=one_label(read, "a finite number", "Use one number a row with a decimal point, or say kind: classification"),
     outputs=lambda task, labels: [task.label],

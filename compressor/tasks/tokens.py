@@ -27,7 +27,7 @@ from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.classification import MAX_CLASSES
 from compressor.tasks.features import first_tokens
-from compressor.tasks.kinds import Agreement, Column, Example, Kind, Metric
+from compressor.tasks.kinds import Agreement, Column, Example, TaskKind, Metric
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.reading import WORD_FILES
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 OUTSIDE = "O"
-WORDS_MEND = 'Give a list of words in .jsonl, e.g. ["EU", "rejects"], or a word a line in .conll'
+WORDS_FIX = 'Give a list of words in .jsonl, e.g. ["EU", "rejects"], or a word a line in .conll'
 
 
 def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
     """The words of a sentence, and their tags in IOB2. Raises UserError E206, E207, E214."""
     column, words, tags = task.text_columns[0], row[task.text_columns[0]], row[task.label]
     if not isinstance(words, list) or not words:
-        raise UserError("E206", f"column '{column}' holds {words!r:.60}, not words", WORDS_MEND, f"{path}:{line}")
+        raise UserError("E206", f"column '{column}' holds {words!r:.60}, not words", WORDS_FIX, f"{path}:{line}")
     for number, word in enumerate(words):
         if not isinstance(word, str) or word.split() != [word]:
-            mend = "Fix or remove it, with its tag: a word is text without spaces"
-            raise UserError("E206", f"word {number + 1} is {word!r:.60}", mend, _place(path, line, number))
+            fix = "Fix or remove it, with its tag: a word is text without spaces"
+            raise UserError("E206", f"word {number + 1} is {word!r:.60}", fix, _place(path, line, number))
     if not isinstance(tags, list):
-        mend = 'Give a list with a tag for each word, e.g. ["B-ORG", "O"]'
-        raise UserError("E207", f"column '{task.label}' holds {tags!r:.60}, not tags", mend, f"{path}:{line}")
+        fix = 'Give a list with a tag for each word, e.g. ["B-ORG", "O"]'
+        raise UserError("E207", f"column '{task.label}' holds {tags!r:.60}, not tags", fix, f"{path}:{line}")
     if len(tags) != len(words):
         raise UserError("E214", f"{len(words)} words and {len(tags)} tags", "Give each word one tag", f"{path}:{line}")
     for number, tag in enumerate(tags):
@@ -95,8 +95,8 @@ def targets(path: Path, column: Column, names: list[str]) -> list[list[int]]:
         for number, tag in enumerate(tags):
             if tag not in known:
                 what = f"entities of type '{tag[2:]:.60}' never occur in training"
-                mend = f"Training has: {listed([name[2:] for name in names[1::2]])}"
-                raise UserError("E209", what, mend, _place(path, line, number))
+                fix = f"Training has: {listed([name[2:] for name in names[1::2]])}"
+                raise UserError("E209", what, fix, _place(path, line, number))
     if all(tag == OUTSIDE for _, tags in column for tag in tags):
         raise UserError("E208", "every word has the tag O", "F1 is undefined without entities", str(path))
     return [[known[tag] for tag in tags] for _, tags in column]
@@ -128,8 +128,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     if long := [row for row, length in enumerate(lengths) if length > task.max_length]:
         most = max(lengths)
         what = f"{len(long)} of {len(texts)} sentences are longer than max_length {task.max_length}, the longest {most} tokens"
-        mend = f"Set task.max_length to {most} where the model has so many positions, or split such sentences"
-        raise UserError("E213", what, mend, f"{path}:{split.lines[long[0]]}")
+        fix = f"Set task.max_length to {most} where the model has so many positions, or split such sentences"
+        raise UserError("E213", what, fix, f"{path}:{split.lines[long[0]]}")
     places = [first_tokens(own, words) for own, (words,) in zip(offsets, split.texts, strict=True)]
     if lost := [(row, number) for row, own in enumerate(places) for number, place in enumerate(own) if place is None]:
         (row, number), more = lost[0], f", and of {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -190,7 +190,7 @@ def prediction(names: Sequence[str], logits: np.ndarray, text: str, encoding: En
     return Tagged(words, tuple(names[tag] for tag in logits[places].argmax(axis=1)))
 
 
-KIND = Kind(
+KIND = TaskKind(
     name="tokens",
     example=example,
     outputs=outputs,

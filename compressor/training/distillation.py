@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import Kind
+from compressor.tasks.kinds import TaskKind
 
 HIDDEN_WEIGHT = 1.0
 """Of the distance between hidden states, beside the loss on logits or labels."""
@@ -50,7 +50,7 @@ class HiddenTeacher:
         self.theirs = [theirs[number].module for number in numbers] if weight else []
 
     def loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, kind: Kind = CLASSIFICATION
+        self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, kind: TaskKind = CLASSIFICATION
     ) -> tuple[Any, Tensor]:
         """The student's outputs on one batch, and the loss (or `distillation`) of the kind + weight · `hidden_distance`."""
         # where nobody learns from the words of a vocabulary, they need not be computed

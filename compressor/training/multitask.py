@@ -24,7 +24,7 @@ from compressor.deltas.sources import Masked, Own, Scores
 from compressor.models.hub import head_names, hollow
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
-from compressor.training.trainer import Rows
+from compressor.training.trainer import TrainingRows
 
 
 def probabilities(sizes: Sequence[int], temperature: float) -> np.ndarray:
@@ -81,7 +81,7 @@ class TaskSampler(torch.utils.data.Sampler[int]):
 class Mixture(torch.utils.data.Dataset):
     """The rows of all tasks, one task after another; every item contains the number of its task."""
 
-    def __init__(self, parts: Sequence[Rows], temperature: float):
+    def __init__(self, parts: Sequence[TrainingRows], temperature: float):
         self.parts, self.temperature = parts, temperature
         self.kinds = tuple(kind for part in parts for kind in part.kinds)
         self.starts = [0, *itertools.accumulate(len(part) for part in parts)]

@@ -28,7 +28,7 @@ from compressor.selection.within import thaw
 from compressor.tasks.answers import cut, spread
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import pad
-from compressor.tasks.kinds import Kind
+from compressor.tasks.kinds import TaskKind
 from compressor.tasks.rows import Labels
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
@@ -72,7 +72,7 @@ class Schedule:
         return lambda step: linear(step, first) if step < first else later * linear(step - first, steps - first)
 
 
-class Rows(torch.utils.data.Dataset):
+class TrainingRows(torch.utils.data.Dataset):
     """Token lists with labels and, for distillation, the teacher's outputs (`compressor.tasks.answers.by_row`), all row by row;
     the loss is that of `kind`."""
 
@@ -81,7 +81,7 @@ class Rows(torch.utils.data.Dataset):
         rows: Sequence[dict[str, list[int]]],
         labels: Labels,
         teacher: Sequence[np.ndarray] | None = None,
-        kind: Kind = CLASSIFICATION,
+        kind: TaskKind = CLASSIFICATION,
     ):
         self.rows, self.labels, self.teacher, self.kinds = rows, labels, teacher, (kind,)
 
@@ -166,7 +166,7 @@ class TaskTrainer(Trainer):
         loss = loss + sum(link.penalty() for link in self.dense)
         return (loss, outputs) if return_outputs else loss
 
-    def _get_train_sampler(self, train_dataset: Rows | None = None) -> torch.utils.data.Sampler:
+    def _get_train_sampler(self, train_dataset: TrainingRows | None = None) -> torch.utils.data.Sampler:
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
         if hasattr(self.train_dataset, "sampler"):  # many tasks: a step's batches, on all processes, are of one
             return self.train_dataset.sampler(size * self.args.world_size, self.args.data_seed)
@@ -281,7 +281,7 @@ class _Report(TrainerCallback):
 
 def train(
     model: nn.Module,
-    dataset: Rows,
+    dataset: TrainingRows,
     pad_id: int,
     schedule: Schedule,
     work: Path,
@@ -336,7 +336,7 @@ CLIP = 1.0
 
 def trainer_of(
     model: nn.Module,
-    dataset: Rows,
+    dataset: TrainingRows,
     pad_id: int,
     schedule: Schedule,
     work: Path,

@@ -16,7 +16,7 @@ MOST_EXCLUDED = 0.5
 
 
 @dataclass(frozen=True)
-class Trial:
+class Candidate:
     """One candidate file. `excluded` are the matrices that stay fp32 in it, `ms` its median time and `speed` that of the
     fastest fp32 file over it, both of its last run by the clock, `result` its comparison with the fp32 model in PyTorch,
     `verdict` why it is kept or not."""
@@ -43,7 +43,7 @@ class Trial:
         return {**{name: getattr(self, name) for name in names}, "excluded": len(self.excluded), **judged}
 
 
-def judged(trial: Trial, result: ParityResult, budget: float) -> Trial:
+def with_verdict(trial: Candidate, result: ParityResult, budget: float) -> Candidate:
     """The trial with its verdict: its loss of the metric is `budget` (a fraction) at most, and it passes its parity bound."""
     trial = replace(trial, result=result)
     # 1e-9: a loss of exactly the budget must not fail by rounding
@@ -64,13 +64,13 @@ def counts(matrices: int) -> Iterator[int]:
         yield most
 
 
-def choose(
-    trials: Sequence[Trial],
+def choose_candidate(
+    trials: Sequence[Candidate],
     *,
-    clock: Callable[[Sequence[Trial]], list[Trial]],
-    judge: Callable[[Trial], Trial],
-    spared: Callable[[Trial], Iterator[Trial]],
-) -> tuple[Trial, list[Trial]]:
+    clock: Callable[[Sequence[Candidate]], list[Candidate]],
+    judge: Callable[[Candidate], Candidate],
+    spared: Callable[[Candidate], Iterator[Candidate]],
+) -> tuple[Candidate, list[Candidate]]:
     """(the trial that is kept, all trials with their verdicts: those that were evaluated, in order, then slower ones).
 
     The fastest is judged first. `clock` times trials in one run, `judge` gives one its verdict; `spared` makes files of an int8

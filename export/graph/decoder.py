@@ -73,10 +73,10 @@ def trace_encoder(model: nn.Module) -> onnx.ModelProto:
     """(batch, sequence) ids and mask -> `present.N.encoder.key` and value (batch, heads, sequence, head size)."""
     with unchanged(model):
         sample = {name: torch.ones(BATCH, SOURCE, dtype=torch.long).numpy() for name in ("input_ids", "attention_mask")}
-        return trace(Encoder(model, list(_shapes(_sample_cache(model).cross_attention_cache))), sample)
+        return trace(EncoderGraph(model, list(_shapes(_sample_cache(model).cross_attention_cache))), sample)
 
 
-class Encoder(nn.Module):
+class EncoderGraph(nn.Module):
     """An encoder with the keys and values of the decoder's cross-attention. `crossed`: the blocks that attend to it."""
 
     def __init__(self, model: nn.Module, crossed: list[str]):

@@ -44,7 +44,7 @@ class Unmeasurable(UserError):
 
 
 @dataclass(frozen=True)
-class Variant:
+class LatencyVariant:
     """What a worker loads: a file of the runtime, or a checkpoint folder for PyTorch. Names are unique within a run."""
 
     name: str
@@ -89,7 +89,7 @@ def summarize(variant: str, batch: int, length: int, samples: Sequence[float]) -
 class Worker:
     """A process that holds one model and times one call at a time, over JSON lines on stdin and stdout."""
 
-    def __init__(self, variant: Variant, threads: int | None, log: IO[str]):
+    def __init__(self, variant: LatencyVariant, threads: int | None, log: IO[str]):
         self.variant, self.log = variant, log
         places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
@@ -154,7 +154,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def workers(variants: Sequence[Variant], threads: int | None) -> Iterator[list[Worker]]:
+def workers(variants: Sequence[LatencyVariant], threads: int | None) -> Iterator[list[Worker]]:
     """Start every worker and wait until all are loaded; all are stopped at the end, also after an error."""
     with contextlib.ExitStack() as stack:
         started = []
@@ -174,7 +174,7 @@ def workers(variants: Sequence[Variant], threads: int | None) -> Iterator[list[W
 
 
 def measure(
-    variants: Sequence[Variant],
+    variants: Sequence[LatencyVariant],
     shapes: Sequence[tuple[int, int]],
     rounds: int,
     *,

@@ -29,7 +29,7 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.sizes import stacks_of
 from compressor.pruning.surgery import Removal, remove
 from export.graph.trace import trace
-from export.latency.measure import Measurement, Variant, measure
+from export.latency.measure import Measurement, LatencyVariant, measure
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 
 KNOTS = (0.0, 0.25, 0.5)
@@ -177,7 +177,7 @@ def exported(
     folder: Path,
     precision: str = "fp32",
     runtime: str = DEFAULT.key,
-) -> Variant:
+) -> LatencyVariant:
     """A model as a variant of a latency run, exported below `folder` for a runtime. Raises UserError E901.
 
     Static int8 is calibrated on `encoding`: how long a graph takes does not depend on its scales.
@@ -185,4 +185,4 @@ def exported(
     row = RUNTIMES[runtime]
     options = {"precisions": (precision,), "rows": [encoding], "fuse": row.can_fuse(model)}
     path = row.write(trace(model, encoding), folder / name, **options)[precision]
-    return Variant(name, runtime, path, vocabulary=model.config.vocab_size, end=end_id_of(model))
+    return LatencyVariant(name, runtime, path, vocabulary=model.config.vocab_size, end=end_id_of(model))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compressor.tasks.kinds import Kind
+    from compressor.tasks.kinds import TaskKind
 
 GENERATED = ", generated"
 """Ends the rows of the table for models whose outputs are the words of a vocabulary."""
@@ -87,7 +87,7 @@ MATRIX_DIFFERS = 1e-5
 """The same of a matrix in the first block that differs, where little has been summed before it."""
 
 
-def row_of(kind: str, task: Kind) -> str:
+def row_of(kind: str, task: TaskKind) -> str:
     """The key of a kind of conversion in BOUNDS: for generative tasks some kinds have a separate bound."""
     own = f"{kind}{GENERATED}"
     return own if task.generates and own in BOUNDS else kind

@@ -18,7 +18,7 @@ from compressor.errors import CheckError
 from compressor.tasks.answers import rows_of
 from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import Forward, answers_of
-from compressor.tasks.kinds import Kind
+from compressor.tasks.kinds import TaskKind
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
 from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, Bound, row_of
 
@@ -154,7 +154,7 @@ def compare(
     candidate: np.ndarray,
     labels: np.ndarray,
     *,
-    task: Kind = CLASSIFICATION,
+    task: TaskKind = CLASSIFICATION,
     batches: tuple[Batches, Batches] = ({}, {}),
     unlabelled: Unlabelled = Unlabelled(),
 ) -> ParityResult:
@@ -218,7 +218,7 @@ def _is_near(bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool
     return bool((np.abs(candidate - reference) <= bound.difference * _scale(bound, reference)).all())
 
 
-def _agrees(bound: Bound, task: Kind, noise: float, reference: np.ndarray, candidate: np.ndarray) -> bool:
+def _agrees(bound: Bound, task: TaskKind, noise: float, reference: np.ndarray, candidate: np.ndarray) -> bool:
     """Whether outputs agree as far as the kind of conversion requires, less the sampling error; False for a NaN."""
     least = bound.agreement[task.name]
     enough = least - task.agreement.chance(least, len(reference))
@@ -226,7 +226,7 @@ def _agrees(bound: Bound, task: Kind, noise: float, reference: np.ndarray, candi
 
 
 def _of_a_precision(
-    bound: Bound, reference: np.ndarray, candidate: np.ndarray, unlabelled: Unlabelled, task: Kind
+    bound: Bound, reference: np.ndarray, candidate: np.ndarray, unlabelled: Unlabelled, task: TaskKind
 ) -> tuple[dict[str, Any], tuple[str, ...], float]:
     """Checks that need no labels: (facts for the record, checks that refuse, the margin noise of rounding alone)."""
     if unlabelled.reference is not None:
@@ -243,7 +243,7 @@ def _of_a_precision(
     return facts, failed + ("agreement",) * (not _agrees(bound, task, noise, reference, candidate)), noise
 
 
-def loss_of(bound: Bound, task: Kind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
+def loss_of(bound: Bound, task: TaskKind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
     """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`); arrays as from `Kind.judged`."""
     value, rows = task.gate.value, len(known)
     found = value(ours, known) - value(theirs, known)
@@ -253,7 +253,7 @@ def loss_of(bound: Bound, task: Kind, ours: np.ndarray, theirs: np.ndarray, know
     return Loss(found, at_least, at_most, bound.metric_loss, resolved, unit_of(task))
 
 
-def unit_of(task: Kind) -> str:
+def unit_of(task: TaskKind) -> str:
     """Unit of a loss of the gating metric."""
     return "nats a token" if task.generates else "points"
 
@@ -294,7 +294,7 @@ def in_other_batches(
     }
 
 
-def in_words(bound: Bound, task: Kind) -> str:
+def in_words(bound: Bound, task: TaskKind) -> str:
     """A bound in words, for a kind of task."""
     if bound.difference is None:
         agree, least, most = task.agreement, bound.agreement[task.name], bound.metric_loss

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
-from compressor.tasks.data import Data, Rows
+from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import pad
 from export.parity.compare import Batches, ParityResult, Unlabelled, compare
 from export.runtimes.sessions import failures
 
 
 @dataclass(frozen=True)
-class Answers:
+class Outputs:
     """Predictions of one side of a comparison: logits (predictions, outputs) of all rows, of some of them in other batches,
     and, for the checks that need no labels, of more rows."""
 
@@ -26,8 +26,8 @@ class Answers:
     more: np.ndarray | None = None
 
 
-def compare_answers(
-    hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows, unlabelled: Unlabelled | None = None
+def compare_outputs(
+    hop: str, kind: str, reference: Outputs, candidate: Outputs, rows: TokenRows, unlabelled: Unlabelled | None = None
 ) -> ParityResult:
     """The record of one comparison; nothing is raised."""
     options = {"batches": (reference.batches, candidate.batches), "unlabelled": unlabelled or Unlabelled()}
@@ -45,7 +45,7 @@ def runs(hop: str) -> Iterator[None]:
         raise CheckError("E611", f"{hop}: the graph does not run ({reason})", fix) from error
 
 
-def telling_rows(result: ParityResult, rows: Rows, data: Data) -> dict[str, Any]:
+def telling_rows(result: ParityResult, rows: TokenRows, data: Data) -> dict[str, Any]:
     """The worst row and the longest one, padded: the input for a search for the layer."""
     longest = max(range(len(rows)), key=lambda row: len(rows.tokens[row]["input_ids"]))
     return pad([rows.tokens[result.worst_row], rows.tokens[longest]], data.pad_id)

@@ -127,7 +127,7 @@ def _write_classifier(
     labels = found.model.config.id2label
     return {
         "labels": [labels[number] for number in sorted(labels)],
-        "files": {precision: describe(path, precision) for precision, path in paths.items()},
+        "files": {precision: describe_file(path, precision) for precision, path in paths.items()},
         "parity": [{"precision": one, **prove(found, one, path).to_json()} for one, path in paths.items()],
         engines.RUNTIME.key: built,
     }
@@ -151,7 +151,7 @@ def write_generating(
     paths = write_generator(graphs, folder, precisions=precisions, fuse=fuse, limit=limit)
     return {
         "generation": special_tokens(found),
-        "files": {path.stem: describe(path, one) for one, parts in paths.items() for path in parts},
+        "files": {path.stem: describe_file(path, one) for one, parts in paths.items() for path in parts},
         "parity": [
             {"precision": one, **prove_generator(found, one, parts, required=one in required)} for one, parts in paths.items()
         ],
@@ -212,7 +212,7 @@ def _rounded(found: Found) -> Unlabelled:
         return Unlabelled(rounded=predict(torch_forward(found.model), found.rows, found.pad_id))
 
 
-def describe(path: Path, precision: str) -> dict[str, Any]:
+def describe_file(path: Path, precision: str) -> dict[str, Any]:
     """Name, precision, bytes (external data included), inputs and outputs of an ONNX file."""
     graph = onnx.load(path, load_external_data=False).graph
     shapes = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from compressor.models.hub import tokenizer_of
 from compressor.tasks.features import tokens_of
-from compressor.tasks.kinds import Kind, kind_of
+from compressor.tasks.kinds import TaskKind, kind_of
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from pipelines.engine.preflight import Ready
@@ -44,7 +44,7 @@ def account_of(ready: Ready) -> dict[str, Any]:
     return {"tasks": tasks, "warnings": warnings}
 
 
-def facts_of(split: Split, kind: Kind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
+def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
     """Rows, labels and lengths in tokens of one split; `cut` counts rows that are truncated for the model."""
     lengths = np.array(tokens_of(tokenizer, split, kind.generates))
     return {
@@ -62,7 +62,7 @@ def facts_of(split: Split, kind: Kind, task: TaskConfig, names: list[str], token
     }
 
 
-def warnings_of(splits: dict[str, Split], kind: Kind, task: TaskConfig, facts: dict[str, Any]) -> Iterator[str]:
+def warnings_of(splits: dict[str, Split], kind: TaskKind, task: TaskConfig, facts: dict[str, Any]) -> Iterator[str]:
     """Warnings about these rows that matter before training on them."""
     for key, one in facts.items():
         if one["cut"]:
@@ -75,12 +75,12 @@ def warnings_of(splits: dict[str, Split], kind: Kind, task: TaskConfig, facts: d
         yield from _contradictions(key, splits[key], kind, getattr(task, key))
 
 
-def _key(split: Split, row: int, kind: Kind) -> Any:
+def _key(split: Split, row: int, kind: TaskKind) -> Any:
     """Key by which two rows are equal: their texts; for generation also the target, as a prompt may have several."""
     return (split.texts[row], split.labels[row]) if kind.generates else split.texts[row]
 
 
-def _shared(splits: dict[str, Split], kind: Kind, task: TaskConfig) -> Iterator[str]:
+def _shared(splits: dict[str, Split], kind: TaskKind, task: TaskConfig) -> Iterator[str]:
     train, validation = splits["train"], splits["validation"]
     known = {_key(train, row, kind) for row in range(len(train))}
     if both := [row for row in range(len(validation)) if _key(validation, row, kind) in known]:
@@ -89,7 +89,7 @@ def _shared(splits: dict[str, Split], kind: Kind, task: TaskConfig) -> Iterator[
         yield f"{what}: quality looks better than it is ({task.validation.name}: {lines})"
 
 
-def _contradictions(name: str, split: Split, kind: Kind, path: Path) -> Iterator[str]:
+def _contradictions(name: str, split: Split, kind: TaskKind, path: Path) -> Iterator[str]:
     """Warning about equal texts with different labels."""
     if kind.generates:
         return

@@ -19,7 +19,7 @@ from compressor.checkpoint import STATE_FILE, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES, build, find_folder, is_hub_id, resolve
-from compressor.storage.delta_comparison import compare
+from compressor.storage.delta_comparison import compare_deltas
 from compressor.storage.delta_file import DAMAGED, DeltaFile, damaged, header_size, read, stored, write
 from compressor.storage.layout import accounts
 from compressor.storage.live import base_of, load_on, origin_of, remember
@@ -94,7 +94,7 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     """Print what two delta files have in common, place by place."""
     found = read(a), read(b)
     try:
-        rows = compare(*found)
+        rows = compare_deltas(*found)
     except DAMAGED:
         raise damaged(f"{a} or {b}") from None
     if as_json:
@@ -157,8 +157,8 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
     if src.is_file():
         found = read(src)
         return load_on(found, base, src), found.head is not None
-    mend = f"Give a delta file, or a folder with {STATE_FILE} or {CONFIG}"
-    raise UserError("E315", "neither a state, a delta file nor a peft adapter", mend, str(src))
+    fix = f"Give a delta file, or a folder with {STATE_FILE} or {CONFIG}"
+    raise UserError("E315", "neither a state, a delta file nor a peft adapter", fix, str(src))
 
 
 def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:

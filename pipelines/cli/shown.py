@@ -23,8 +23,8 @@ def summary(run: Path) -> None:
     try:
         rows = [[str(row[key]) for key in keys] for row in json.loads(path.read_bytes())["summary"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        mend = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "unreadable or damaged", mend, str(path)) from None
+        fix = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
     table(keys, rows)
 
 

@@ -154,7 +154,7 @@ def triton() -> Iterator[Finding]:
         bundle = find_bundle()
         yield Finding("triton", OK, f"{bundle.server.name} and its stub for this Python; {bundle.library_folders[0]}")
     except UserError as error:
-        yield Finding("triton", FAULT, f"{error.what} ({error.code})", f"{error.mend}. Or leave out the stage deploy")
+        yield Finding("triton", FAULT, f"{error.what} ({error.code})", f"{error.fix}. Or leave out the stage deploy")
 
 
 def default_model() -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from compressor.errors import CheckError, CompressError, UserError, UserErrors
-from pipelines.engine.lockfile import Failure, Stored
+from pipelines.engine.lockfile import Failure, StoredRecord
 from pipelines.engine.store import write_atomic
 from pipelines.terminal.progress import human_seconds
 
@@ -18,7 +18,7 @@ RUN_FILE = "run.json"
 DONE, CHECKS_FAILED, FAILED, STOPPED, RUNNING = "done", "failed checks", "failed", "stopped", "running"
 
 
-class StageRecord(Stored):
+class StageRecord(StoredRecord):
     """A finished stage."""
 
     id: str
@@ -28,12 +28,12 @@ class StageRecord(Stored):
     seconds: float
 
 
-class ErrorRecord(Stored):
+class ErrorRecord(StoredRecord):
     """The error that ended the attempt: the parts of its message, its stage and that stage's log ('' if there is none)."""
 
     code: str
     what: str
-    mend: str
+    fix: str
     where: str
     stage: str
     log: str
@@ -42,10 +42,10 @@ class ErrorRecord(Stored):
 
     def shown(self) -> list[str]:
         place = f"{self.where}: " if self.where else ""
-        return self.lines or [f"{self.code} {place}{self.what}. {self.mend}".replace("\n", " ")]
+        return self.lines or [f"{self.code} {place}{self.what}. {self.fix}".replace("\n", " ")]
 
 
-class Attempt(Stored):
+class Attempt(StoredRecord):
     """The last attempt at a run. `stage` is its current or last stage; `parity` are the records of every comparison so far,
     each with the id of its stage."""
 
@@ -96,8 +96,8 @@ def last_attempt(folder: Path) -> Attempt | None:
     except PermissionError as error:
         raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
     except (ValidationError, ValueError, OSError):
-        mend = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "unreadable or damaged", mend, str(path)) from None
+        fix = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
 
 
 def write_attempt(folder: Path, facts: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def write_attempt(folder: Path, facts: dict[str, Any]) -> None:
 
 def error_record(error: CompressError, stage: str, log: Path | None) -> dict[str, Any]:
     """An error in the form of `ErrorRecord`."""
-    parts = {key: getattr(error, key) for key in ("code", "what", "mend", "where")}
+    parts = {key: getattr(error, key) for key in ("code", "what", "fix", "where")}
     several = [str(one) for one in error.errors] if isinstance(error, UserErrors) and len(error.errors) > 1 else []
     return {**parts, "stage": stage, "log": str(log) if log else "", **({"lines": several} if several else {})}
 

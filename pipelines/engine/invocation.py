@@ -31,7 +31,7 @@ from pipelines.terminal.progress import Display
 class RunResult:
     """A finished run: its folder, the artifact of every stage by id, the ids that were reused, and the report if there is one.
 
-    `failures` are checks that failed and did not end it: {"stage", "code", "what", "mend"}; an optional stage whose check
+    `failures` are checks that failed and did not end it: {"stage", "code", "what", "fix"}; an optional stage whose check
     failed has no artifact. After a dry run `artifacts` holds what would be reused and `plan` the closed-form account (None when
     no stage changes it).
     """

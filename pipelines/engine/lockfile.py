@@ -22,26 +22,26 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
-class Stored(BaseModel):
+class StoredRecord(BaseModel):
     """Strict base class: values are not converted. Unknown keys of later versions are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class Failure(Stored):
+class Failure(StoredRecord):
     """A check that failed without stopping the run; `stage` is the id of its stage."""
 
     stage: str
     code: str
     what: str
-    mend: str
+    fix: str
 
     def line(self) -> str:
         """The failure as one line, in the format of errors."""
-        return f"{self.code} {self.what}. {self.mend}".replace("\n", " ")
+        return f"{self.code} {self.what}. {self.fix}".replace("\n", " ")
 
 
-class LockedStage(Stored):
+class LockedStage(StoredRecord):
     """A finished stage. Its artifact's folder is named by `stage` and `fingerprint`, which cannot lead out of the store."""
 
     id: Name
@@ -54,14 +54,14 @@ class LockedStage(Stored):
     files: dict[str, Sha256]
 
 
-class LockedModel(Stored):
+class LockedModel(StoredRecord):
     """The pretrained base model."""
 
     reference: str
     sha256: Sha256
 
 
-class Lock(Stored):
+class Lock(StoredRecord):
     """The whole lock file. A run has either one task or several; the name of a sweep's variant has two parts."""
 
     name: Annotated[str, StringConstraints(pattern=rf"^{_NAME}(/{_NAME})?$")]
@@ -93,8 +93,8 @@ def read_lock(path: Path) -> dict[str, Any]:
     except PermissionError as error:
         raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
     except (yaml.YAMLError, ValidationError, ValueError, OSError, RecursionError):
-        mend = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "unreadable or damaged", mend, str(path)) from None
+        fix = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
     return content
 
 

@@ -61,7 +61,7 @@ def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserE
     for one in with_place(error, pipeline.source.where(path)).errors:
         key = next((key for key in PATH_KEYS if f"{one.where}:".startswith(f"{getattr(task, key)}:")), None)
         told = f"{one.what} ({pipeline.source.where((*path, key))})" if key else one.what
-        faults.append(UserError(one.code, told, one.mend, one.where))
+        faults.append(UserError(one.code, told, one.fix, one.where))
     return faults
 
 
@@ -138,7 +138,7 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
 
     Writes nothing.
     """
-    mend = "Choose another folder with --out"
+    fix = "Choose another folder with --out"
     for part in (*Path(name).parts, *files):
         if len(os.fsencode(part)) + 24 > LONGEST_NAME:
             raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
@@ -147,11 +147,11 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
             there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UserError("E801", f"cannot be a folder ({reason})", mend, shortened(str(folder), 80)) from None
+            raise UserError("E801", f"cannot be a folder ({reason})", fix, shortened(str(folder), 80)) from None
         if not there.is_dir():
-            raise UserError("E801", "a file, where a folder is needed", mend, str(there))
+            raise UserError("E801", "a file, where a folder is needed", fix, str(there))
         if not os.access(there, os.W_OK | os.X_OK):
-            raise UserError("E801", "no permission to write here", mend, str(there))
+            raise UserError("E801", "no permission to write here", fix, str(there))
 
 
 def check_packages(entries: Sequence[Entry]) -> None:
@@ -161,7 +161,7 @@ def check_packages(entries: Sequence[Entry]) -> None:
         stage = entry.row
         extras = stage.extras(entry.config)
         for name in (name for name, found in package_versions(stage, extras).items() if not found):
-            mend = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
-            faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", mend)
+            fix = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
+            faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", fix)
     if faults:
         raise UserErrors(list(faults.values()))

@@ -148,14 +148,14 @@ def _attempt(run: Run, number: int, display: Display) -> None:
     except CheckError as error:
         if not entry.row.optional:
             raise
-        _note_failure(run, entry, {"code": error.code, "what": error.what, "mend": error.mend}, display)
+        _note_failure(run, entry, {"code": error.code, "what": error.what, "fix": error.fix}, display)
 
 
 def _note_failure(run: Run, entry: Entry, failure: dict[str, Any], display: Display) -> None:
     """Record and print a failed check that does not end the run."""
-    known = {key: str(failure[key]) for key in ("code", "what", "mend")}
+    known = {key: str(failure[key]) for key in ("code", "what", "fix")}
     run.failures.append({"stage": entry.id, **known})
-    display.result("FAILED {code} {what}. {mend}".format(**known).replace("\n", " "))
+    display.result("FAILED {code} {what}. {fix}".format(**known).replace("\n", " "))
 
 
 def _advance(run: Run, number: int, display: Display) -> None:

@@ -70,7 +70,7 @@ class Problem:
 
     code: str
     what: str
-    mend: str
+    fix: str
     key: tuple[str | int, ...] = ()
 
 
@@ -173,8 +173,8 @@ class Workspace(Protocol):
 def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
     """The fault E117 that most stages report for `tasks`."""
     if many:
-        mend = "Leave it out, or give the pipeline the task it is about: `task` instead of `tasks`"
-        yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", mend)
+        fix = "Leave it out, or give the pipeline the task it is about: `task` instead of `tasks`"
+        yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", fix)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Stage:
     account of the rows. `surroundings` are facts of this machine that decide the result of such a config. Where `optional`, a
     CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages go on without its artifact.
 
-    In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "mend"})
+    In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "fix"})
     that failed though it went on: the run reports them, and ends with exit code 3.
     """
 

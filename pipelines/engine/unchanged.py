@@ -75,5 +75,5 @@ def _mark(path: Path) -> Mark | None:
 
 
 def _changed(what: str, path: Path) -> UserError:
-    mend = "Nothing of this stage was kept: run the same command again, and do not change the file meanwhile"
-    return UserError("E807", what, mend, str(path))
+    fix = "Nothing of this stage was kept: run the same command again, and do not change the file meanwhile"
+    return UserError("E807", what, fix, str(path))

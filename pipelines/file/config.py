@@ -19,7 +19,7 @@ from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file import limits
 from pipelines.file.faults import nearest, validated
-from pipelines.file.yaml_source import KeyPath, Source, dotted, first_of, parse, read_yaml
+from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, first_of, parse, read_yaml
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 PATH_KEYS = ("train", "validation")
@@ -58,7 +58,7 @@ class Pipeline:
     threads: int | None
     stages: tuple[Entry, ...]
     source_folder: Path
-    source: Source
+    source: YamlSource
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     command: str = ""
     """What runs it, for reports."""
@@ -136,29 +136,29 @@ def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
     return task.model_copy(update={key: folder / Path(getattr(task, key)).expanduser() for key in PATH_KEYS})
 
 
-def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
+def _task_faults(source: YamlSource, top: PipelineFile) -> Iterator[UserError]:
     """Faults of the tasks: none, both forms, names that no file can have, or kinds that cannot be combined with others."""
     if top.task is None and top.tasks is None:
         yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
     if top.task is not None and top.tasks is not None:
-        mend = "Keep task for one task, or tasks to train several together"
-        yield UserError("E116", "task and tasks exclude each other", mend, source.where(("tasks",)))
+        fix = "Keep task for one task, or tasks to train several together"
+        yield UserError("E116", "task and tasks exclude each other", fix, source.where(("tasks",)))
     for name in top.tasks or ():
         if not re.fullmatch(NAME_PATTERN, name):
-            mend = "Use letters, digits, '_', '-' and '.', a letter or digit first"
-            yield UserError("E104", f"a task cannot be called {name!r}", mend, source.where(("tasks", name)))
+            fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
+            yield UserError("E104", f"a task cannot be called {name!r}", fix, source.where(("tasks", name)))
     for name, task in (top.tasks or {}).items():
         if kind_of(task.kind).auto_class != SEQUENCES:
             what = f"a task of kind {task.kind} cannot share a base with others yet"
             yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))
 
 
-def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
+def _unfit_faults(source: YamlSource, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
     """Fault of the first stage that does not support one task, or many: the others would repeat it."""
     for place, entry in enumerate(entries):
         for problem in entry.row.with_tasks(entry.config, many):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
-            yield UserError(problem.code, problem.what, problem.mend, where)
+            yield UserError(problem.code, problem.what, problem.fix, where)
             return
 
 
@@ -173,7 +173,7 @@ def _collect(action: Callable[..., object], *arguments: object) -> list[UserErro
     return []
 
 
-def _normalize(source: Source) -> None:
+def _normalize(source: YamlSource) -> None:
     """Rewrite stages given as a bare word, `- merge`, as the mapping `merge:` without values."""
     stages = source.data.get("stages")
     for number, item in enumerate(stages if isinstance(stages, list) else ()):
@@ -181,14 +181,14 @@ def _normalize(source: Source) -> None:
             stages[number] = {item: None}
 
 
-def _raw_stages(source: Source) -> list[tuple[int, str, Any]]:
+def _raw_stages(source: YamlSource) -> list[tuple[int, str, Any]]:
     """(index, stage name, raw config) of every item that has the form of a stage."""
     stages = source.data.get("stages")
     items = enumerate(stages) if isinstance(stages, list) else ()
     return [(place, *next(iter(item.items()))) for place, item in items if isinstance(item, dict) and len(item) == 1]
 
 
-def _ids(source: Source) -> dict[int, str]:
+def _ids(source: YamlSource) -> dict[int, str]:
     """Index -> id of every stage: the one given, or its name, or name-2, name-3, ... when those are taken."""
     raw = _raw_stages(source)
     explicit = {
@@ -206,7 +206,7 @@ def _ids(source: Source) -> dict[int, str]:
     return dict(sorted(ids.items()))
 
 
-def _override(source: Source, text: str) -> None:
+def _override(source: YamlSource, text: str) -> None:
     """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
     mark = f"--set {text}"
     key, equals, value_text = text.partition("=")
@@ -227,7 +227,7 @@ def _override(source: Source, text: str) -> None:
     source.put(path, _from_here(path, value), mark)
 
 
-def _start_of(source: Source, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
+def _start_of(source: YamlSource, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
     """Where an override begins (a top-level key, or a stage by its id), and the remaining parts of its key."""
     ids = {entry_id: place for place, entry_id in _ids(source).items()}
     first = str(parts[0])
@@ -242,7 +242,7 @@ def _start_of(source: Source, parts: list[str | int], mark: str) -> tuple[KeyPat
     return ("stages", place, next(iter(source.data["stages"][place]))), parts[1:]
 
 
-def _step(source: Source, path: KeyPath, part: str | int, mark: str) -> KeyPath:
+def _step(source: YamlSource, path: KeyPath, part: str | int, mark: str) -> KeyPath:
     """Follow one part of an override's key. A list stands for its `items`, and a mapping without `items` for a list of one."""
     here = source.get(path)
     if (isinstance(here, list) and part == "items") or (isinstance(here, dict) and part in ("items", 0) and part not in here):
@@ -265,7 +265,7 @@ def _from_here(path: KeyPath, value: Any) -> Any:
     return value
 
 
-def _entries(source: Source) -> tuple[list[Entry], list[UserError]]:
+def _entries(source: YamlSource) -> tuple[list[Entry], list[UserError]]:
     """Every stage with its validated config. A stage with a fault is left out."""
     entries: list[Entry] = []
     faults = list(_shape_faults(source))
@@ -273,23 +273,23 @@ def _entries(source: Source) -> tuple[list[Entry], list[UserError]]:
     for place, name, _ in _raw_stages(source):
         path = ("stages", place, name)
         if name not in stage_table.STAGE_NAMES:
-            mend = nearest(name, list(stage_table.STAGE_NAMES), "Stages")
-            faults.append(UserError("E103", f"unknown stage '{name:.60}'", mend, source.where(path)))
+            fix = nearest(name, list(stage_table.STAGE_NAMES), "Stages")
+            faults.append(UserError("E103", f"unknown stage '{name:.60}'", fix, source.where(path)))
             continue
         config, found = validated(load_stage(name).config, source, path)
         faults += found
         if config is None or found:
             continue
         if ids[place] in seen:
-            mend = "Give each stage its own id, or none"
+            fix = "Give each stage its own id, or none"
             what = f"id '{ids[place]}' is taken by {seen[ids[place]]}"
-            faults.append(UserError("E108", what, mend, source.where((*path, "id"))))
+            faults.append(UserError("E108", what, fix, source.where((*path, "id"))))
         seen.setdefault(ids[place], f"stages[{place}].{name}")
         entries.append(Entry(ids[place], name, config))
     return entries, faults
 
 
-def _shape_faults(source: Source) -> Iterator[UserError]:
+def _shape_faults(source: YamlSource) -> Iterator[UserError]:
     stages = source.data.get("stages")
     for place, item in enumerate(stages if isinstance(stages, list) else ()):
         if not isinstance(item, dict) or len(item) != 1:
@@ -297,7 +297,7 @@ def _shape_faults(source: Source) -> Iterator[UserError]:
             yield UserError("E104", what, "Write each stage as '- NAME: {KEY: VALUE}'", source.where(("stages", place)))
 
 
-def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
+def _order_faults(source: YamlSource, entries: Sequence[Entry]) -> Iterator[UserError]:
     """Faults in the order of stages that are valid by themselves."""
     said: set[tuple[str, str]] = set()
     for place, entry in enumerate(entries):
@@ -310,12 +310,12 @@ def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserErro
             if problem.key or (problem.code, problem.what) not in said:
                 said.add((problem.code, problem.what))
                 where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
-                yield UserError(problem.code, problem.what, problem.mend, where)
+                yield UserError(problem.code, problem.what, problem.fix, where)
     if not said:
         yield from _unused(source, entries)
 
 
-def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
+def _unused(source: YamlSource, entries: Sequence[Entry]) -> Iterator[UserError]:
     """Fault of a select whose Ω is never used: the next select replaces it, or a prune cuts the matrices that it indexes."""
     for place, entry in enumerate(entries):
         if not entry.row.chooses_places:
@@ -351,4 +351,4 @@ def without_id(config: StageConfig) -> dict[str, Any]:
 def with_place(error: UserError, where: str) -> UserErrors:
     """The error (or each of several) with a location added where it has none."""
     several = error.errors if isinstance(error, UserErrors) else [error]
-    return UserErrors([one if one.where else UserError(one.code, one.what, one.mend, where) for one in several])
+    return UserErrors([one if one.where else UserError(one.code, one.what, one.fix, where) for one in several])

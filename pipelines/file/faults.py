@@ -11,7 +11,7 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from compressor.errors import UserError
 from pipelines.engine.stage import NAME_PATTERN
-from pipelines.file.yaml_source import MOST_FAULTS, KeyPath, Source
+from pipelines.file.yaml_source import MOST_FAULTS, KeyPath, YamlSource
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def validated(model: type[Model], source: Source, path: KeyPath) -> tuple[Model | None, list[UserError]]:
+def validated(model: type[Model], source: YamlSource, path: KeyPath) -> tuple[Model | None, list[UserError]]:
     """The value at `path` validated as a `model`, and its faults: E102 unknown key, E105 missing key, E104 wrong value."""
     raw = source.get(path)
     raw = {} if raw is None else raw
@@ -74,7 +74,7 @@ def coerced(model: type[BaseModel], raw: Any) -> list[dict[str, Any]]:
     return []
 
 
-def explain(details: list[dict[str, Any]], model: type[BaseModel], source: Source, path: KeyPath) -> list[UserError]:
+def explain(details: list[dict[str, Any]], model: type[BaseModel], source: YamlSource, path: KeyPath) -> list[UserError]:
     """Convert pydantic's details to UserErrors, one per mistake."""
     missing = {(path_of(detail, source, path), detail["loc"][-1]) for detail in details if detail["type"] == "missing"}
     faults: list[UserError] = []
@@ -92,13 +92,13 @@ def explain(details: list[dict[str, Any]], model: type[BaseModel], source: Sourc
     return faults + list(wrong_values(details, source, path))
 
 
-def path_of(detail: dict[str, Any], source: Source, path: KeyPath) -> KeyPath:
+def path_of(detail: dict[str, Any], source: YamlSource, path: KeyPath) -> KeyPath:
     """Key path of a detail in the file; for a missing or unknown key, that of the mapping around it."""
     inner = detail["loc"][:-1] if detail["type"] in ("missing", "extra_forbidden") else detail["loc"]
     return source.locate((*path, *inner))
 
 
-def wrong_values(details: list[dict[str, Any]], source: Source, path: KeyPath) -> Iterator[UserError]:
+def wrong_values(details: list[dict[str, Any]], source: YamlSource, path: KeyPath) -> Iterator[UserError]:
     """The E104 faults. The branches of a union (`int | float`) become one sentence, about the deepest fault among them."""
     by_path: dict[KeyPath, list[dict[str, Any]]] = {}
     for detail in details:
@@ -107,12 +107,12 @@ def wrong_values(details: list[dict[str, Any]], source: Source, path: KeyPath) -
     outer = {at[:length] for at in by_path for length in range(len(at))}
     for at, found in by_path.items():
         if at not in outer:
-            what, mend = sentence(found, source.get(at))
-            yield UserError("E104", what, mend, source.where(at))
+            what, fix = sentence(found, source.get(at))
+            yield UserError("E104", what, fix, source.where(at))
 
 
 def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
-    """(what, mend) for the faults of one value."""
+    """(what, fix) for the faults of one value."""
     for detail in details:
         context, kind = detail.get("ctx", {}), detail["type"]
         if kind in BOUNDS:
@@ -133,8 +133,8 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
     expected = " or ".join([*types, *(f"'{choice}'" for choice in choices)])
     if not expected:
         return details[0]["msg"].removeprefix("Input ").lower(), "Change the value"
-    mend = nearest(value, choices, "Use") if choices and isinstance(value, str) else "Change the value"
-    return f"must be {expected}, not {shown(value)}", mend
+    fix = nearest(value, choices, "Use") if choices and isinstance(value, str) else "Change the value"
+    return f"must be {expected}, not {shown(value)}", fix
 
 
 def quoted(detail: dict[str, Any]) -> list[str]:

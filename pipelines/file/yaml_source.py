@@ -69,7 +69,7 @@ def dotted(path: KeyPath) -> str:
 
 
 @dataclass
-class Source:
+class YamlSource:
     """The data of one file, and the location of each value: `marks` maps a key path to 'FILE:LINE' or to a --set option."""
 
     data: Any
@@ -107,12 +107,12 @@ class Source:
         self.marks[path] = mark
 
 
-def read_yaml(path: Path) -> Source:
+def read_yaml(path: Path) -> YamlSource:
     """Read a pipeline file. Raises UserErrors with every E101 (not YAML) and E106 (key twice) fault in it."""
     return parse(read_text(path, PIPELINE), str(path))
 
 
-def parse(text: str, name: str) -> Source:
+def parse(text: str, name: str) -> YamlSource:
     """Parse YAML text; `name` is the file's name in errors. Raises UserErrors E101, E104, E106."""
     try:
         root = _Bounded(text, name).get_single_node()
@@ -122,7 +122,7 @@ def parse(text: str, name: str) -> Source:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         raise UserError("E101", f"not YAML ({problem})", "Check indentation, brackets and quotes there", place) from None
     builder = _Builder(name)
-    source = Source(None if root is None else builder.build(root, ()), builder.marks)
+    source = YamlSource(None if root is None else builder.build(root, ()), builder.marks)
     source.marks.setdefault((), f"{name}:1")
     if builder.errors:
         raise UserErrors(first_of(builder.errors))
@@ -134,7 +134,7 @@ def first_of(faults: list[UserError]) -> list[UserError]:
     if len(faults) <= MOST_FAULTS:
         return faults
     last, more = faults[MOST_FAULTS - 1], len(faults) - MOST_FAULTS
-    return [*faults[: MOST_FAULTS - 1], UserError(last.code, last.what, f"{last.mend} (and {more:,} more faults)", last.where)]
+    return [*faults[: MOST_FAULTS - 1], UserError(last.code, last.what, f"{last.fix} (and {more:,} more faults)", last.where)]
 
 
 class _Bounded(yaml.SafeLoader):
@@ -231,6 +231,6 @@ class _Builder:
                 first[key.value] = line
                 yield key.value, line, value
 
-    def fault(self, code: str, what: str, mend: str, path: KeyPath, line: int | None = None) -> None:
+    def fault(self, code: str, what: str, fix: str, path: KeyPath, line: int | None = None) -> None:
         mark = self.marks[path] if line is None else f"{self.name}:{line}"
-        self.errors.append(UserError(code, what, mend, f"{mark}: {dotted(path)}".removesuffix(": ")))
+        self.errors.append(UserError(code, what, fix, f"{mark}: {dotted(path)}".removesuffix(": ")))

@@ -31,7 +31,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """One data file: its rows, column by column. `copy` is the reason why a pipeline needs a copy of it in another form."""
 
     path: Path
@@ -80,8 +80,8 @@ def _in_folder(folder: Path) -> Files:
     files = _data_files(folder)
     if not files:
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
-        mend = f"Give files that end in {', '.join(ENDINGS)}, optionally compressed ({PACKED})"
-        raise UserError("E130", f"no data files in this folder, which holds: {there}", mend, str(folder))
+        fix = f"Give files that end in {', '.join(ENDINGS)}, optionally compressed ({PACKED})"
+        raise UserError("E130", f"no data files in this folder, which holds: {there}", fix, str(folder))
     by_role = _by_role(files, folder)
     train = _only(by_role["train"], folder, "train")
     if train is None and len(files) > 1:
@@ -120,11 +120,11 @@ def _only(files: list[Path], data: Path, purpose: str) -> Path | None:
         return files[0] if files else None
     if purpose == "test":
         return None
-    mend = "Name them: compress init FILE --validation FILE"
-    raise UserError("E130", f"several files could {purpose}: {', '.join(path.name for path in files)}", mend, str(data))
+    fix = "Name them: compress init FILE --validation FILE"
+    raise UserError("E130", f"several files could {purpose}: {', '.join(path.name for path in files)}", fix, str(data))
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> DataTable:
     """Read the rows of a file. Without a header its columns are column1, column2, ..., or those of `prompt||target`.
 
     Raises UserError E201, E202, E203, E204, E205 (an empty header), E210.
@@ -133,13 +133,13 @@ def read_table(path: Path) -> Table:
     if kind in (".tsv", ".csv", ".txt") and path.is_file():
         fields = _fields(path)
         if kind == ".txt" and fields and BETWEEN in fields[0][0]:
-            return Table(path, _prompts(fields, path), f"lines of prompt{BETWEEN}target")
+            return DataTable(path, _prompts(fields, path), f"lines of prompt{BETWEEN}target")
         if kind != ".txt" and len(fields) > 1 and not is_header(fields):
-            return Table(path, _unnamed(fields, path), "no header line")
+            return DataTable(path, _unnamed(fields, path), "no header line")
     rows = [row for _, row in read_rows(path)]
     if not rows:
         raise UserError("E204", "the file has no rows", "Give at least one row", str(path))
-    return Table(path, rows)
+    return DataTable(path, rows)
 
 
 def _fields(path: Path) -> list[list[str]]:
@@ -188,7 +188,7 @@ def _prompts(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]
     return [dict(zip(("prompt", "target"), line.split(BETWEEN), strict=True)) for (line,) in fields]
 
 
-def split_rows(table: Table, share: float, label: str | None) -> tuple[Table, Table]:
+def split_rows(table: DataTable, share: float, label: str | None) -> tuple[DataTable, DataTable]:
     """(training rows, validation rows): a random share of each class where `label` names the column of classes, the same
     every time. A class keeps a row to train on. Raises UserError E130 where a side would be empty."""
     groups: dict[object, list[int]] = {}
@@ -202,5 +202,5 @@ def split_rows(table: Table, share: float, label: str | None) -> tuple[Table, Ta
         raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
     why = f"{share:.0%} of the rows are set apart to validate"
     sides = ([row for number, row in enumerate(table.rows) if (number in chosen) == there] for there in (False, True))
-    train, validation = (Table(table.path, rows, why) for rows in sides)
+    train, validation = (DataTable(table.path, rows, why) for rows in sides)
     return train, validation

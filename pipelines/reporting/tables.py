@@ -23,7 +23,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table. `align` has one letter per column: l(eft) for words, r(ight) for numbers. `rows` hold as many strings."""
 
     id: str
@@ -34,13 +34,13 @@ class Table:
     rows: list[tuple[str, ...]]
 
 
-def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any], note: str) -> Table:
+def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any], note: str) -> ReportTable:
     """A table with a row for every record."""
     rows = [tuple(column.cell(record) for column in columns) for record in records]
-    return Table(id, title, note, tuple(one.title for one in columns), "".join(one.align for one in columns), rows)
+    return ReportTable(id, title, note, tuple(one.title for one in columns), "".join(one.align for one in columns), rows)
 
 
-def tables(report: Record) -> list[Table]:
+def tables(report: Record) -> list[ReportTable]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
     chosen = (tried, sensitivity) if report["precision"] else ()
     every = (summary, steps, *chosen, density, trainable, parity, variants, latency)
@@ -62,7 +62,7 @@ def digits(key: str) -> Callable[[Record], str]:
     return lambda record: significant(record[key])
 
 
-def summary(report: Record) -> Table:
+def summary(report: Record) -> ReportTable:
     _, runtime, _ = report["deployed"].split()
     columns = [
         Column("", "l", text("metric")),
@@ -80,7 +80,7 @@ def summary(report: Record) -> Table:
     return made("summary", "Dense and compressed", columns, report["summary"], note)
 
 
-def steps(report: Record) -> Table:
+def steps(report: Record) -> ReportTable:
     metric, records = report["metric"], report["steps"]
     columns = [Column("", "l", text("step"))]
     for place, cell in enumerate(report["cells"]):
@@ -101,7 +101,7 @@ def steps(report: Record) -> Table:
     return made("steps", "Where the gain comes from", columns, records, note)
 
 
-def tried(report: Record) -> Table:
+def tried(report: Record) -> ReportTable:
     account = report["precision"]
     columns = [
         Column("runtime", "l", text("runtime")),
@@ -122,7 +122,7 @@ def tried(report: Record) -> Table:
     return made("precision", "Which precision is kept, and why", columns, account["tried"], note)
 
 
-def sensitivity(report: Record) -> Table:
+def sensitivity(report: Record) -> ReportTable:
     account = report["precision"]
     kept = account["kept"]
     columns = [
@@ -143,7 +143,7 @@ def sensitivity(report: Record) -> Table:
     return made("sensitivity", "Which matrices int8 hurts most", columns, records, note)
 
 
-def density(report: Record) -> Table:
+def density(report: Record) -> ReportTable:
     columns = [
         Column("pattern", "l", lambda row: row["pattern"] or "not masked"),
         Column("matrices", "r", count("matrices")),
@@ -158,7 +158,7 @@ def density(report: Record) -> Table:
     return made("density", "What is zero", columns, report["density"], note)
 
 
-def trainable(report: Record) -> Table:
+def trainable(report: Record) -> ReportTable:
     columns = [
         Column("stage", "l", text("stage")),
         Column("method", "l", text("method")),
@@ -173,7 +173,7 @@ def trainable(report: Record) -> Table:
     return made("trainable", "What was trained", columns, report["trainable"], note)
 
 
-def parity(report: Record) -> Table:
+def parity(report: Record) -> ReportTable:
     metric = report["metric"]
     unit = metric["unit"]
 
@@ -204,7 +204,7 @@ def distance(row: Record) -> str:
     return factor(row["distance"] / row["rounding"]) if row.get("rounding") else ""
 
 
-def variants(report: Record) -> Table:
+def variants(report: Record) -> ReportTable:
     metric, baseline = report["metric"], report["baseline"]
 
     def against_dense(row: Record) -> str:
@@ -224,7 +224,7 @@ def variants(report: Record) -> Table:
     return made("variants", "Every variant: quality and size", columns, report["variants"], note)
 
 
-def latency(report: Record) -> Table:
+def latency(report: Record) -> ReportTable:
     base = {(one["batch"], one["length"]): one["p50"] for row in report["variants"][:1] for one in row["latency"]}
     columns = [
         Column("variant", "l", text("name")),

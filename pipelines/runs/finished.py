@@ -50,11 +50,11 @@ class FinishedRun:
         if found is None:
             raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(self.store.root))
         if (found.id, found.kind) != (stage["artifact"], stage["kind"]):
-            what, mend = (
+            what, fix = (
                 f"'{stage['id']}' does not match its artifact {found.id}",
                 "Run the pipeline again: what is finished is kept",
             )
-            raise UserError("E803", what, mend, str(self.folder / LOCK_FILE))
+            raise UserError("E803", what, fix, str(self.folder / LOCK_FILE))
         return found
 
     def verify(self, stage: dict[str, Any]) -> Artifact:
@@ -62,8 +62,8 @@ class FinishedRun:
         artifact = self.artifact(stage)
         self.store.verify(artifact)
         if digest(artifact) != stage["sha256"]:
-            what, mend = f"artifact {artifact.id} has changed since this run", f"Run again with --force {stage['id']}"
-            raise UserError("E803", what, mend, str(artifact.folder))
+            what, fix = f"artifact {artifact.id} has changed since this run", f"Run again with --force {stage['id']}"
+            raise UserError("E803", what, fix, str(artifact.folder))
         return artifact
 
 
@@ -79,8 +79,8 @@ def open_run(folder: Path) -> FinishedRun:
         raise UserError("E805", f"no {LOCK_FILE} here", "Give a run's folder, such as runs/quickstart", str(folder))
     lock = read_lock(path)
     if len(folder.absolute().parents) < len(Path(lock["name"]).parts):
-        mend = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "the run's name is not a relative path", mend, str(path))
+        fix = "Run the pipeline again: what is finished is kept"
+        raise UserError("E803", "the run's name is not a relative path", fix, str(path))
     return FinishedRun(folder, lock, attempt)
 
 

@@ -193,12 +193,12 @@ def values_of(pipeline: Pipeline, over: str) -> list[Variant]:
     _one_task(pipeline)
     key, equals, text = over.partition("=")
     words = [word.strip() for word in text.split(",")]
-    mend = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
+    fix = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
     if not equals or len(words) < 2 or "" in words:
-        raise UserError("E115", f"--over {over}: no key with several values", mend)
+        raise UserError("E115", f"--over {over}: no key with several values", fix)
     values = [parse(word, f"--over {over}").data for word in words]
     if any(values.count(value) > 1 for value in values):
-        raise UserError("E115", f"--over {over}: a value appears twice", mend)
+        raise UserError("E115", f"--over {over}: a value appears twice", fix)
     names = [f"{key.split('.')[-1]}-{re.sub(r'[^A-Za-z0-9_.-]', '_', word)}" for word in words]
     if len(set(names)) < len(names):  # a/b and a b are one as a folder's name
         names = [f"{name}-{number}" for number, name in enumerate(names, start=1)]
@@ -313,5 +313,5 @@ def _naming(variant: Variant) -> Iterator[None]:
     except CompressError as error:
         several = error.errors if isinstance(error, UserErrors) else [error]
         place = f"variant {variant.name}"
-        named = [type(one)(one.code, one.what, one.mend, f"{place}, {one.where}" if one.where else place) for one in several]
+        named = [type(one)(one.code, one.what, one.fix, f"{place}, {one.where}" if one.where else place) for one in several]
         raise UserErrors(named) if isinstance(error, UserErrors) else named[0] from error

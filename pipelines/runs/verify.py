@@ -102,8 +102,8 @@ def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage:
     checks += [Check(one["stage"], "as the run found", False, one["code"], _line(one)) for one in run.lock.get("failures", ())]
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
         if stage not in (None, *(row["id"] for row in run.lock["stages"])):
-            mend = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
-            raise UserError("E111", f"--stage: this run has no stage '{stage}'", mend)
+            fix = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
+            raise UserError("E111", f"--stage: this run has no stage '{stage}'", fix)
         verification = Verification(run, _Quiet(Path(scratch)), model)
         for entry, hop, what in verification.hops(serve, stage):
             checks.append(_carried_out(entry, hop, what))
@@ -119,7 +119,7 @@ def _unfinished(folder: Path) -> Iterator[Check]:
 
 
 def _line(failure: dict[str, Any]) -> str:
-    return f"{failure['code']} {failure['what']}. {failure['mend']}"
+    return f"{failure['code']} {failure['what']}. {failure['fix']}"
 
 
 def _readable(stage: str, hops: Callable[[], Iterable[tuple[str, Callable]]]) -> Iterator[Hop]:

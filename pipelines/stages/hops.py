@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from compressor.tasks.data import Data, Rows
+from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import Encoding, Forward, torch_forward
 from export.parity.compare import ParityResult, in_other_batches, require
-from export.parity.sides import Answers, compare_answers, runs, telling_rows
+from export.parity.sides import Outputs, compare_outputs, runs, telling_rows
 from export.parity.suspects import suspect_module
 from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import run, session
@@ -22,29 +22,29 @@ from serving.repository import read_config
 from serving.server import EmbeddedServer
 
 
-def ask(
+def outputs_of(
     forward: Forward,
-    rows: Rows,
+    rows: TokenRows,
     data: Data,
     workspace: Workspace,
     what: str,
     most: int | None = None,
-    more: Rows | None = None,
-) -> Answers:
+    more: TokenRows | None = None,
+) -> Outputs:
     """Compute the predictions of a model, with a progress bar; `most` is the largest batch, by default that of the data, and
     `more` are rows beside those that are compared."""
     most = most or data.batch_size
     logits = predict_rows(forward, rows, data, workspace, what, most)
     joined = None if more is None else predict_rows(forward, more, data, workspace, f"{what}, training rows", most)
-    return Answers(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels), joined)
+    return Outputs(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels), joined)
 
 
 def compare_modules(
-    hop: str, kind: str, reference: nn.Module, candidate: nn.Module, rows: Rows, data: Data, workspace: Workspace
+    hop: str, kind: str, reference: nn.Module, candidate: nn.Module, rows: TokenRows, data: Data, workspace: Workspace
 ) -> ParityResult:
     """Compare two PyTorch models on `rows`, also in other batches. Raises CheckError E610 with the block where they diverge."""
-    sides = [ask(torch_forward(model), rows, data, workspace, hop) for model in (reference, candidate)]
-    result = compare_answers(hop, kind, *sides, rows)
+    sides = [outputs_of(torch_forward(model), rows, data, workspace, hop) for model in (reference, candidate)]
+    result = compare_outputs(hop, kind, *sides, rows)
     workspace.proven(result.to_json())
     require(result, lambda: suspect_module(reference, candidate, telling_rows(result, rows, data)))
     return result
@@ -55,7 +55,7 @@ def compare_served(
     name: str,
     runtime: Runtime,
     path: Path,
-    rows: Rows,
+    rows: TokenRows,
     data: Data,
     workspace: Workspace,
     threads: int | None,
@@ -69,7 +69,7 @@ def compare_served(
     most = min(32, read_config(repository / name).max_batch_size or 32)
     with runs(hop):
         local = partial(run, session(path, runtime=runtime, threads=threads))
-        local = ask(local, rows, data, workspace, "local session", most)
+        local = outputs_of(local, rows, data, workspace, "local session", most)
     with (
         EmbeddedServer(repository, log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
@@ -80,8 +80,8 @@ def compare_served(
             features = {key: values for key, values in encoding.items() if key in wanted}
             return client.infer(name, features)["logits"]
 
-        served = ask(forward, rows, data, workspace, "through the live server", most)
-    result = compare_answers(hop, "served", local, served, rows)
+        served = outputs_of(forward, rows, data, workspace, "through the live server", most)
+    result = compare_outputs(hop, "served", local, served, rows)
     workspace.proven(result.to_json())
     require(result)
     return result

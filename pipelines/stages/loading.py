@@ -11,7 +11,7 @@ from compressor.checkpoint import load, load_state, save_state
 from compressor.compression import compression_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import Data, Judged, Rows, read_data
+from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data
 from compressor.tasks.features import Forward, judge, predict, torch_forward
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
 
@@ -33,7 +33,7 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 
 
 def predict_rows(
-    forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int | None = None
+    forward: Forward, rows: TokenRows, data: Data, workspace: Workspace, description: str, batch_size: int | None = None
 ) -> np.ndarray:
     """Logits (predictions, outputs) of any `Forward`, with a progress bar; the batch size is by default that of the data."""
     with workspace.progress(description, len(rows)) as bar:
@@ -43,17 +43,17 @@ def predict_rows(
 
 def judge_rows(
     forward: Forward,
-    rows: Rows,
+    rows: TokenRows,
     data: Data,
     workspace: Workspace,
     description: str,
     judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
-) -> Judged:
+) -> MetricInputs:
     """Arrays that the kind's `judged` (or another function) computes from a model's predictions; see `judge`. Shows a bar."""
     with workspace.progress(description, len(rows)) as bar:
         options = {"batch_size": data.batch_size, "on_batch": bar.advance}
         found = judge(forward, rows.tokens, data.pad_id, rows.labels, judged or rows.kind.judged, **options)
-    return Judged(*found, rows.kind)
+    return MetricInputs(*found, rows.kind)
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:

@@ -134,14 +134,14 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:
         other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
-        what = f"{told(config, row)} does not use the places that '{omega.id}' chooses"
+        what = f"{method_in_words(config, row)} does not use the places that '{omega.id}' chooses"
         yield Problem("E404", what, f"Use {other}, or drop the select")
     if row.needs_budget(config) and config.budget is None:
-        mend = "Say how many places, e.g. budget: 0.005"
-        yield Problem("E404", f"{told(config, row)} needs a budget", mend, (row.kind_key or "method",))
+        fix = "Say how many places, e.g. budget: 0.005"
+        yield Problem("E404", f"{method_in_words(config, row)} needs a budget", fix, (row.kind_key or "method",))
     if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
-        mend = "Give smaller budgets in its unit: counts, or shares"
-        yield Problem("E403", f"checkpoints lie below the budget {config.budget}", mend, ("checkpoints",))
+        fix = "Give smaller budgets in its unit: counts, or shares"
+        yield Problem("E403", f"checkpoints lie below the budget {config.budget}", fix, ("checkpoints",))
     if wants and omega is not None:
         yield from disagreements(config, row, omega)
 
@@ -175,7 +175,7 @@ def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:
     return config.on or (omega.config.on if omega is not None and row.takes_places(config) else "weights")
 
 
-def told(config: TrainingConfig, row: Method) -> str:
+def method_in_words(config: TrainingConfig, row: Method) -> str:
     """The method's name for messages, with its variant if the variants differ in whether they use a select's Ω."""
     return f"{row.name} with {row.kind_key} {row.kind(config)}" if row.omega_kinds else row.name
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compressor.tasks.kinds import Kind
+    from compressor.tasks.kinds import TaskKind
 
 
 UNLEARNT = "the model is no better than a constant prediction"
 
 
-def below_constant(kind: Kind, metadata: dict[str, Any]) -> str | None:
+def below_constant(kind: TaskKind, metadata: dict[str, Any]) -> str | None:
     """A sentence if a training's main metric is below that of one constant prediction for all rows; otherwise None."""
     constant, main = metadata.get("constant"), kind.metric
     if constant is None or (value := metadata["quality"][main.key]) >= constant:

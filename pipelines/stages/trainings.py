@@ -31,7 +31,7 @@ from compressor.tasks.features import torch_forward
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import TaskData
 from compressor.training.distillation import HiddenTeacher
-from compressor.training.trainer import Rows, Schedule, train
+from compressor.training.trainer import TrainingRows, Schedule, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.loading import judge_rows, load_model, publish_model
 from pipelines.stages.training_config import TrainingConfig
@@ -56,7 +56,7 @@ def train_and_save(
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
     taught = None if logits is None else by_row(logits, data.train.labels)
-    dataset = Rows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
+    dataset = TrainingRows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
         kept = workspace.unfinished / BUDGETS
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import compressor
 from compressor.errors import UserError
 from compressor.storage import delta_file
-from compressor.storage.delta_comparison import compare
+from compressor.storage.delta_comparison import compare_deltas
 from pipelines.cli.delta_work import _facts
 from tests.compressor.conftest import tiny, tuned
 from tests.compressor.delta_parts import live, refused, write
@@ -120,7 +120,7 @@ def test_a_place_beyond_any_matrix_takes_no_memory(dsee_file, tmp_path):
     seal = delta_file._digest(description, flat)
     save_file(flat, path, {delta_file.KEY: json.dumps({**description, "sha256": seal})})
     found = delta_file.read(path)
-    assert all(row.cosine == pytest.approx(1) for row in compare(found, found))
+    assert all(row.cosine == pytest.approx(1) for row in compare_deltas(found, found))
 
 
 VALUES = st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | st.text(max_size=4) | st.just([]) | st.just({})
@@ -157,7 +157,7 @@ def test_whatever_a_sealed_description_says_it_is_a_delta_or_a_mistake(method, t
         sealed(good, path, lambda description: put(description, place, value))
         for use in (
             lambda: _facts(path, delta_file.read(path)),
-            lambda: compare(delta_file.read(path), whole),
+            lambda: compare_deltas(delta_file.read(path), whole),
             lambda: compressor.load(base, delta=path),
         ):
             try:

@@ -18,8 +18,8 @@ from compressor.models.anatomy import matrices_of
 from compressor.models.modules import MODULES
 from compressor.pruning.surgery import Removal, kept_of, remove
 from compressor.storage import bits, delta_file
-from compressor.storage.bits import Stored
-from compressor.storage.changes import describe, pack, unpack
+from compressor.storage.bits import StoredBits
+from compressor.storage.changes import describe_changes, pack, unpack
 from compressor.storage.layout import accounts, fold, unfold
 from compressor.storage.live import strip
 from tests.compressor.conftest import OPTIONS, logits, tiny, tuned
@@ -37,7 +37,7 @@ def test_every_method_comes_back_bit_equal(pair, tmp_path):
         assert "moved the base" in refused("E312", write, model, path)
         return
     write(model, path)
-    changes, tensors = describe(model)
+    changes, tensors = describe_changes(model)
     found = delta_file.read(path)
     assert found.changes == json.loads(json.dumps(changes)) and same(found.tensors, tensors)
     loaded = compressor.load(base=live(architecture), delta=path)
@@ -164,7 +164,7 @@ def test_bits_of_every_kind():
     assert bits.shared_prefix(768, 64, 12).bits == 32 * 2 * 64 * 768 + 2 * 64 * 768 * 12
     assert bits.sparse(10).bytes == 80
     assert (bits.low_rank(2, [(3, 4)]) + bits.sparse(5)).bits == 32 * 14 + 64 * 5
-    assert Stored(mask_entries=9).bytes == 2
+    assert StoredBits(mask_entries=9).bytes == 2
 
 
 # --- many tasks on one base ---

@@ -31,7 +31,7 @@ from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED
 from compressor.tasks.data import MOST_OUTPUTS, Data
-from compressor.tasks.data import Rows as Loaded
+from compressor.tasks.data import TokenRows as Loaded
 from compressor.tasks.features import judge, predict, torch_forward
 from compressor.tasks.generation import check_end
 from compressor.tasks.kinds import kind_of

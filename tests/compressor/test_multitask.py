@@ -16,9 +16,9 @@ from compressor.deltas.sources import Masked
 from compressor.methods import Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage import bits, delta_file
-from compressor.storage.bits import Stored
+from compressor.storage.bits import StoredBits
 from compressor.storage.changes import prototypes_of
-from compressor.storage.delta_comparison import compare
+from compressor.storage.delta_comparison import compare_deltas
 from compressor.storage.delta_file import HEADER_LIMIT, header_size
 from compressor.storage.live import remember
 from compressor.storage.task_files import SHARED, write_tasks
@@ -294,7 +294,7 @@ def test_eight_tasks_cost_on_disk_what_the_formula_says(tmp_path):
     labels = {name: ["no", "yes"] for name in compression_of(model).tasks.names}
     paths = write_tasks(model, tmp_path, base="here", base_sha256="f" * 64, label_names=labels)
     head = 4 * (hidden * hidden + hidden + 2 * hidden + 2)
-    total = Stored()
+    total = StoredBits()
     for path in (tmp_path / SHARED, *paths.values()):
         held, header = delta_file.stored(delta_file.read(path)), header_size(path.read_bytes())
         assert header <= HEADER_LIMIT
@@ -331,7 +331,7 @@ def test_the_shared_file_must_be_there_and_be_the_one(tmp_path):
 
 def test_two_tasks_of_one_training_compare_by_their_joined_masks(tmp_path):
     model = moved(keep=0.3)
-    rows = compare(*(delta_file.read(path) for path in written(model, tmp_path).values()))
+    rows = compare_deltas(*(delta_file.read(path) for path in written(model, tmp_path).values()))
     view, masks = prototype_views(model)[0], []
     for name in CLASSES:
         compression_of(model).tasks.choose(name)

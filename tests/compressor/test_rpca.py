@@ -13,7 +13,7 @@ from hypothesis import settings as fuzz
 from hypothesis import strategies as st
 
 from compressor.errors import UserError
-from compressor.selection.choice import choose, select
+from compressor.selection.choice import choose_places, select
 from compressor.selection.finite import LARGEST_WEIGHT
 from compressor.selection.rpca import decompose, penalty, schedule, shrink, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting, SettingName
@@ -138,7 +138,7 @@ def test_a_released_run_is_arbitrary():
     weight = noise(768, 768, std=0.042).float()
     runs = [decompose(weight, SETTINGS["released"], seed=seed) for seed in (0, 1)]
     assert all(run.U.shape == (768, 496) and sum(len(phase.objective) for phase in run.phases) == 200 for run in runs)
-    first, second = (set(choose([run.S.abs()], 16)[0].tolist()) for run in runs)
+    first, second = (set(choose_places([run.S.abs()], 16)[0].tolist()) for run in runs)
     assert len(first & second) < 12 and len(first & set(select(weight, "magnitude", 16, seed=0).tolist())) < 4
 
 
@@ -170,7 +170,7 @@ def test_full_rank_leaves_nothing_to_choose():
     residual = sparse_residual(weight, seed=0, setting="released")
     assert not residual.any()
     with pytest.raises(UserError, match="E401"):
-        choose([residual.abs()], 16)
+        choose_places([residual.abs()], 16)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

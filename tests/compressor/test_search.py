@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.cost import shape_of
-from compressor.pruning.search import Block, Option, blocks_of, choose, even_prices, most_saved, widths_of
+from compressor.pruning.search import Block, Option, blocks_of, choose_widths, even_prices, most_saved, widths_of
 from tests.compressor.conftest import tiny
 
 BINS = 50
@@ -49,7 +49,7 @@ def test_no_other_choice_loses_less(model):
     ]
     assert most_saved(model) == max(saved for saved, _ in every)
     best = min((lost for saved, lost in every if saved >= BINS), default=None)
-    found = choose(model, float(BINS), BINS)
+    found = choose_widths(model, float(BINS), BINS)
     if best is None:
         assert found is None
         return
@@ -62,7 +62,7 @@ def test_no_other_choice_loses_less(model):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(blocks(), min_size=1, max_size=4), st.floats(0.1, 100))
 def test_the_target_is_met_whatever_the_bins(model, need):
-    found = choose(model, need, 7)
+    found = choose_widths(model, need, 7)
     if found is None:
         assert most_saved(model) < need * (1 + (len(model) + 1) / 7)
         return

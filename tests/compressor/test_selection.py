@@ -14,7 +14,7 @@ from compressor.errors import UserError
 from compressor.methods import Options
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
-from compressor.selection.choice import WEIGHT_SCORES, choose, choose_all, select, weight_score
+from compressor.selection.choice import WEIGHT_SCORES, choose_places, choose_all, select, weight_score
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
 from compressor.selection.score_names import DATA_SCORES
 from pipelines.stages.select.config import SelectConfig
@@ -25,7 +25,7 @@ from tests.compressor.conftest import encoding, tiny
 @given(st.integers(1, 40), st.integers(0, 5))
 def test_exactly_n_places_whatever_the_ties(count, seed):
     scores = torch.randint(1, 4, (8, 5), generator=torch.Generator().manual_seed(seed)).float()
-    (omega,) = choose([scores], count)
+    (omega,) = choose_places([scores], count)
     assert len(omega) == count and omega.dtype == torch.int32
     assert torch.equal(omega, omega.unique()), "sorted, no place twice"
     chosen = torch.zeros(40, dtype=torch.bool)
@@ -40,7 +40,7 @@ def test_exactly_n_places_whatever_the_ties(count, seed):
 def test_too_few_candidates_is_an_error_not_everything():
     """The papers' code selects every weight when S is all zero."""
     with pytest.raises(UserError, match="E401"):
-        choose([torch.zeros(8, 8)], 1)
+        choose_places([torch.zeros(8, 8)], 1)
     with pytest.raises(UserError, match="E401"):
         select(torch.zeros(64, 64), "rpca", 16, seed=0)
 
@@ -138,7 +138,7 @@ def test_sam_is_the_best_subset_of_the_second_order_approximation():
     generator = torch.Generator().manual_seed(0)
     gradient, curvature = torch.randn(9, generator=generator), torch.full((9,), 1.7)
     gain = {m: 0.5 * sum(float(gradient[i] ** 2 / curvature[i]) for i in m) for m in itertools.combinations(range(9), 4)}
-    (omega,) = choose([gradient.square()], 4)
+    (omega,) = choose_places([gradient.square()], 4)
     assert tuple(omega.tolist()) == max(gain, key=gain.get)
 
 

@@ -35,7 +35,7 @@ from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.tokens import judged, to_iob2
 from compressor.training.distillation import HiddenTeacher
-from compressor.training.trainer import Collator, Rows
+from compressor.training.trainer import Collator, TrainingRows
 from export.parity.compare import compare, in_other_batches
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import write_model
@@ -270,7 +270,7 @@ def test_answers_go_into_rows_and_batches_and_back():
 
 def test_a_batch_is_as_long_as_its_rows():
     rows = [{"input_ids": [5] * n, "attention_mask": [1] * n} for n in (5, 1, 5)]
-    items = Rows(rows, LABELS.tolist(), by_row(ANSWERS, LABELS), KIND)
+    items = TrainingRows(rows, LABELS.tolist(), by_row(ANSWERS, LABELS), KIND)
     batch = Collator(0)([items[1]])
     assert batch["labels"].tolist() == [[3]] and torch.equal(batch["teacher"][0], torch.from_numpy(ANSWERS[3:4]))
     assert Collator(0)([items[1], items[0]])["teacher"].shape == (2, 5, 5)

@@ -22,7 +22,7 @@ from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.pruning.weights import densities, hide_all_but, hide_lowest, holds, importance, loss_importance, nonzeros
 from compressor.pruning_criteria import NofM
-from compressor.selection.choice import choose
+from compressor.selection.choice import choose_places
 from compressor.selection.gradients import gradient_scores
 from compressor.storage import bits, delta_file, live
 from compressor.storage.peft.write import write_peft
@@ -309,7 +309,7 @@ def test_a_selection_leaves_hidden_places_out():
     for score in ("fish", "sam", "d3"):
         scores = gradient_scores(model, matrices, score, [(encoding(), LABELS)])
         assert all(not scores[path][~keep[path]].any() and scores[path].any() for path in keep)
-        (places,) = choose([scores[matrices[0].path]], 200)
+        (places,) = choose_places([scores[matrices[0].path]], 200)
         assert keep[matrices[0].path].flatten()[places.long()].all()
 
 

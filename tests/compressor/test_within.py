@@ -16,7 +16,7 @@ from compressor.methods.selective import ground, sizes
 from compressor.models.anatomy import layers_of
 from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import gradient_scores
-from compressor.storage.changes import describe
+from compressor.storage.changes import describe_changes
 from compressor.training.trainer import Schedule, settle, trainer_of
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, encoding, logits, prepared, tiny
 from tests.compressor.training_parts import MODULES, rows_of
@@ -68,7 +68,7 @@ def tensors_of(model, on: str) -> dict[tuple[str, str], torch.Tensor]:
 def test_only_the_budget_moves_and_settling_changes_no_bit(case, tmp_path):
     """Of all tensors exactly |Ω| entries are trained; every other keeps its start; a plain change is left, nothing else."""
     model, options, start, grower = trained(case, tmp_path)
-    before, described = logits(model), describe(model)
+    before, described = logits(model), describe_changes(model)
     if grower is not None:
         settle_links(model)
         assert torch.equal(logits(model), before)
@@ -85,8 +85,8 @@ def test_only_the_budget_moves_and_settling_changes_no_bit(case, tmp_path):
         assert torch.equal(tensor.flatten()[outside], start[at].flatten()[outside])
         moved += int((tensor != start[at]).sum())
     assert 0 < moved <= sum(map(len, omega.values()))
-    assert described[0] == describe(model)[0], "unsettled or not, it is stored as a plain change"
-    assert all(torch.equal(tensor, described[1][name]) for name, tensor in describe(model)[1].items())
+    assert described[0] == describe_changes(model)[0], "unsettled or not, it is stored as a plain change"
+    assert all(torch.equal(tensor, described[1][name]) for name, tensor in describe_changes(model)[1].items())
     assert not any(module.frozen for module in model.modules() if isinstance(module, KINDS[options.on]))
     assert torch.equal(logits(merge_all(model)), before)
 

@@ -21,7 +21,7 @@ from compressor.tasks.answers import IGNORED
 from compressor.tasks.kinds import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.multitask import Mixture, join_heads
-from compressor.training.trainer import Rows, Schedule, trainer_of
+from compressor.training.trainer import TrainingRows, Schedule, trainer_of
 from compressor.training.unfinished import changing
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, PLAN, prepared, tiny
 
@@ -30,12 +30,12 @@ MANY = "many-tasks"
 """What is trained beside the cases."""
 
 
-def rows_of(count: int) -> Rows:
+def rows_of(count: int) -> TrainingRows:
     """Random rows of 4 to 10 tokens; the first tells the label, the last is the end of sentence that T5 wants once in each."""
     generator = torch.Generator().manual_seed(3)
     tokens = [[*torch.randint(4, 99, (3 + i % 7,), generator=generator).tolist(), 3] for i in range(count)]
     rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in tokens]
-    return Rows(rows, [ids[0] % 3 for ids in tokens])
+    return TrainingRows(rows, [ids[0] % 3 for ids in tokens])
 
 
 def one_process(case: str, work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def mixture() -> Mixture:
     """60 rows of the first task, 30 of the second."""
     rows = rows_of(90)
     two = [row["input_ids"][0] % 2 for row in rows.rows[60:]]
-    return Mixture([Rows(rows.rows[:60], rows.labels[:60]), Rows(rows.rows[60:], two)], temperature=10.0)
+    return Mixture([TrainingRows(rows.rows[:60], rows.labels[:60]), TrainingRows(rows.rows[60:], two)], temperature=10.0)
 
 
 def many_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
@@ -106,11 +106,11 @@ NUMBERS = "numbers"
 """A regression that learns a teacher's outputs, too."""
 
 
-def numbers_of(count: int) -> Rows:
+def numbers_of(count: int) -> TrainingRows:
     """`rows_of` with a number each, and a teacher that says something else."""
     rows = rows_of(count)
     labels = [ids["input_ids"][0] / 20 for ids in rows.rows]
-    return Rows(rows.rows, labels, np.array([[5.0 - label] for label in labels], dtype=np.float32), kind_of("regression"))
+    return TrainingRows(rows.rows, labels, np.array([[5.0 - label] for label in labels], dtype=np.float32), kind_of("regression"))
 
 
 def numbers_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
@@ -126,12 +126,12 @@ TAGS = "tags"
 """Tags of words that learn a teacher's outputs, too: rows of one to seven labels."""
 
 
-def tags_of(count: int) -> Rows:
+def tags_of(count: int) -> TrainingRows:
     """`rows_of` with a tag at every other token, as wide as the longest row; a teacher has an answer at each."""
     rows, draw = rows_of(count).rows, np.random.default_rng(4)
     labels = [[ids % 3 if place % 2 == 0 else IGNORED for place, ids in enumerate(row["input_ids"])] for row in rows]
     taught = [draw.normal(size=(len(one) - one.count(IGNORED), 3)).astype(np.float32) for one in labels]
-    return Rows(rows, [one + [IGNORED] * (12 - len(one)) for one in labels], taught, kind_of("tokens"))
+    return TrainingRows(rows, [one + [IGNORED] * (12 - len(one)) for one in labels], taught, kind_of("tokens"))
 
 
 def tags_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
@@ -156,7 +156,7 @@ def texts_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> di
     labels = [one + [IGNORED] * (12 - len(one)) for one in known]
     schedule = Schedule(epochs=1, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate)
     teacher, overrides = HiddenTeacher(dense, model, weight=0.0, logits=True), {"train_sampling_strategy": "sequential"}
-    dataset = Rows(rows, labels, None, kind_of("generation"))
+    dataset = TrainingRows(rows, labels, None, kind_of("generation"))
     trainer_of(model, dataset, 1, schedule, work, teacher=teacher, use_cpu=True, **overrides).train()
     return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
 

@@ -13,7 +13,7 @@ import torch
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
 from export.latency import worker as latency_worker
-from export.latency.measure import Variant, measure, summarize, workers
+from export.latency.measure import LatencyVariant, measure, summarize, workers
 
 
 @pytest.mark.slow
@@ -22,8 +22,8 @@ def test_two_runtimes_are_measured_at_every_shape(tmp_path, exported):
     made = exported("mpnet-unequal")
     save_checkpoint(made.model, tmp_path / "checkpoint", tmp_path)
     variants = [
-        Variant("torch", "pytorch", tmp_path / "checkpoint", vocabulary=99),
-        Variant("onnx", "onnxruntime", made.fused, vocabulary=99),
+        LatencyVariant("torch", "pytorch", tmp_path / "checkpoint", vocabulary=99),
+        LatencyVariant("onnx", "onnxruntime", made.fused, vocabulary=99),
     ]
     rounds = []
     results = measure(variants, [(1, 8), (2, 8)], 3, on_round=lambda: rounds.append(1))
@@ -37,7 +37,7 @@ def test_two_runtimes_are_measured_at_every_shape(tmp_path, exported):
 
 
 def test_a_worker_takes_the_threads_it_is_given(exported):
-    variants = [Variant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)]
+    variants = [LatencyVariant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)]
     counts = []
     for threads in (1, 4):
         with workers(variants, threads) as [live]:
@@ -49,11 +49,11 @@ def test_a_worker_that_cannot_load_is_one_clear_error(tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"E603 'broken' cannot be measured: .*E602"):
-        measure([Variant("broken", "onnxruntime", broken)], [(1, 4)], 1)
+        measure([LatencyVariant("broken", "onnxruntime", broken)], [(1, 4)], 1)
 
 
 def test_a_worker_that_is_killed_says_so(exported):
-    with workers([Variant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)], None) as [live]:
+    with workers([LatencyVariant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)], None) as [live]:
         live.process.kill()
         with pytest.raises(UserError, match=r"E603 'onnx' cannot be measured: .*killed by signal 9"):
             live.time(1, 4)
@@ -65,7 +65,7 @@ def test_pytorch_runs_in_the_precision_that_is_asked_for(tmp_path, exported, mon
     save_checkpoint(made.model, tmp_path, tmp_path)
     seen, load = [], latency_worker.torch_model
     monkeypatch.setattr(latency_worker, "torch_model", lambda variant: seen.append(load(variant)) or seen[-1])
-    variant = {**asdict(Variant("x", "pytorch", tmp_path, vocabulary=99, half=half)), "threads": None}
+    variant = {**asdict(LatencyVariant("x", "pytorch", tmp_path, vocabulary=99, half=half)), "threads": None}
     assert latency_worker.torch_timer(variant)(2, 8) > 0
     assert {parameter.dtype for parameter in seen[0].parameters()} == {dtype}
 
@@ -90,7 +90,7 @@ def test_an_error_ends_workers_that_are_busy(exported):
     """They are told to end at once, not asked to when they are done."""
     with (
         pytest.raises(KeyError),
-        workers([Variant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)], None) as [one],
+        workers([LatencyVariant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)], None) as [one],
     ):
         one.start(1, 4)
         raise KeyError

@@ -12,7 +12,7 @@ from compressor.errors import UserError
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.graph.trace import trace
-from export.latency.measure import Variant, measure
+from export.latency.measure import LatencyVariant, measure
 from export.parity.compare import compare
 from export.runtimes.openvino import export_openvino
 from export.runtimes.sessions import run, session
@@ -150,6 +150,6 @@ def test_a_run_that_fails_does_not_spoil_the_next(made):
 
 
 def test_a_worker_times_it(made):
-    variants = [Variant("openvino", "openvino", made("bert-unequal")["int8"], vocabulary=99)]
+    variants = [LatencyVariant("openvino", "openvino", made("bert-unequal")["int8"], vocabulary=99)]
     results = measure(variants, [(1, 8), (2, 12)], 3, threads=1)
     assert [(row.batch, row.length, len(row.samples_ms)) for row in results] == [(1, 8, 3), (2, 12, 3)]

@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification
 
 from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import predict, torch_forward
-from export.auto.choose import Trial, choose, counts, judged
+from export.auto.choose import Candidate, choose_candidate, counts, with_verdict
 from export.auto.sensitivity import rank
 from export.graph.trace import matrices, trace
 from export.runtimes.onnxruntime import write_onnx
@@ -33,7 +33,7 @@ def search(speeds, losses, budget=0.005, unlike=()):
     """What `choose` keeps and tries: `speeds` and `losses` by (runtime, matrices left in fp32)."""
 
     def trial(runtime, spared=0):
-        return Trial(runtime, "int8", Path(runtime, str(spared)), tuple(str(number) for number in range(spared)))
+        return Candidate(runtime, "int8", Path(runtime, str(spared)), tuple(str(number) for number in range(spared)))
 
     def clock(trials):
         ms = [speeds["fp32"] if one.precision == "fp32" else speeds[one.runtime, len(one.excluded)] for one in trials]
@@ -41,14 +41,14 @@ def search(speeds, losses, budget=0.005, unlike=()):
 
     def judge(one):
         key = (one.runtime, len(one.excluded))
-        return judged(one, result(losses[key], key not in unlike), budget)
+        return with_verdict(one, result(losses[key], key not in unlike), budget)
 
     def spared(one):
         return (trial(one.runtime, count) for count in counts(9))
 
-    plain = Trial("a", "fp32", Path("fp32"), **FP32)
+    plain = Candidate("a", "fp32", Path("fp32"), **FP32)
     runtimes = sorted({runtime for runtime, count in losses if not count})
-    kept, tried = choose([plain, *map(trial, runtimes)], clock=clock, judge=judge, spared=spared)
+    kept, tried = choose_candidate([plain, *map(trial, runtimes)], clock=clock, judge=judge, spared=spared)
     return (kept.runtime, kept.precision, len(kept.excluded)), [
         (one.runtime, one.precision, len(one.excluded), one.within) for one in tried
     ]

@@ -24,7 +24,7 @@ STAGES = """\
       - {structure: neurons, criterion: taylor, remove: 0.5}
   - select:
       id: again
-  - recover: {method: dsee, id: mend}
+  - recover: {method: dsee, id: fix}
   - merge
 """
 
@@ -47,7 +47,7 @@ def config(path, entry, *overrides):
 
 def test_ids_defaults_and_paths(write, tmp_path):
     pipeline = load_pipeline(write())
-    assert [entry.id for entry in pipeline.stages] == ["select", "tune", "prune", "again", "mend", "merge"]
+    assert [entry.id for entry in pipeline.stages] == ["select", "tune", "prune", "again", "fix", "merge"]
     assert (pipeline.seed, pipeline.threads, pipeline.source_folder) == (0, None, tmp_path)
     assert (pipeline.task.train, pipeline.task.validation) == (tmp_path / "train.tsv", tmp_path / "sub/dev.tsv")
     again = "".join(f"  - recover: {key}\n" for key in ("", "{id: recover-2}", "", ""))
@@ -61,7 +61,7 @@ def test_ids_defaults_and_paths(write, tmp_path):
         ("tune.rank=8", "tune", "rank", 8),  # the file gives this stage no keys at all
         ("tune.learning_rate=5e-4", "tune", "learning_rate", 5e-4),
         ("again.modules=[key, ffn_in]", "again", "modules", ("key", "ffn_in")),
-        ("mend.distill=false", "mend", "distill", False),
+        ("fix.distill=false", "fix", "distill", False),
         ("select.count=7", "select", "count", 7),
         ("merge.id=fold", "fold", "id", "fold"),
     ],

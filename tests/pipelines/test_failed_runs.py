@@ -30,7 +30,7 @@ PROOF = {
     "worst_row": 3,
     "passed": False,
 }
-FAILURE = {"code": "E610", "what": "int8 lost 3 points", "mend": "Keep fp32"}
+FAILURE = {"code": "E610", "what": "int8 lost 3 points", "fix": "Keep fp32"}
 
 
 def proving(*, fails: bool = False, **metadata):
@@ -107,7 +107,7 @@ def test_what_is_proven_before_a_failure_is_kept_and_shown(project, out, compres
     assert facts["error"] == {
         "code": "E610",
         "what": "logits differ",
-        "mend": "Look at row 3",
+        "fix": "Look at row 3",
         "where": "",
         "stage": "prune",
         "log": str(run / "logs" / "prune.log"),

@@ -112,7 +112,7 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
 
 
 @pytest.mark.parametrize(
-    ("change", "says", "mend"),
+    ("change", "says", "fix"),
     [
         (("tasks:", f"task: {MOOD}\ntasks:"), "E116 {}:5: tasks: task and tasks exclude each other", "train several together"),
         ((ONE.splitlines()[3], ""), "E105 {}:1: key 'task' is missing", "or tasks with several"),
@@ -136,14 +136,14 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         ((TUNE, f"{TUNE}, combine: and"), "E403 {}:8: stages[0].tune.combine: combine is not used with one task", "tasks"),
     ],
 )
-def test_mistakes(change, says, mend, project, out, compress):
+def test_mistakes(change, says, fix, project, out, compress):
     text = ONE if says.startswith(("E105", "E403")) else PIPELINE
     assert change[0] in text
     project.write_text(text.replace(*change))
     before = tree(project.parent)
     code, shown, error = compress("run", project, "--out", out)
     assert (code, shown, error.count("\n")) == (2, "", 1)
-    assert error.startswith(says.format(project)) and mend in error
+    assert error.startswith(says.format(project)) and fix in error
     assert tree(project.parent) == before and not out.exists()
 
 

@@ -39,7 +39,7 @@ class Mistake:
     name: str
     change: tuple[str, str] | Callable[[Path], object]
     says: str
-    mend: str = ""
+    fix: str = ""
     file: str = "pipeline.yaml"
     options: tuple[str, ...] = ()
 
@@ -560,5 +560,5 @@ def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mis
     code, shown, error = compress("run", pipeline, "--out", tmp_path / "runs", *options)
     assert (code, shown) == (2, ""), error
     assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline)), error
-    assert mistake.mend in error
+    assert mistake.fix in error
     assert tree(tmp_path) == before and not (tmp_path / "runs").exists()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.tasks.data import Data, Rows
+from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.kinds import kind_of
 from export.runtimes.sessions import run as run_session
@@ -35,7 +35,7 @@ def rows_of(model, count):
     tokens = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
     logits = predict(torch_forward(model), tokens, 1)
     surest = np.argsort(np.diff(np.sort(logits, axis=1))[:, -1])[-count:]
-    return Rows([tokens[row] for row in surest], logits[surest].argmax(axis=1), kind_of("classification"))
+    return TokenRows([tokens[row] for row in surest], logits[surest].argmax(axis=1), kind_of("classification"))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def kept(tmp_path_factory):
         return [replace(trial, ms=(ms := {"int8": 1.0, "fp32": 2.0}[trial.precision]), speed=2 / ms) for trial in trials]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision.Search, "clock", clock)
+        patch.setattr(precision.PrecisionSearch, "clock", clock)
         made, account = precision.choose_precision(model, ExportConfig(precision="auto"), data, workspace, inputs)
     return made.parity, made.files, account, folder, said, data
 

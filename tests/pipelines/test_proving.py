@@ -84,7 +84,7 @@ def test_what_cannot_be_repaired_is_left_out_and_the_rest_goes_on(made, monkeypa
     assert list(exported.files["onnxruntime"]) == ["fp32"] and not list(space.folder.rglob("model_int8.onnx"))
     (failure,) = exported.failures
     assert failure["code"] == "E610" and "compressed: PyTorch -> ONNX int8: not the same function" in failure["what"]
-    assert "The file is left out, the rest of the run went on" in failure["what"] and failure["mend"]
+    assert "The file is left out, the rest of the run went on" in failure["what"] and failure["fix"]
 
 
 def test_where_nothing_is_left_to_ship_the_stage_stops(made, monkeypatch):

@@ -13,7 +13,7 @@ from compressor.tasks.reading import read_task
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.served import find_repository
-from pipelines.runs.sweep import Variant, summarize, sweep, values_of, variants_of
+from pipelines.runs.sweep import SweepVariant, summarize, sweep, values_of, variants_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
@@ -133,8 +133,8 @@ def test_a_subset_that_is_none(project, value, says):
 
 def test_what_a_sweep_runs(project):
     assert variants_of(load_pipeline(project, ["seed=7"]), "seeds", 2) == [
-        Variant("seed-7", {"seed": 7}),
-        Variant("seed-8", {"seed": 8}),
+        SweepVariant("seed-7", {"seed": 7}),
+        SweepVariant("seed-8", {"seed": 8}),
     ]
     pipeline = load_pipeline(project, ["seed=7"])
     variants = variants_of(pipeline, "subsets", 2)

@@ -23,7 +23,7 @@ from pipelines.runs.sweep import sweep
 from pipelines.stages.loading import load_model
 from pipelines.stages.prune import meet_target, targets
 from pipelines.stages.prune.config import PruneConfig, lengths, planned
-from pipelines.stages.prune.targets import GOALS, Search, Target, closed_form, widths
+from pipelines.stages.prune.targets import GOALS, TargetSearch, Target, closed_form, widths
 from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
 from tests.compressor.conftest import tiny
@@ -225,7 +225,7 @@ def test_widths_are_chosen_for_less_until_the_measurement_meets_the_target(times
         return [{"heads": len(asked)}]
 
     def trial(found):
-        return meet_target.Trial(found, 2.0, 1.0, times[len(asked) - 1])
+        return meet_target.TargetTrial(found, 2.0, 1.0, times[len(asked) - 1])
 
     tried = meet_target.settled(choose, trial, Target(speedup=2.0))
     assert asked == pytest.approx(shares)
@@ -253,7 +253,7 @@ def copying(variants, run, say):
 
 def test_blocks_that_stay_anyway_are_those_that_are_kept():
     """A T5's first blocks hold the position bias of all others: that others are dearer keeps no second one."""
-    search, shape = Search(target=Target(parameters=0.45), structures=["layers"]), start("t5").shape
+    search, shape = TargetSearch(target=Target(parameters=0.45), structures=["layers"]), start("t5").shape
     rising = {"layers": [np.array([0.0, 1.0 + place]) for place in range(len(shape.layers))]}
     found = widths(search, shape, shape, closed_form(search.target), rising)
     assert found == widths(search, shape, shape, closed_form(search.target), None) == [{}, None, None, {}, None, None]
@@ -336,30 +336,30 @@ def start(architecture: str) -> Plan:
 @pytest.mark.parametrize("structures", [["heads"], ["neurons"], ["heads", "neurons", "layers"]])
 @pytest.mark.parametrize("architecture", ["bert", "llama", "t5", "modernbert"])
 def test_the_plan_meets_a_closed_target(architecture, structures):
-    search = Search(target=Target(flops=0.9, length=8), structures=structures)
+    search = TargetSearch(target=Target(flops=0.9, length=8), structures=structures)
     left = planned(search, start(architecture))
     assert 0.5 < left.shape.flops(8) / left.dense.flops(8) <= 0.9
     assert len(layers_of(left.model)) == len(left.shape.layers)
-    parameters = Search(target=Target(parameters=0.95), structures=structures, keep={"heads": 1})
+    parameters = TargetSearch(target=Target(parameters=0.95), structures=structures, keep={"heads": 1})
     left = planned(parameters, start(architecture))
     assert left.shape.parameters <= 0.95 * left.dense.parameters
     whole = start(architecture)
-    assert planned(Search(target=Target(p50_ms=1.0)), whole) == whole, "only a measurement can tell"
+    assert planned(TargetSearch(target=Target(p50_ms=1.0)), whole) == whole, "only a measurement can tell"
 
 
 def test_least_units_are_kept():
-    left = planned(Search(target=Target(flops=0.75), keep={"heads": 3, "neurons": 2}), start("bert"))
+    left = planned(TargetSearch(target=Target(flops=0.75), keep={"heads": 3, "neurons": 2}), start("bert"))
     assert all(layer.units("heads") >= 3 and layer.neurons >= 2 for layer in left.shape.layers)
-    dropped = planned(Search(target=Target(flops=0.75), structures=["layers"], keep={"layers": 2}), start("bert"))
+    dropped = planned(TargetSearch(target=Target(flops=0.75), structures=["layers"], keep={"layers": 2}), start("bert"))
     assert 2 <= len(dropped.shape.layers) < len(dropped.dense.layers)
     with pytest.raises(UserError, match=r"E520 0\.300 of the FLOPs is out of reach: removing everything allowed gives 0\.\d+"):
-        planned(Search(target=Target(flops=0.3), structures=["layers"], keep={"layers": 2}), start("bert"))
+        planned(TargetSearch(target=Target(flops=0.3), structures=["layers"], keep={"layers": 2}), start("bert"))
 
 
 def test_adapters_count_on_both_sides_of_a_target():
     """The dense model is the tuned one: half of its parameters are not half of the pretrained model's."""
     tuned = tune_plan(TuneConfig(method="adapter", bottleneck=256), start("bert"))
-    left = planned(Search(target=Target(parameters=0.9)), tuned)
+    left = planned(TargetSearch(target=Target(parameters=0.9)), tuned)
     assert 0.85 * tuned.shape.parameters < left.shape.parameters <= 0.9 * tuned.shape.parameters
     assert left.shape.inserted > left.dense.parameters, "or the case would show nothing"
 

@@ -14,7 +14,7 @@ from triton_parts import LABELS, WORDS
 
 from compressor.errors import UserError
 from serving import running
-from serving.client import Client, Encoder, kind_served, predict
+from serving.client import Client, TextEncoder, kind_served, predict
 from serving.repository import tokenizer_sha256
 
 TEXTS = ["great", "the plot was dull", "a film", "the film was fine a great great great great plot"]
@@ -86,14 +86,14 @@ def test_predict_takes_pairs_many_texts_and_none(server, tokenizer_folder):
 def test_features_are_those_the_model_declares(tokenizer_folder):
     declared = [{"name": name, "data_type": "TYPE_INT32"} for name in ("token_type_ids", "input_ids")]
     parameters = {"tokenizer_sha256": tokenizer_sha256(tokenizer_folder), "max_length": "6"}
-    encoder = Encoder("m", {"input": declared}, parameters, tokenizer_folder)
+    encoder = TextEncoder("m", {"input": declared}, parameters, tokenizer_folder)
     encoded = encoder.features(encoder.encode([("the plot was fine", "dull"), ("a", "film")]))
     assert {name: array.dtype for name, array in encoded.items()} == {"token_type_ids": np.int32, "input_ids": np.int32}
     words = [[WORDS[index] for index in row] for row in encoded["input_ids"]]
     assert words == [["[CLS]", "the", "plot", "[SEP]", "dull", "[SEP]"], ["[CLS]", "a", "[SEP]", "film", "[SEP]", "[PAD]"]]
     assert encoded["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 0]]
     with pytest.raises(UserError, match="E716 model 'm' expects an input 'pixels'"):
-        Encoder("m", {"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, parameters, tokenizer_folder)
+        TextEncoder("m", {"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, parameters, tokenizer_folder)
 
 
 def test_readiness_and_config(server):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.deltas.links import Delta, Factor, Sourced
-from compressor.deltas.sources import Own, Source
+from compressor.deltas.sources import Own, TensorSource
 
 
 class LowRank(Sourced, Delta):
@@ -18,7 +18,7 @@ class LowRank(Sourced, Delta):
     kind = "low_rank"
     factorable = True
 
-    def __init__(self, source: Source, scale: float, group: str = ""):
+    def __init__(self, source: TensorSource, scale: float, group: str = ""):
         super().__init__()
         self.source, self.scale, self.group = source, scale, group
 

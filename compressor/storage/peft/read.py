@@ -132,8 +132,8 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
         config = json.loads((folder / CONFIG).read_text())
         tensors = load_file(folder / WEIGHTS)
     except OSError:
-        mend = f"Give a folder with {CONFIG} and {WEIGHTS}; pickled weights are not read"
-        raise UserError("E313", "no peft adapter here", mend, str(folder)) from None
+        fix = f"Give a folder with {CONFIG} and {WEIGHTS}; pickled weights are not read"
+        raise UserError("E313", "no peft adapter here", fix, str(folder)) from None
     except (ValueError, SafetensorError):
         raise UserError("E313", "the adapter cannot be read", "The folder is damaged", str(folder)) from None
     if config.get("peft_type") not in TENSORS:
@@ -150,5 +150,5 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
 
 def strange(folder: Path, what: str) -> UserError:
     """The error E313 of an adapter that computes what is not known here."""
-    mend = "LoRA (rsLoRA and patterns too) and Super-Tuning with its indices are; merge others with peft"
-    return UserError("E313", f"'{what}' is not supported", mend, str(folder))
+    fix = "LoRA (rsLoRA and patterns too) and Super-Tuning with its indices are; merge others with peft"
+    return UserError("E313", f"'{what}' is not supported", fix, str(folder))

@@ -33,8 +33,8 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
     if exports and config.device == "cuda":
         yield from _not_for_cuda(exports[-1])
     if exports and config.device == "cpu" and "cpu" not in exports[-1].config.devices:
-        mend = f"Use device: cuda, or add fp32 to precision in '{exports[-1].id}'"
-        yield Problem("E643", "every exported file is for CUDA", mend, ("device",))
+        fix = f"Use device: cuda, or add fp32 to precision in '{exports[-1].id}'"
+        yield Problem("E643", "every exported file is for CUDA", fix, ("device",))
 
 
 def _not_for_cuda(export: Entry) -> Iterable[Problem]:
@@ -43,13 +43,13 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
     for name in export.config.runtime:
         row = RUNTIMES[name]
         if name not in able:
-            mend = f"Use device: cpu, or runtime: [{', '.join(able)}] in '{export.id}'"
-            yield Problem("E604", f"{row.title} runs on the CPU", mend, ("device",))
+            fix = f"Use device: cpu, or runtime: [{', '.join(able)}] in '{export.id}'"
+            yield Problem("E604", f"{row.title} runs on the CPU", fix, ("device",))
     given = {(name, precision) for name in able for precision in export.config.possible}
     odd = sorted({precision for name, precision in given if "cuda" not in RUNTIMES[name].precisions.get(precision, ("cuda",))})
     if odd:
-        mend = f"Use device: cpu, or precision: [fp32] in '{export.id}'"
-        yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", mend, ("device",))
+        fix = f"Use device: cpu, or precision: [fp32] in '{export.id}'"
+        yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", fix, ("device",))
 
 
 FILES, SECONDS_A_FILE = 5, 6.0

@@ -17,9 +17,9 @@ from compressor.deltas.links import merge_all
 from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import nonzeros
-from compressor.tasks.data import Data, Judged
+from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
-from export.latency.measure import Variant, measure
+from export.latency.measure import LatencyVariant, measure
 from export.runtimes import sessions
 from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import RUNTIMES, packages_of
@@ -68,7 +68,7 @@ def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
     return [row for row in rows if device not in row.devices]
 
 
-def judged_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> Judged:
+def judged_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> MetricInputs:
     """How good the candidate is on all validation rows in its own runtime; a file that is not for the CPU on the `device`
     that is measured."""
     if candidate.runtime == "pytorch":
@@ -138,7 +138,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
         judged = {row.name: judged_of(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
-        variants = [Variant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
+        variants = [LatencyVariant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
         grid = [(batch, length) for length in config.length for batch in config.batch]
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}

@@ -60,8 +60,8 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
             yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
 
     if exports and "cpu" not in exports[-1].config.devices:
-        mend = f"Add fp32 to precision in '{exports[-1].id}'"
-        yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", mend)
+        fix = f"Add fp32 to precision in '{exports[-1].id}'"
+        yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", fix)
 
 
 def plan(config: DeployConfig, plan: Plan) -> Plan:

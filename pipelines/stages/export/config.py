@@ -99,18 +99,18 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         )
     if config.calibration_rows and not config.calibrates:
         static = " or ".join(name for name in RUNNABLE if RUNTIMES[name].calibrated)
-        mend = f"Remove it, or export int8 for the runtime {static}"
-        yield Problem("E606", "no exported file is calibrated", mend, ("calibration_rows",))
+        fix = f"Remove it, or export int8 for the runtime {static}"
+        yield Problem("E606", "no exported file is calibrated", fix, ("calibration_rows",))
     if config.auto and len(config.precision) > 1:
-        mend = "Write precision: auto alone, or list precisions"
-        yield Problem("E640", "precision: auto must stand alone: it chooses among fp32 and int8", mend, ("precision",))
+        fix = "Write precision: auto alone, or list precisions"
+        yield Problem("E640", "precision: auto must stand alone: it chooses among fp32 and int8", fix, ("precision",))
     if idle := [RUNTIMES[name].title for name in config.runtime if not config.precisions_of(name)]:
         able = " or ".join(name for name in RUNNABLE if config.precisions_of(name))
-        mend = f"Name the runtime {able} alone, or add fp32 or int8 to precision"
+        fix = f"Name the runtime {able} alone, or add fp32 or int8 to precision"
         yield Problem(
             "E642",
             f"{' and '.join(config.precision)} are precisions for CUDA, which {idle[0]} does not run",
-            mend,
+            fix,
             ("runtime",),
         )
     for key in OF_AUTO:

@@ -22,7 +22,7 @@ from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.export.proving import Judged, Prover, repaired
+from pipelines.stages.export.proving import ComparedFile, Prover, repaired
 
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 
@@ -75,7 +75,7 @@ class OneFile:
     def hop(self) -> str:
         return hop_of(self.prover.name, self.runtime, self.precision)
 
-    def proven(self, exported: Exported) -> Judged | None:
+    def proven(self, exported: Exported) -> ComparedFile | None:
         """The file that is kept; None if there is none, which is recorded as a failure if it was to be shipped.
 
         Raises CheckError E610, E611 for a compressed file in fp32.
@@ -84,7 +84,7 @@ class OneFile:
         try:
             judged = self.judged(self.path)
             if judged.result.passed or not self.prover.gated:
-                told(judged.result, say)
+                say_result(judged.result, say)
                 return judged
             error = self.prover.failure(judged.result, self.row, judged.path, bits=self.row.weight_bits())
         except (CheckError, UserError) as fault:
@@ -108,17 +108,17 @@ class OneFile:
     def path(self) -> Path:
         return self.folder / self.row.file_name(self.precision)
 
-    def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> Judged:
+    def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> ComparedFile:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it cannot be run."""
         answers = self.prover.answers(self.row, path, self.precision, self.hop)
         options = {"excluded": excluded, "bits": self.row.weight_bits(), "static": self.row.calibrated}
         result = self.prover.compare(self.hop, self.precision, answers, **options)
-        return Judged(self.row, path, answers, result, excluded)
+        return ComparedFile(self.row, path, answers, result, excluded)
 
-    def repaired(self, whole: Judged) -> Judged | None:
+    def repaired(self, whole: ComparedFile) -> ComparedFile | None:
         """The first file that passes with its most sensitive matrices in fp32, which replaces the one that failed."""
 
-        def again(excluded: tuple[str, ...]) -> Judged:
+        def again(excluded: tuple[str, ...]) -> ComparedFile:
             write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
             return self.judged(self.path, excluded)
 
@@ -136,7 +136,7 @@ def in_fp32(count: int) -> str:
     return f"{count} {'matrix' if count == 1 else 'matrices'} in fp32"
 
 
-def told(result: ParityResult, say: Callable[[str], None]) -> None:
+def say_result(result: ParityResult, say: Callable[[str], None]) -> None:
     """Print a line for a result that is shown neither way, and for a file that is only compared with and beyond its bound."""
     if result.told and result.gated:
         say(result.told)
@@ -147,7 +147,7 @@ def told(result: ParityResult, say: Callable[[str], None]) -> None:
 def left_out(error: CompressError) -> dict[str, str]:
     """Failure record of a file that was to be shipped and is left out."""
     what = f"{f'{error.where}: ' if error.where else ''}{error.what}. The file is left out, the rest of the run went on"
-    return {"code": error.code, "what": what, "mend": "Leave that precision out of export.precision, or tune for longer"}
+    return {"code": error.code, "what": what, "fix": "Leave that precision out of export.precision, or tune for longer"}
 
 
 def hop_of(name: str, runtime: str, precision: str) -> str:
@@ -156,7 +156,7 @@ def hop_of(name: str, runtime: str, precision: str) -> str:
     return f"{name}: PyTorch -> {RUNTIMES[runtime].label} {precision}{emulated}"
 
 
-def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]:
+def record(name: str, judged: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
     """Metadata record of a file in the folder NAME."""
     quality = data.kind.quality(*data.kind.judged(judged.answers.logits, data.validation.labels))
     spared = {"excluded": list(judged.excluded)} if judged.excluded else {}

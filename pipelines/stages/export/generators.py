@@ -17,7 +17,7 @@ from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import Found, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.export.exported import Exported, hop_of, left_out, told
+from pipelines.stages.export.exported import Exported, hop_of, left_out, say_result
 from pipelines.stages.export.proving import Prover
 
 RUNTIME = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)
@@ -58,7 +58,7 @@ def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], e
     shipped and is left out. Raises CheckError E610 for fp32, E611."""
     hop = hop_of(prover.name, RUNTIME.key, precision)
     result = prover.compare(hop, precision, prover.answers(RUNTIME, path, precision, hop))
-    told(result, prover.workspace.say)
+    say_result(result, prover.workspace.say)
     if prover.gated and not (result.passed and proof["passed"]):
         error = not_generated(hop, proof) if result.passed else prover.failure(result, RUNTIME, path)
         if precision == "fp32":

@@ -15,9 +15,9 @@ from torch import nn
 
 from compressor.models.hub import end_id
 from compressor.tasks.data import Data
-from export.auto.choose import MOST_EXCLUDED, Trial, choose, judged
+from export.auto.choose import MOST_EXCLUDED, Candidate, choose_candidate, with_verdict
 from export.graph.trace import matrices
-from export.latency.measure import Variant, measure
+from export.latency.measure import LatencyVariant, measure
 from export.parity.bounds import ACCURACY_BUDGET
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
@@ -29,11 +29,11 @@ from pipelines.stages.export.exported import (
     calibration,
     in_fp32,
     record,
-    told,
+    say_result,
     traced,
     write_runtime,
 )
-from pipelines.stages.export.proving import COMPRESSED, RANKING_ROWS, Judged, Prover, repaired
+from pipelines.stages.export.proving import COMPRESSED, RANKING_ROWS, ComparedFile, Prover, repaired
 
 BATCH, LENGTH, ROUNDS = 8, 128, 10
 """The call that is timed, and how often."""
@@ -49,12 +49,12 @@ def choose_precision(
     Raises CheckError E610, E611 where a file in fp32 is not the same function.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        search = Search(model, config, data, workspace, inputs, Path(scratch))
+        search = PrecisionSearch(model, config, data, workspace, inputs, Path(scratch))
         plain = [search.in_fp32(runtime) for runtime in config.runtime]
         whole = [search.written(runtime, ()) for runtime in config.runtime]
-        kept, tried = choose([*plain, *whole], clock=search.clock, judge=search.judge, spared=search.spared)
+        kept, tried = choose_candidate([*plain, *whole], clock=search.clock, judge=search.judge, spared=search.spared)
         workspace.say(f"kept: {words(kept)}, {kept.speed:.2f} x the speed of fp32")
-        told(search.judged[kept.path].result, workspace.say)
+        say_result(search.judged[kept.path].result, workspace.say)
         beside = next(trial for trial in plain if trial.runtime == kept.runtime)
         chosen, files = list(dict.fromkeys([beside.path, kept.path])), {}
         for path in chosen:
@@ -66,14 +66,14 @@ def choose_precision(
     return Exported({kept.runtime: files}, records), search.account(kept, tried)
 
 
-def words(trial: Trial) -> str:
+def words(trial: Candidate) -> str:
     """Name of a trial: 'OpenVINO int8, 4 matrices in fp32'."""
     spared = f", {in_fp32(len(trial.excluded))}" if trial.excluded else ""
     return f"{RUNTIMES[trial.runtime].label} {trial.precision}{spared}"
 
 
 @dataclass
-class Search:
+class PrecisionSearch:
     """What the trials of one model share: its graph, its own predictions, and the results for each file."""
 
     model: nn.Module
@@ -82,7 +82,7 @@ class Search:
     workspace: Workspace
     inputs: Inputs
     scratch: Path
-    judged: dict[Path, Judged] = field(default_factory=dict)
+    judged: dict[Path, ComparedFile] = field(default_factory=dict)
     written_files: int = 0
 
     @cached_property
@@ -112,40 +112,40 @@ class Search:
         """(batch, length) of the timed call."""
         return self.config.batch or BATCH, self.config.length or min(LENGTH, self.inputs.task.max_length)
 
-    def written(self, runtime: str, excluded: Sequence[str], precision: str = "int8") -> Trial:
+    def written(self, runtime: str, excluded: Sequence[str], precision: str = "int8") -> Candidate:
         """Write a file in a separate folder."""
         self.written_files += 1
         folder = self.scratch / str(self.written_files)
         made = write_runtime(runtime, self.graph, self.model, folder, [precision], self.rows, excluded)
-        return Trial(runtime, precision, made[precision], tuple(excluded))
+        return Candidate(runtime, precision, made[precision], tuple(excluded))
 
-    def in_fp32(self, runtime: str) -> Trial:
+    def in_fp32(self, runtime: str) -> Candidate:
         """The fp32 file, the fallback, which must pass its parity check."""
         trial = self.judge(self.written(runtime, (), "fp32"))
         if not trial.result.passed:
             raise self.prover.failure(trial.result, RUNTIMES[trial.runtime], trial.path)
         return replace(trial, within=True, verdict="the last resort: the same function as PyTorch")
 
-    def judge(self, trial: Trial) -> Trial:
+    def judge(self, trial: Candidate) -> Candidate:
         """Compare a file with PyTorch on all validation rows, and add its verdict."""
         work = OneFile(self.prover, self.graph, trial.path.parent, trial.runtime, trial.precision, self.rows)
         self.judged[trial.path] = found = work.judged(trial.path, trial.excluded)
-        trial = judged(trial, found.result, self.budget / 100)
+        trial = with_verdict(trial, found.result, self.budget / 100)
         if trial.precision != "fp32":
             self.workspace.say(f"{words(trial)}: {trial.verdict}")
         return trial
 
-    def clock(self, trials: Sequence[Trial]) -> list[Trial]:
+    def clock(self, trials: Sequence[Candidate]) -> list[Candidate]:
         """The trials with their median milliseconds, from one interleaved run."""
         end, size = end_id(self.inputs.base.folder), self.model.config.vocab_size
-        variants = [Variant(str(trial.path), trial.runtime, trial.path, vocabulary=size, end=end) for trial in trials]
+        variants = [LatencyVariant(str(trial.path), trial.runtime, trial.path, vocabulary=size, end=end) for trial in trials]
         with self.workspace.progress("timing what may be kept", ROUNDS) as bar:
             options = {"threads": self.inputs.threads, "seed": self.inputs.seed, "on_round": bar.advance}
             times = {one.variant: one.p50 for one in measure(variants, [self.cell], ROUNDS, **options)}
         plain = min(times[str(trial.path)] for trial in trials if trial.precision == "fp32")
         return [replace(trial, ms=(ms := times[str(trial.path)]), speed=plain / ms) for trial in trials]
 
-    def spared(self, trial: Trial) -> Iterator[Trial]:
+    def spared(self, trial: Candidate) -> Iterator[Candidate]:
         """Files of an int8 trial in which 1, 2, 4, ... of the most sensitive matrices stay in fp32."""
         static = RUNTIMES[trial.runtime].calibrated
         for mixed in repaired(
@@ -157,7 +157,7 @@ class Search:
             yield mixed
             shutil.rmtree(mixed.path.parent)  # nobody stopped here: it was not good enough
 
-    def account(self, kept: Trial, tried: Sequence[Trial]) -> dict[str, Any]:
+    def account(self, kept: Candidate, tried: Sequence[Candidate]) -> dict[str, Any]:
         """Metadata record of the trials and the reasons for their verdicts."""
         rankings = self.prover.rankings
         ranked = {name: rankings[static] for name in self.config.runtime if (static := RUNTIMES[name].calibrated) in rankings}

@@ -17,18 +17,18 @@ import numpy as np
 from torch import nn
 
 from compressor.errors import CheckError
-from compressor.tasks.data import Data, Rows
+from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from export.auto.choose import counts
 from export.auto.sensitivity import Sensitivity, rank, rounded
 from export.parity.bounds import LEAST_ANSWERS
 from export.parity.compare import ParityResult, Unlabelled, failure
-from export.parity.sides import Answers, compare_answers, runs, telling_rows
+from export.parity.sides import Outputs, compare_outputs, runs, telling_rows
 from export.parity.suspects import suspect_in_graph
 from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import parity_session, run, session
 from pipelines.engine.stage import Workspace
-from pipelines.stages.hops import ask
+from pipelines.stages.hops import outputs_of
 from pipelines.stages.loading import judge_rows, predict_rows
 
 Made = TypeVar("Made")
@@ -61,22 +61,22 @@ class Prover:
         return self.name == COMPRESSED
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TokenRows:
         """The validation rows; for generative models, as many as fit into memory."""
         return self.data.compared() if self.data.kind.generates else self.data.validation
 
     @cached_property
-    def more(self) -> Rows | None:
+    def more(self) -> TokenRows | None:
         """Training rows for the checks that need no labels, where there are few validation rows."""
         missing = LEAST_ANSWERS - len(self.rows)
         # where outputs are words, one row has hundreds of answers
         return self.data.train.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
 
     @cached_property
-    def reference(self) -> Answers:
+    def reference(self) -> Outputs:
         """The model's predictions in PyTorch."""
         what = f"{self.name} in PyTorch"
-        return ask(torch_forward(self.model), self.rows, self.data, self.workspace, what, more=self.more)
+        return outputs_of(torch_forward(self.model), self.rows, self.data, self.workspace, what, more=self.more)
 
     def rounded(self, excluded: tuple[str, ...] = (), bits: int = 8) -> np.ndarray:
         """Its predictions with all matrices but those `excluded` rounded to int8 in PyTorch: for all rows, then for `more`."""
@@ -89,19 +89,19 @@ class Prover:
             self._rounded = {(excluded, bits): np.concatenate(said)}  # the last is enough: files are judged one after the other
         return self._rounded[excluded, bits]
 
-    def answers(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Answers:
+    def answers(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Outputs:
         """The outputs of a file for all rows; `plain`: without the runtime's own optimization. Raises CheckError E611 where it
         does not run, UserError E602 where it is damaged."""
         live = parity_session(runtime, path, precision, self.threads)
         with runs(hop):
             live = runtime.open_plain(path) if plain else live
-            return ask(partial(run, live), self.rows, self.data, self.workspace, hop, more=self.more)
+            return outputs_of(partial(run, live), self.rows, self.data, self.workspace, hop, more=self.more)
 
     def compare(
         self,
         hop: str,
         precision: str,
-        answers: Answers,
+        answers: Outputs,
         excluded: tuple[str, ...] = (),
         bits: int = 8,
         *,
@@ -111,7 +111,7 @@ class Prover:
         unlabelled = Unlabelled(self.reference.more, answers.more)
         if precision == "int8" and not self.data.kind.generates:
             unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits), static=static)
-        result = replace(compare_answers(hop, precision, self.reference, answers, self.rows, unlabelled), gated=self.gated)
+        result = replace(compare_outputs(hop, precision, self.reference, answers, self.rows, unlabelled), gated=self.gated)
         self.workspace.proven(result.to_json())
         return result
 
@@ -146,13 +146,13 @@ class Prover:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ComparedFile:
     """A file with its comparison; `excluded` are the matrices that stay in fp32 in it, `repaired` is the reason, if the file
     without them was refused."""
 
     runtime: Runtime
     path: Path
-    answers: Answers
+    answers: Outputs
     result: ParityResult
     excluded: tuple[str, ...] = ()
     repaired: str = ""

@@ -21,7 +21,7 @@ from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageCon
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
 from pipelines.stages.prune.prune_weights import WeightsItem
-from pipelines.stages.prune.targets import Judged, Search, Target, closed_form, surroundings, widths
+from pipelines.stages.prune.targets import ScoreSettings, TargetSearch, Target, closed_form, surroundings, widths
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class PruneConfig(StageConfig):
     items: list[Item] = Field(
         default=[], max_length=limits.LIST, description="what is removed, one after the other; may be written without this key"
     )
-    search: Search | None = Field(default=None, description="instead: a target to meet; may be written without this key")
+    search: TargetSearch | None = Field(default=None, description="instead: a target to meet; may be written without this key")
 
     @model_validator(mode="before")
     @classmethod
@@ -117,13 +117,13 @@ class PruneConfig(StageConfig):
         return forms
 
     @property
-    def judged(self) -> list[tuple[tuple[str | int, ...], Judged]]:
+    def judged(self) -> list[tuple[tuple[str | int, ...], ScoreSettings]]:
         """Every structure of units with its criterion, and the criterion's key."""
         if self.search is None:
             units = [(number, one) for number, one in enumerate(self.items) if one.structure != "weights"]
-            return [(("items", number, "criterion"), Judged(one.structure, one.criterion, one.rows)) for number, one in units]
+            return [(("items", number, "criterion"), ScoreSettings(one.structure, one.criterion, one.rows)) for number, one in units]
         rows = self.search.rows
-        return [(("search", "criterion"), Judged(*pair, rows)) for pair in self.search.criteria.items()]
+        return [(("search", "criterion"), ScoreSettings(*pair, rows)) for pair in self.search.criteria.items()]
 
 
 def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
@@ -138,9 +138,9 @@ def count_to_remove(remove: int | float, available: int, stay: int, what: str) -
             "E501", f"remove: {remove} is less than one of the {available} {what}", f"Use at least {1 / available:.2g}"
         )
     if count > available - stay:
-        mend = f"Use at most {available - stay}"
+        fix = f"Use at most {available - stay}"
         left = max(available - count, 0) or "none"
-        raise UserError("E501", f"remove: {remove} leaves {left} of the {available} {what}", mend)
+        raise UserError("E501", f"remove: {remove} leaves {left} of the {available} {what}", fix)
     return count
 
 
@@ -238,7 +238,7 @@ def without_blocks(plan: Plan, gone: set[int]) -> Plan:
     return replace(plan, shape=plan.shape.without(gone))
 
 
-def planned(search: Search, plan: Plan) -> Plan:
+def planned(search: TargetSearch, plan: Plan) -> Plan:
     """The plan with the shape that meets a closed-form target if all units of a structure matter equally; unchanged, as an
     upper bound, where only a measurement can decide. Raises UserError E520, E646."""
     if search.target.timed:

@@ -30,7 +30,7 @@ from pipelines.engine.stage import Inputs, Workspace
 from pipelines.engine.store import fingerprint, lock, replace_files, sealed
 from pipelines.stages.loading import load_model
 from pipelines.stages.prune.remove_units import cut, score
-from pipelines.stages.prune.targets import Judged, Search, Target, closed_form, surroundings, widths
+from pipelines.stages.prune.targets import ScoreSettings, TargetSearch, Target, closed_form, surroundings, widths
 
 MISS = 0.02
 """By what share of itself a time may be over what the target allows, before the widths are chosen anew."""
@@ -46,7 +46,7 @@ UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transforme
 
 
 @dataclass(frozen=True)
-class Trial:
+class TargetTrial:
     """Measured widths: milliseconds of the dense and of the pruned model, and the table's prediction."""
 
     widths: Widths
@@ -64,7 +64,7 @@ class Trial:
         return {"predicted": self.predicted, "measured": measured, "dense_ms": self.dense_ms, "ms": self.ms}
 
 
-def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Trial], target: Target) -> list[Trial]:
+def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], TargetTrial], target: Target) -> list[TargetTrial]:
     """The trials made until the measured time meets a timed target; the widths to use are in the last one.
 
     `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
@@ -143,7 +143,7 @@ def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
 
 
 def prices(
-    search: Search, scores: Mapping[str, Sequence[Tensor]], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
+    search: TargetSearch, scores: Mapping[str, Sequence[Tensor]], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
 ) -> Prices:
     """Cost of removing the lowest units of every block, measured on training rows once per model and scores.
 
@@ -215,7 +215,7 @@ def measured(
 
 
 def meet(
-    search: Search, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
+    search: TargetSearch, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
     """Find the widths that meet a target, for a time by measuring the resulting models, and prune to them.
 
@@ -228,12 +228,12 @@ def meet(
     whole, before = measure(shape_of(dense)), shape_of(model)
     record = asked_of(search, table)
 
-    def trial(found: Widths | None) -> Trial:
+    def trial(found: Widths | None) -> TargetTrial:
         candidate = merged_copy(model)
         if found:
             remove(candidate, lowest_of(found, scores))
         predicted = target.reached(measure(shape_of(candidate)), whole)
-        return Trial(found, predicted, *measured(target, dense, candidate, inputs, data, workspace))
+        return TargetTrial(found, predicted, *measured(target, dense, candidate, inputs, data, workspace))
 
     if measure(before) <= target.budget(whole):
         workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
@@ -241,7 +241,7 @@ def meet(
     else:
         ask = partial(widths, search, before, shape_of(dense), measure)
         ask(None)  # what is out of reach is said before units are measured
-        judged = [Judged(*pair, search.rows) for pair in search.criteria.items()]
+        judged = [ScoreSettings(*pair, search.rows) for pair in search.criteria.items()]
         scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
         choose = partial(ask, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
         tried = settled(choose, trial, target) if table else []
@@ -254,7 +254,7 @@ def meet(
     return {**record, "told": told}
 
 
-def asked_of(search: Search, table: LatencyTable | None) -> dict[str, Any]:
+def asked_of(search: TargetSearch, table: LatencyTable | None) -> dict[str, Any]:
     """The part of the target's record that describes what was requested."""
     target = search.target
     record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}

@@ -88,8 +88,8 @@ def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterab
     asked = EVERYWHERE if item.modules == MODULES else item.modules
     if bare := [name for name in asked if name not in touched]:
         what = f"weights by criterion delta, but no stage tunes {', '.join(bare)}"
-        mend = "Name the tuned modules, or use delta_or_weight"
-        yield Problem("E502", what, mend, ("items", number, "criterion"))
+        fix = "Name the tuned modules, or use delta_or_weight"
+        yield Problem("E502", what, fix, ("items", number, "criterion"))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from pipelines.engine.stage import Workspace
 from pipelines.stages.hops import compare_modules
 from pipelines.stages.loading import PARITY_ROWS
 from pipelines.stages.prune.config import PruneItem, counts_to_remove, least_units
-from pipelines.stages.prune.targets import Judged
+from pipelines.stages.prune.targets import ScoreSettings
 
 
 def score(
-    item: PruneItem | Judged, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+    item: PruneItem | ScoreSettings, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> list[Tensor]:
     """One tensor of scores per layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
     if item.criterion == "random":

@@ -98,7 +98,7 @@ class Least(BaseModel):
     layers: int = Field(default=1, ge=1, le=limits.UNITS, description="the least blocks in a stack")
 
 
-class Search(BaseModel):
+class TargetSearch(BaseModel):
     """Remove the least important units until a target is met: the number per block is searched for, not given."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -118,7 +118,7 @@ class Search(BaseModel):
     keep: Least = Field(default=Least(), description="the least that stays")
 
     @model_validator(mode="after")
-    def _each_has_a_criterion(self) -> Search:
+    def _each_has_a_criterion(self) -> TargetSearch:
         if len(set(self.structures)) < len(self.structures):
             raise ValueError("structures names one twice")
         if (told := {"criterion", "rows"} & self.model_fields_set) and not self.ranked:
@@ -140,7 +140,7 @@ class Search(BaseModel):
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoreSettings:
     """What scores are asked for: see `pipelines.stages.prune.remove_units.score`."""
 
     structure: Unit
@@ -154,14 +154,14 @@ def closed_form(target: Target) -> Measure:
 
 
 def widths(
-    search: Search, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None, share: float = 1.0
+    search: TargetSearch, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None, share: float = 1.0
 ) -> Widths | None:
     """The widths that cost at most `share` of the target's budget, at the least price (None: all units count the same); None if
     the model of `shape` costs no more already.
 
     Raises UserError E520 when there are none.
     """
-    from compressor.pruning.search import blocks_of, choose, even_prices, most_saved
+    from compressor.pruning.search import blocks_of, choose_widths, even_prices, most_saved
 
     target, now, whole = search.target, measure(shape), measure(dense)
     need = now - share * target.budget(whole)
@@ -169,7 +169,7 @@ def widths(
         return None
     prices = prices or even_prices(shape, search.structures)
     blocks = blocks_of(shape, prices, measure, search.keep.model_dump(), _staying(search, shape, prices))
-    found = choose(blocks, need)
+    found = choose_widths(blocks, need)
     if found is None:
         best = target.say(target.reached(now - most_saved(blocks), whole))
         more = "" if "layers" in search.structures else ", or allow layers to be removed too"
@@ -178,7 +178,7 @@ def widths(
     return found
 
 
-def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:
+def _staying(search: TargetSearch, shape: ModelShape, prices: Prices) -> list[int]:
     """The blocks that each stack must keep, up to the minimum: required ones first, then those most costly to lose."""
     if "layers" not in search.structures:
         return []

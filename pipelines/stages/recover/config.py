@@ -12,7 +12,7 @@ from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
-from pipelines.stages.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, told
+from pipelines.stages.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, method_in_words
 from pipelines.stages.training_plan import counted, estimate, planned
 
 
@@ -42,8 +42,8 @@ class RecoverConfig(TrainingConfig):
 
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
-        mend = "Remove the key, or say distill: hidden (or both)"
-        yield Problem("E403", "hidden_weight is not used where no hidden states are distilled", mend, ("hidden_weight",))
+        fix = "Remove the key, or say distill: hidden (or both)"
+        yield Problem("E403", "hidden_weight is not used where no hidden states are distilled", fix, ("hidden_weight",))
     if not any(entry.row.trains for entry in earlier):
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
@@ -54,8 +54,8 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         return
     row = method(config.method)
     if row.takes_places(config) and fresh is None:
-        mend = "Put a select between prune and recover, or use method: lora or same"
-        yield Problem("E404", f"{told(config, row)} needs places that are chosen in the pruned matrices", mend, ("method",))
+        fix = "Put a select between prune and recover, or use method: lora or same"
+        yield Problem("E404", f"{method_in_words(config, row)} needs places that are chosen in the pruned matrices", fix, ("method",))
         return
     yield from method_problems(config, row, fresh)
 
@@ -78,8 +78,8 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
             yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its places come from", ("method",))
             return
     if fresh is not None:
-        mend = "Use method: dsee or selective, or drop the select"
-        yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", mend)
+        fix = "Use method: dsee or selective, or drop the select"
+        yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", fix)
 
 
 def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:

@@ -49,7 +49,7 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     }
 
 
-Judged = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
+ScoredMatrices = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
 """The model, the tensors in which Ω lies, and their scores by path."""
 
 
@@ -59,7 +59,7 @@ def start(config: SelectConfig, inputs: Inputs, data: Data | TaskData) -> tuple[
     return model, ground(merge_deltas(model) if config.on == "weights" else model, config.ground())
 
 
-def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
+def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> ScoredMatrices:
     """Scores of the pretrained weights in their pruned shapes, or of a newly initialized LoRA's or adapter's tensors.
 
     What a mask hides scores 0: it is no candidate.
@@ -83,7 +83,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> J
     return model, matrices, scores
 
 
-def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
+def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> ScoredMatrices:
     """Scores by the task's gradients, on the model as the next stage will train it: tuned so far, with its head."""
     data = load_data(inputs)
     model, matrices = start(config, inputs, data)

@@ -18,7 +18,7 @@ from compressor.methods import (
 )
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
-from pipelines.stages.training_config import TrainingConfig, method_problems, told
+from pipelines.stages.training_config import TrainingConfig, method_problems, method_in_words
 from pipelines.stages.training_plan import counted, estimate, planned
 
 
@@ -43,11 +43,11 @@ def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
     """Faults of `tasks`: only some methods train many tasks together, and some keys are for these only."""
     row = method(config.method)
     if many and not row.many_tasks:
-        mend = (
+        fix = (
             "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: `compress delta convert` "
             "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
         )
-        yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", mend, ("method",))
+        yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", fix, ("method",))
     for key in () if many else ("combine", "temperature"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used with one task", "Remove the key, or list several under tasks", (key,))
@@ -58,7 +58,7 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
         yield Problem("E405", "tune must appear once, before any other training or pruning", "Use recover to keep training")
     row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.row.chooses_places), None)
     if row.takes_places(config) and omega is None:
-        what = f"{told(config, row)} needs places for its sparse part"
+        what = f"{method_in_words(config, row)} needs places for its sparse part"
         yield Problem("E404", what, "Put a select before it, or use method: lora")
     yield from method_problems(config, row, omega)
 
