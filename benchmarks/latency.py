@@ -26,7 +26,7 @@ from compressor.cost import shape_of
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, resolve
 from compressor.pruning.surgery import Removal, remove
-from export.latency.measure import Measurement, LatencyVariant, measure
+from export.latency.measure import LatencyVariant, Measurement, measure
 from export.runtimes.onnxruntime import export_onnx
 
 CONTROL = "dense fp32 fused, again"
@@ -60,7 +60,10 @@ def variants(folder: Path, scratch: Path, length: int) -> tuple[list[LatencyVari
         ]
         if name == "dense":
             plain = export_onnx(model, sample, scratch / "plain", precisions=["fp32"], fuse=False)["fp32"]
-            result += [LatencyVariant("dense fp32 unfused", "onnxruntime", plain), LatencyVariant(CONTROL, "onnxruntime", paths["fp32"])]
+            result += [
+                LatencyVariant("dense fp32 unfused", "onnxruntime", plain),
+                LatencyVariant(CONTROL, "onnxruntime", paths["fp32"]),
+            ]
     return result, flops
 
 

@@ -51,7 +51,7 @@ from compressor.tasks.features import Encoding  # noqa: E402
 from export.graph.files import save as save_graph  # noqa: E402
 from export.graph.rewrite import can_fuse  # noqa: E402
 from export.graph.trace import trace  # noqa: E402
-from export.latency.measure import LEAST_ROUNDS, Measurement, Unmeasurable, LatencyVariant, time_shape, workers  # noqa: E402
+from export.latency.measure import LEAST_ROUNDS, LatencyVariant, Measurement, Unmeasurable, time_shape, workers  # noqa: E402
 from export.latency.worker import encoding  # noqa: E402
 from export.runtimes.onnxruntime import write_onnx  # noqa: E402
 from export.runtimes.openvino import export_openvino  # noqa: E402

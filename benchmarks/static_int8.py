@@ -33,7 +33,7 @@ from compressor.tasks.data import Data
 from compressor.tasks.features import Forward, predict, torch_forward
 from export.graph.files import save
 from export.graph.rewrite import can_fuse
-from export.latency.measure import Measurement, LatencyVariant, measure
+from export.latency.measure import LatencyVariant, Measurement, measure
 from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from export.runtimes.sessions import run, session
@@ -127,7 +127,9 @@ def main() -> None:
         files = files_of(model, data, Path(scratch))
         found = {name: figures(path, reference, data) for name, path in files.items()}
         variants = [
-            LatencyVariant(name, "openvino" if path.suffix == ".xml" else "onnxruntime", path, vocabulary=model.config.vocab_size)
+            LatencyVariant(
+                name, "openvino" if path.suffix == ".xml" else "onnxruntime", path, vocabulary=model.config.vocab_size
+            )
             for name, path in files.items()
         ]
         timed = measure(variants, [(options.batch, options.length)], options.rounds)

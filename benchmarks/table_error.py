@@ -34,7 +34,7 @@ from pipelines.engine.store import write_atomic
 from pipelines.reporting.format import significant
 from pipelines.stages.prune.config import STAGE
 from pipelines.stages.prune.meet_target import lowest_of
-from pipelines.stages.prune.targets import TargetSearch, Target, widths
+from pipelines.stages.prune.targets import Target, TargetSearch, widths
 
 BOUND = 0.10
 HEAD = (

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from compressor.errors import UserError
 
-MEND = "Take a model from before training went wrong, or another score"
+FIX = "Take a model from before training went wrong, or another score"
 
 
 LARGEST_WEIGHT = 1e15
 """Far beyond any weight. The robust PCA's products overflow float32 from 1e18 on, and LAPACK's QR never ends on infinity."""
 
 
-def require_finite(values: Tensor, what: str, fix: str = MEND, most: float | None = None) -> None:
+def require_finite(values: Tensor, what: str, fix: str = FIX, most: float | None = None) -> None:
     """Raise UserError E409 where `values`, of any shape, contain NaN or infinity, or exceed `most`; `what` names them in the
     error: "the weights of PATH".
     """
@@ -25,7 +25,7 @@ def require_finite(values: Tensor, what: str, fix: str = MEND, most: float | Non
         raise UserError("E409", what, fix)
 
 
-def require_ranks(scores: Tensor, what: str, fix: str = MEND) -> None:
+def require_ranks(scores: Tensor, what: str, fix: str = FIX) -> None:
     """Raise UserError E409 where scores, of any shape, contain NaN. Infinity has a rank: PaFi gives it to weights of 0."""
     if wrong := int(torch.isnan(scores).sum()):
         raise UserError("E409", f"{what} hold {wrong:,} of {scores.numel():,} values that are not a number (NaN)", fix)

@@ -21,7 +21,7 @@ from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
 from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
-from compressor.tasks.kinds import Agreement, Column, Example, TaskKind, Metric, one_label
+from compressor.tasks.kinds import Agreement, Column, Example, Metric, TaskKind, one_label
 from compressor.tasks.metrics import (
     decided_labels_agree,
     labels_agree,

@@ -19,7 +19,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.models.hub import head_names
-from compressor.tasks.kinds import Agreement, Column, TaskKind, Metric, one_label
+from compressor.tasks.kinds import Agreement, Column, Metric, TaskKind, one_label
 from compressor.tasks.metrics import concordance, pearson, spearman
 
 if TYPE_CHECKING:

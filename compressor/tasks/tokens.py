@@ -27,7 +27,7 @@ from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.classification import MAX_CLASSES
 from compressor.tasks.features import first_tokens
-from compressor.tasks.kinds import Agreement, Column, Example, TaskKind, Metric
+from compressor.tasks.kinds import Agreement, Column, Example, Metric, TaskKind
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.reading import WORD_FILES

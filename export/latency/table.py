@@ -29,7 +29,7 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.sizes import stacks_of
 from compressor.pruning.surgery import Removal, remove
 from export.graph.trace import trace
-from export.latency.measure import Measurement, LatencyVariant, measure
+from export.latency.measure import LatencyVariant, Measurement, measure
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 
 KNOTS = (0.0, 0.25, 0.5)

@@ -23,7 +23,7 @@ from compressor.account import Plan
 from compressor.cost import human_bytes
 from pipelines.engine.stage import Entry
 from pipelines.file.config import Pipeline
-from pipelines.terminal.progress import human_seconds
+from pipelines.reporting.format import human_seconds
 
 FAST, SLOW = 0.7, 0.2
 """Shares of the speed of a large matrix product that whole models reach."""

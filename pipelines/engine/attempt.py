@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from compressor.errors import CheckError, CompressError, UserError, UserErrors
 from pipelines.engine.lockfile import Failure, StoredRecord
 from pipelines.engine.store import write_atomic
-from pipelines.terminal.progress import human_seconds
+from pipelines.reporting.format import human_seconds
 
 RUN_FILE = "run.json"
 

@@ -27,9 +27,10 @@ from pipelines.engine.results import publish_results, write_account
 from pipelines.engine.stage import Artifact, Entry, Stage
 from pipelines.engine.store import canonical
 from pipelines.file.config import Pipeline, with_place
+from pipelines.reporting.format import human_seconds
 from pipelines.terminal.capture import captured, real_stdout
 from pipelines.terminal.last_resort import coded
-from pipelines.terminal.progress import Display, human_seconds
+from pipelines.terminal.progress import Display
 
 
 def run_pipeline(

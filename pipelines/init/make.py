@@ -26,7 +26,7 @@ from pipelines.engine.preflight import check_inputs, check_packages, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
-from pipelines.init.data_files import Files, DataTable, find_files, read_table, require_name, role_of, split_rows
+from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of, split_rows
 from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of
 from pipelines.init.first_pipeline import Facts, pipeline_text
 from pipelines.init.guesses import Guess, guess, labelled

@@ -102,3 +102,11 @@ def milliseconds(value: float) -> str:
 
 def giga(count: float) -> str:
     return f"{significant(count / 1e9)} G"
+
+
+def human_seconds(seconds: float) -> str:
+    """0.42 -> '0.4 s', 78 -> '78 s', 3700 -> '1 h 2 min'."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

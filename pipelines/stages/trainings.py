@@ -31,7 +31,7 @@ from compressor.tasks.features import torch_forward
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import TaskData
 from compressor.training.distillation import HiddenTeacher
-from compressor.training.trainer import TrainingRows, Schedule, train
+from compressor.training.trainer import Schedule, TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.loading import judge_rows, load_model, publish_model
 from pipelines.stages.training_config import TrainingConfig

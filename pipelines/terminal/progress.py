@@ -11,6 +11,7 @@ from rich import progress
 from rich.console import Console
 
 from pipelines.engine.stage import Progress
+from pipelines.reporting.format import human_seconds
 
 QUIET_SECONDS = 10
 """Off a terminal, lines of one bar are at least this far apart, ..."""
@@ -19,14 +20,6 @@ QUIET_SHARE = 0.1
 LONGEST_SILENCE = 30
 """... unless nothing was said for this many seconds: then a line comes whatever the stage is at, with a bar or without one.
 Who sees nothing for longer takes a run for dead, and so does CI."""
-
-
-def human_seconds(seconds: float) -> str:
-    """Format a duration: 0.42 -> '0.4 s', 78 -> '78 s', 3700 -> '1 h 2 min'."""
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class Display:

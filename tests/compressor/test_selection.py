@@ -14,7 +14,7 @@ from compressor.errors import UserError
 from compressor.methods import Options
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
-from compressor.selection.choice import WEIGHT_SCORES, choose_places, choose_all, select, weight_score
+from compressor.selection.choice import WEIGHT_SCORES, choose_all, choose_places, select, weight_score
 from compressor.selection.gradients import Asking, Heuristic, gradient_scores
 from compressor.selection.score_names import DATA_SCORES
 from pipelines.stages.select.config import SelectConfig

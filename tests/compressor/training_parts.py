@@ -21,7 +21,7 @@ from compressor.tasks.answers import IGNORED
 from compressor.tasks.kinds import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.multitask import Mixture, join_heads
-from compressor.training.trainer import TrainingRows, Schedule, trainer_of
+from compressor.training.trainer import Schedule, TrainingRows, trainer_of
 from compressor.training.unfinished import changing
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, PLAN, prepared, tiny
 
@@ -110,7 +110,9 @@ def numbers_of(count: int) -> TrainingRows:
     """`rows_of` with a number each, and a teacher that says something else."""
     rows = rows_of(count)
     labels = [ids["input_ids"][0] / 20 for ids in rows.rows]
-    return TrainingRows(rows.rows, labels, np.array([[5.0 - label] for label in labels], dtype=np.float32), kind_of("regression"))
+    return TrainingRows(
+        rows.rows, labels, np.array([[5.0 - label] for label in labels], dtype=np.float32), kind_of("regression")
+    )
 
 
 def numbers_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:

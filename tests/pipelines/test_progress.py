@@ -8,7 +8,8 @@ import time
 import pytest
 from rich.console import Console
 
-from pipelines.terminal.progress import Display, human_seconds
+from pipelines.reporting.format import human_seconds
+from pipelines.terminal.progress import Display
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pipelines.runs.sweep import sweep
 from pipelines.stages.loading import load_model
 from pipelines.stages.prune import meet_target, targets
 from pipelines.stages.prune.config import PruneConfig, lengths, planned
-from pipelines.stages.prune.targets import GOALS, TargetSearch, Target, closed_form, widths
+from pipelines.stages.prune.targets import GOALS, Target, TargetSearch, closed_form, widths
 from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
 from tests.compressor.conftest import tiny

@@ -201,7 +201,7 @@ def test_an_environment_that_cannot_run_the_stub_is_refused(repository, tmp_path
         (
             "E707",
             "Poll failed for model directory 'm': failed to read text proto from /r/m/config.pbtxt\"",
-            "'m': failed to read text proto from /r/m/config.pbtxt. Mend",
+            "'m': failed to read text proto from /r/m/config.pbtxt. Fix",
         ),
         (
             "E707",

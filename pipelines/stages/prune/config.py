@@ -21,7 +21,7 @@ from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageCon
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
 from pipelines.stages.prune.prune_weights import WeightsItem
-from pipelines.stages.prune.targets import ScoreSettings, TargetSearch, Target, closed_form, surroundings, widths
+from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, closed_form, surroundings, widths
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ class PruneConfig(StageConfig):
         """Every structure of units with its criterion, and the criterion's key."""
         if self.search is None:
             units = [(number, one) for number, one in enumerate(self.items) if one.structure != "weights"]
-            return [(("items", number, "criterion"), ScoreSettings(one.structure, one.criterion, one.rows)) for number, one in units]
+            return [
+                (("items", number, "criterion"), ScoreSettings(one.structure, one.criterion, one.rows)) for number, one in units
+            ]
         rows = self.search.rows
         return [(("search", "criterion"), ScoreSettings(*pair, rows)) for pair in self.search.criteria.items()]
 

@@ -30,7 +30,7 @@ from pipelines.engine.stage import Inputs, Workspace
 from pipelines.engine.store import fingerprint, lock, replace_files, sealed
 from pipelines.stages.loading import load_model
 from pipelines.stages.prune.remove_units import cut, score
-from pipelines.stages.prune.targets import ScoreSettings, TargetSearch, Target, closed_form, surroundings, widths
+from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, closed_form, surroundings, widths
 
 MISS = 0.02
 """By what share of itself a time may be over what the target allows, before the widths are chosen anew."""
@@ -143,7 +143,12 @@ def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
 
 
 def prices(
-    search: TargetSearch, scores: Mapping[str, Sequence[Tensor]], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
+    search: TargetSearch,
+    scores: Mapping[str, Sequence[Tensor]],
+    model: nn.Module,
+    inputs: Inputs,
+    data: Data,
+    workspace: Workspace,
 ) -> Prices:
     """Cost of removing the lowest units of every block, measured on training rows once per model and scores.
 

@@ -12,7 +12,14 @@ from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
-from pipelines.stages.training_config import TrainingConfig, meaningless, merged_problems, method_problems, on_of, method_in_words
+from pipelines.stages.training_config import (
+    TrainingConfig,
+    meaningless,
+    merged_problems,
+    method_in_words,
+    method_problems,
+    on_of,
+)
 from pipelines.stages.training_plan import counted, estimate, planned
 
 
@@ -55,7 +62,9 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
     row = method(config.method)
     if row.takes_places(config) and fresh is None:
         fix = "Put a select between prune and recover, or use method: lora or same"
-        yield Problem("E404", f"{method_in_words(config, row)} needs places that are chosen in the pruned matrices", fix, ("method",))
+        yield Problem(
+            "E404", f"{method_in_words(config, row)} needs places that are chosen in the pruned matrices", fix, ("method",)
+        )
         return
     yield from method_problems(config, row, fresh)
 

@@ -18,7 +18,7 @@ from compressor.methods import (
 )
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
-from pipelines.stages.training_config import TrainingConfig, method_problems, method_in_words
+from pipelines.stages.training_config import TrainingConfig, method_in_words, method_problems
 from pipelines.stages.training_plan import counted, estimate, planned
 
 

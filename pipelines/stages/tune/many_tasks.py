@@ -32,7 +32,9 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
 
-    mixture = Mixture([TrainingRows(one.train.tokens, one.train.labels.tolist(), kind=one.kind) for one in data.values()], temperature)
+    mixture = Mixture(
+        [TrainingRows(one.train.tokens, one.train.labels.tolist(), kind=one.kind) for one in data.values()], temperature
+    )
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
     inputs.require_unchanged()
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
