@@ -1,4 +1,4 @@
-"""What happens to a transformer's weights: deltas, selection, pruning, training, checkpoints and their cost.
+"""Compression of a transformer's weights: deltas, selection, pruning, training, checkpoints and their cost.
 
 `load(folder)` is the one function most users need; everything else is imported from its own module. Importing the
 package loads nothing heavy.
@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def load(folder=None, *, base=None, delta=None):
-    """The model stored in `folder`, pruned shapes and all, ready for inference. See `compressor.checkpoint.load`; for
+    """Load the model stored in `folder`, in its pruned shapes, for inference. See `compressor.checkpoint.load`; for
     transformers' Auto classes, `compressor.models.auto`.
 
     `folder` may be that of a run, such as runs/quickstart: its last model, see `compressor.runs.load`.

@@ -1,4 +1,4 @@
-"""The account of a pipeline before it runs: what each stage would train, remove and leave, in closed form.
+"""Closed-form estimate of a pipeline before it runs: what each stage would train, remove and keep.
 
 A stage's `plan` takes a `Plan` and gives the next one; `compress run --dry-run` shows the last.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Places:
-    """How many places of Ω a select chooses, in closed form: `count` a matrix, a layer or in all, or a share of them.
+    """Size of the support Ω that a select stage chooses: `count` per matrix, layer or model, or a fraction. Closed form.
 
-    `ground` are the options that say in which tensors Ω lies: `on`, and what that reads.
+    `ground` are the options that determine in which tensors Ω lies: `on`, and the options that go with it.
     """
 
     ground: Options
@@ -37,39 +37,39 @@ class Places:
         return sum(self.of(size) for size in self.scopes(shape))
 
     def scopes(self, shape: ModelShape) -> list[int]:
-        """How many places each scope has."""
+        """Number of entries in each scope (each matrix, each layer, or the whole model)."""
         layers = [sizes(replace(shape, layers=(layer,)), self.ground) for layer in shape.layers]
         if self.scope == "matrix":
             return [size for layer in layers for size in layer]
         return [sum(layer) for layer in layers] if self.scope == "layer" else [sum(map(sum, layers))]
 
     def of(self, size: int) -> int:
-        """The places chosen among `size`."""
+        """Number of entries chosen among `size`."""
         return share(self.ratio if self.count is None else self.count, size)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training stage trains: a method's options, and the places of Ω where it uses them."""
+    """What a training stage trains: a method's options, and the support Ω for methods that use one."""
 
     method: str
     options: Options
     places: Places | None = None
 
     def count(self, shape: ModelShape) -> int:
-        """The closed form of its trainable parameters in a model of `shape`, task head apart."""
+        """Number of trainable parameters in a model of `shape`, in closed form, without the task head."""
         row = method(self.method)
         return row.count(shape, self.options, self.places.total(shape) if row.uses_omega and self.places else 0)
 
     def kept(self, shape: ModelShape) -> int:
-        """What of that is left when training is over, for a later stage to go on with."""
+        """Number of those parameters that remain after training, which a later stage can train further."""
         row = method(self.method)
         return row.kept(shape, self.options) if row.kept else self.count(shape)
 
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Single weights that a prune holds at zero: `hidden` of the `entries` of `modules`, as they were then."""
+    """Weights that a prune sets to zero: `hidden` of the `entries` that `modules` had at that time."""
 
     pattern: str
     modules: tuple[str, ...]
@@ -79,12 +79,12 @@ class Sparsity:
     """Some of them were hidden before: no run of a pattern then has more left than it allows, but fewer perhaps."""
 
     def left(self, shape: ModelShape) -> tuple[int, bool]:
-        """How many are left in a model of `shape`, and whether that is exact: a later removal of units takes some of both."""
+        """Number of weights left in a model of `shape`, and whether it is exact: removing units later can take pruned ones."""
         entries = sum(out * into for _, out, into in shape.matrices(self.modules))
         return round(entries * (1 - self.hidden / self.entries)), entries == self.entries
 
     def row(self, dense: ModelShape, shape: ModelShape) -> tuple[str, str, str]:
-        """(what, before, after) for the plan's table."""
+        """Row of the plan's table: (quantity, before, after)."""
         (left, exact), before = self.left(shape), sum(out * into for _, out, into in dense.matrices(self.modules))
         what = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
         doubt = "at most " if self.over_others else "" if exact else "about "
@@ -93,7 +93,7 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class Plan:
-    """The account that `--dry-run` keeps while it walks the stages: nothing is trained, everything is closed form."""
+    """Running estimate of `--dry-run`, updated stage by stage: nothing is trained, every figure is in closed form."""
 
     dense: ModelShape
     shape: ModelShape
@@ -112,13 +112,13 @@ class Plan:
 
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
-        """The account of the dense model, before any stage."""
+        """Plan of the dense model, before any stage."""
         model = hollow(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
         shape = shape_of(model)
         return cls(shape, shape, model, length=task.max_length)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(what, before, after) for the table."""
+        """Rows of the plan's table: (quantity, before, after)."""
         dense, shape, length = self.dense, self.shape, self.length
         trainable = [
             (f"trainable in {stage} (head {self.dense.head:,} apart)", f"{dense.parameters:,}", f"{count:,}")

@@ -1,4 +1,4 @@
-"""Models on disk: the light state between stages, and the merged checkpoint that leaves the pipeline.
+"""Models on disk: the compact state between stages, and the merged checkpoint that a pipeline produces.
 
 A *state* holds what differs from the pretrained base: kept heads and neurons, deltas, the task head (and all weights
 only after full tuning). A *checkpoint* holds every weight, in the shapes that are left, with transformers'
@@ -46,12 +46,12 @@ from compressor.storage.live import remember
 STATE_FILE = "state.json"
 FORMAT, READABLE = 4, (2, 3, 4)
 """Of state.json. Format 2 knows no masks over weights, format 3 no heads on tokens."""
-DAMAGED = "The folder is damaged: make it again"
+DAMAGED = "The folder is damaged: create it again"
 WEIGHTS, WITH_INSERTS, INSERTS_FILE = "model.safetensors", "model_with_inserts.safetensors", "inserts.json"
 
 
 def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str]) -> None:
-    """Write state.json, head.safetensors, changes.safetensors, and weights.safetensors where the base's weights moved.
+    """Write state.json, head.safetensors, changes.safetensors, and weights.safetensors if the base weights were trained.
 
     `base` is the reference the user wrote; its sha256 is checked on loading.
     """
@@ -77,7 +77,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
 
 
 def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as it would be without changes: original weights under their plain names, tied ones once."""
+    """State dict without the changes: original weights under their plain names, tied weights once."""
     result, seen = {}, set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in seen:  # tied to one before
@@ -89,7 +89,7 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: int = 0) -> nn.Module:
-    """The model that `save_state` described, chains attached, in eval mode. Raises UserError E305 where it is damaged.
+    """Rebuild the model that `save_state` stored, chains attached, in eval mode. Raises UserError E305 if it is damaged.
 
     With `changes=False`: the pretrained base in the same pruned shapes and under the same masks, without deltas or tuned
     weights. `seed` is what torch's random state follows from afterwards.
@@ -112,21 +112,21 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file. Raises UserError E305 when it is missing, damaged, or holds what is no finite number."""
+    """Every tensor of a file. Raises UserError E305 when it is missing, damaged, or contains non-finite numbers."""
     with door("E305", "the folder", str(path.parent)), reading_by_library(f"has a {path.name} that cannot be read", DAMAGED):
         check_finite(path, read_header(path))
         return load_file(path)
 
 
 def read_description(folder: Path) -> dict:
-    """state.json. Raises UserError E305 when it is damaged or of another format."""
+    """Read state.json. Raises UserError E305 when it is damaged or of another format."""
     with door("E305", "the state", str(folder)):
         description = read_json(folder / STATE_FILE)
         if "format" not in description:
             raise Damage(f"has a {STATE_FILE} without a format", DAMAGED)
     number = description["format"]
     if number not in READABLE:
-        mend = "Make it again with this version"
+        mend = "Create it again with this version"
         raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", mend, str(folder))
     if description.setdefault("auto_class", SEQUENCES) not in AUTO_CLASSES:
         what = f"{STATE_FILE} names the Auto class {description['auto_class']!r:.60}"
@@ -137,7 +137,7 @@ def read_description(folder: Path) -> dict:
 
 
 def _check_description(description: dict) -> None:
-    """Every key of state.json is there and of its type. Raises Damage."""
+    """Check that every key of state.json is present and has the right type. Raises Damage."""
     base, labels = description.get("base"), description.get("labels")
     sound = {
         "base": isinstance(base, dict) and all(isinstance(base.get(key), str) for key in ("reference", "sha256")),
@@ -150,7 +150,7 @@ def _check_description(description: dict) -> None:
 
 
 def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Attach the recorded changes: every tensor is used and none is missing. Raises UserError E305."""
+    """Attach the recorded changes; every tensor must be used and none may be missing. Raises UserError E305."""
     try:
         restore(model, description, tensors)
         same = describe(model)[1].keys() == tensors.keys()
@@ -162,7 +162,7 @@ def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Te
 
 
 def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[str], folder: Path) -> None:
-    """Copy `tensors` into the model: exactly the expected names, exactly the model's shapes. Raises UserError E305."""
+    """Copy `tensors` into the model; names and shapes must match exactly. Raises UserError E305."""
     if set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[:3]
         raise UserError(
@@ -211,7 +211,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
 
 
 def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
-    """The model stored in `folder`, in eval mode: a checkpoint, or a state on top of `base`.
+    """Load the model stored in `folder`, in eval mode: a checkpoint, or a state on top of `base`.
 
     `base` defaults to the reference recorded in the state. Raises UserError E305 (damaged), E306 (another base), E303.
     """
@@ -227,18 +227,18 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
             )
         return remember(load_state(folder, found.folder), found.reference, found.sha256)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in (WEIGHTS, WITH_INSERTS)):
-        raise UserError("E305", "no model here", "Give a folder with config.json and model.safetensors", str(folder))
+        raise UserError("E305", "no model in this folder", "Give a folder with config.json and model.safetensors", str(folder))
     return _load_checkpoint(folder)
 
 
 def _load_checkpoint(folder: Path) -> nn.Module:
-    """Build in the recorded sizes on meta, fill strictly from the file."""
+    """Build the model in its recorded sizes on the meta device, then fill it strictly from the file."""
     inserts = folder / INSERTS_FILE
     tensors = _read_tensors(folder / (WITH_INSERTS if inserts.is_file() else WEIGHTS))
     inserted = {name: tensors.pop(name) for name in list(tensors) if "|" in name}
     with door("E305", "the checkpoint", str(folder)):
         changes = read_json(inserts) if inserts.is_file() else None
-        with reading_by_library(f"has a {CONFIG} of which no model can be made", DAMAGED), torch.device("meta"):
+        with reading_by_library(f"has a {CONFIG} from which no model can be built", DAMAGED), torch.device("meta"):
             model = _on_meta(folder)
             _untie(model, tensors)
     expected = set(_plain_weights(model))
@@ -262,7 +262,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
 
 
 def _on_meta(folder: Path) -> nn.Module:
-    """The weightless (meta) model of a checkpoint's config.json, in the sizes that are left. Raises Damage."""
+    """The weightless (meta) model of a checkpoint's config.json, in its pruned sizes. Raises Damage."""
 
     raw = read_json(folder / CONFIG)
     check_config(raw, known=False)
@@ -276,7 +276,7 @@ def _on_meta(folder: Path) -> nn.Module:
 
 @contextmanager
 def _sizes_damaged() -> Iterator[None]:
-    """What a prune would be told of its pipeline file (E501) says of a stored model that its sizes are damaged."""
+    """Report sizes that do not fit the base as a damaged model (Damage), not as a pipeline file's mistake (E501)."""
     try:
         yield
     except UserError as error:
@@ -284,9 +284,9 @@ def _sizes_damaged() -> Iterator[None]:
 
 
 def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a parameter of its own to whatever the file holds beside what it would be tied to.
+    """Untie a parameter from its source where the file stores both.
 
-    transformers ties the head of every T5 to its embeddings, whatever the config says: Flan-T5's is another matrix.
+    transformers ties the head of every T5 to its embeddings, whatever the config sets: Flan-T5's is another matrix.
     """
     for name, source in list(model.all_tied_weights_keys.items()):
         if name in tensors and source in tensors:
@@ -296,7 +296,7 @@ def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _refill_buffers(model: nn.Module) -> None:
-    """Give buffers that are not in the file (position ids, token type ids) their values: meta tensors have none."""
+    """Fill the buffers that are not in the file (position ids, token type ids): meta tensors have no values."""
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if not buffer.is_meta:

@@ -1,4 +1,4 @@
-"""What is known of a live model beside its weights, in one object: what pruning left, its task head, its base, its tasks.
+"""State of a live model besides its weights, in one object: units left by pruning, task head, base, tasks.
 
 Torch-free. A deep copy of the model has a copy of its own; nothing of it is a module or part of the state dict.
 """
@@ -19,7 +19,7 @@ is not there has gone as a whole."""
 
 
 class Origin:
-    """The base a model was built from, and its parameters at that moment: a merged model is no longer that base."""
+    """The base a model was built from, and its parameters at that time: a merged model no longer has that base."""
 
     def __init__(self, reference: str, sha256: str, parameters: dict[str, nn.Parameter]):
         self.reference, self.sha256 = reference, sha256
@@ -31,7 +31,7 @@ class Origin:
 
 
 class Tasks:
-    """The tasks of a model: their names, which of them computes, and the modules of their heads by path.
+    """The tasks of a model: their names, which one is active, and the modules of their heads by path.
 
     Each module holds in `each` what it is for every task, in the order of the names.
     """
@@ -41,11 +41,11 @@ class Tasks:
         self.heads: dict[str, nn.Module] = {}
 
     def choose(self, name: str) -> None:
-        """Let the task called `name` compute."""
+        """Make the task called `name` the active one."""
         self.active = self.names.index(name)
 
     def head(self, name: str) -> dict[str, Tensor]:
-        """The head of one task, under the names it has in a model of that task alone."""
+        """The head of one task, under the parameter names of a model with that task alone."""
         number = self.names.index(name)
         named = {path: module.each[number].named_parameters() for path, module in self.heads.items()}
         return dict(sorted((f"{path}.{leaf}", tensor.detach()) for path, leaves in named.items() for leaf, tensor in leaves))
@@ -53,7 +53,7 @@ class Tasks:
 
 @dataclass
 class Compression:
-    """The state of one model. Whoever changes the model writes it down here."""
+    """The state of one model. Code that changes the model must update it."""
 
     kept: Kept = field(default_factory=dict)
     """What pruning left."""
@@ -72,7 +72,7 @@ class Compression:
 
 
 def compression_of(model: nn.Module) -> Compression:
-    """The `Compression` of a live model, made when it is first asked for."""
+    """The `Compression` of a live model, created at first use."""
     if not hasattr(model, "compression"):
         model.compression = Compression()
     return model.compression

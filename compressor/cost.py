@@ -1,4 +1,4 @@
-"""What a model costs, in closed form: parameters, trainable scalars, stored bytes and FLOPs, always reported apart.
+"""Cost of a model in closed form: parameters, trainable scalars, stored bytes and FLOPs, always reported separately.
 
 FLOPs count a multiply-add as two, include QKᵀ and AV (which FLOP counters drop under sdpa), and leave out softmax,
 norms, the entries' products with a mask and embeddings' look-ups. Adapters and prefixes stay in a model, so they are part of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inserted:
-    """An adapter or a prefix of one block: code that cannot be merged. `size`: an adapter's inner width b, a prefix's length l.
+    """An adapter or a prefix of one block; it cannot be merged. `size`: adapter's bottleneck width b, or prefix's length l.
 
     `prototype` names the tensors that blocks share, each through a mask of its own (ProPETL); None where it has its own.
     """
@@ -56,7 +56,7 @@ INSERTS = {
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The widths of one block that pruning changes, the matrices that it has, and what was inserted into it."""
+    """Sizes of one block: the widths that pruning changes, its matrices, and its adapters and prefixes."""
 
     heads: int
     head_size: int
@@ -84,17 +84,17 @@ class LayerShape:
 
     @property
     def width(self) -> int:
-        """Rows of query."""
+        """Number of rows of the query matrix."""
         return self.heads * self.head_size
 
     @property
     def cross_width(self) -> int:
-        """Rows of cross_query; 0 where there is none."""
+        """Number of rows of the cross_query matrix; 0 without cross-attention."""
         heads = self.heads if self.cross_heads is None else self.cross_heads
         return heads * self.head_size if "cross_query" in self.modules else 0
 
     def units(self, structure: str) -> int:
-        """How many removable units of a structure it has."""
+        """Number of removable units (heads or neurons) of a structure."""
         if structure == "neurons":
             return self.neurons
         if structure == "cross_heads":
@@ -102,7 +102,7 @@ class LayerShape:
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
     def left(self, structure: str, units: int) -> LayerShape:
-        """The same block with so many units of a structure left; with none, its sublayer gives its outgoing bias alone."""
+        """The same block with `units` units of a structure left; with 0, the sublayer outputs its output bias alone."""
         before = self.units(structure)
         if units == before:
             return self
@@ -137,7 +137,7 @@ class LayerShape:
         return INSERTS[one.kind].scalars(one.size, hidden, self.matrix("key", hidden)[0])
 
     def matrix(self, module: str, hidden: int) -> tuple[int, int]:
-        """(out, in) of one matrix in the anatomy's words."""
+        """Shape (out, in) of one matrix, by its module name (query, ffn_in, ...)."""
         if module == "cross_output":
             return hidden, self.cross_width
         if module.startswith("cross_"):
@@ -150,9 +150,9 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model as its cost sees it. `other` counts every parameter outside the blocks' linear layers, task head included;
-    `head_macs` are the multiply-adds a row spends in pooler and classifier, `token_macs` those that a token does where the head
-    looks at each; `other_biases` the biases of the norms."""
+    """Sizes of a model, from which its cost follows. `other` counts every parameter outside the blocks' linear layers, task
+    head included; `head_macs` are multiply-adds per row in pooler and classifier, `token_macs` those per token where the head
+    reads every token; `other_biases` are the biases of the norms."""
 
     hidden: int
     layers: tuple[LayerShape, ...]
@@ -163,7 +163,7 @@ class ModelShape:
     token_macs: int = 0
 
     def matrices(self, modules: Sequence[str] | None = None) -> list[tuple[str, int, int]]:
-        """(module, out, in) of every matrix of the blocks that `modules` name; of all by default."""
+        """(module, out, in) of every matrix of the blocks that `modules` names; of all matrices by default."""
         return [
             (name, *layer.matrix(name, self.hidden))
             for layer in self.layers
@@ -173,7 +173,7 @@ class ModelShape:
 
     @property
     def biases(self) -> int:
-        """Every bias of the base, its pooler's apart."""
+        """Number of bias parameters of the base, without its pooler."""
         biased = [layer for layer in self.layers if layer.biased]
         inside = sum(layer.matrix(name, self.hidden)[0] for layer in biased for name in layer.modules)
         return self.other_biases + inside + sum(layer.emptied * self.hidden for layer in biased)
@@ -185,7 +185,7 @@ class ModelShape:
 
     @property
     def inserted(self) -> int:
-        """Parameters of adapters and prefixes: 2 b d + b + d and 2 l · key rows each, a prototype once."""
+        """Parameters of adapters and prefixes: 2 b d + b + d and 2 l · key rows each; a shared prototype counts once."""
         sizes, prototypes = 0, {}
         for layer in self.layers:
             for one in layer.inserts:
@@ -204,22 +204,22 @@ class ModelShape:
 
     @property
     def mask_entries(self) -> int:
-        """Bits of the masks through which blocks see a prototype: one for each entry of its matrices, in every block."""
+        """Bits of the masks over shared prototypes (ProPETL): one per entry of the prototype's matrices, in every block."""
         shared = [(layer, one) for layer in self.layers for one in layer.inserts if one.prototype is not None]
         return sum(layer.scalars(one, self.hidden)[0] for layer, one in shared)
 
     @property
     def parameters(self) -> int:
-        """Every parameter, task head, adapters and prefixes included; masks are none."""
+        """Number of all parameters, including task head, adapters and prefixes; masks are not parameters."""
         return self.other + self.linear_macs() + self.biases - self.other_biases + self.inserted
 
     @property
     def bytes(self) -> int:
-        """What a float32 checkpoint stores: 4 a parameter, and a bit for each entry of a mask."""
+        """Bytes of a float32 checkpoint: 4 per parameter, and one bit per mask entry."""
         return 4 * self.parameters + (self.mask_entries + 7) // 8
 
     def linear_macs(self) -> int:
-        """Multiply-adds of the blocks' own linear layers for one token."""
+        """Multiply-adds of the blocks' linear layers for one token."""
         return sum(out * into for _, out, into in self.matrices())
 
     def insert_macs(self) -> int:
@@ -227,7 +227,7 @@ class ModelShape:
         return sum(INSERTS[one.kind].token_macs(one.size, self.hidden) for layer in self.layers for one in layer.inserts)
 
     def attention_macs(self, length: int) -> int:
-        """Σ 2 n (n + l) w of QKᵀ and AV over `length` n, w the rows of query; a decoder's second attention has no prefix.
+        """Multiply-adds Σ 2 n (n + l) w of QKᵀ and AV for `length` n, w the rows of query; cross-attention has no prefix.
 
         Where positions are compared with, too: n p w more.
         """
@@ -246,13 +246,13 @@ class ModelShape:
         return replace(self, layers=tuple(layers))
 
     def left(self, structure: str, units: Sequence[int]) -> ModelShape:
-        """The same model with so many units of a structure left in each block."""
+        """The same model with `units[i]` units of a structure left in block i."""
         layers = tuple(layer.left(structure, count) for layer, count in zip(self.layers, units, strict=True))
         gone = sum(before.other - after.other for before, after in zip(self.layers, layers, strict=True))
         return replace(self, layers=layers, other=self.other - gone)
 
     def without(self, blocks: Collection[int]) -> ModelShape:
-        """The same model without some blocks (their places)."""
+        """The same model without the blocks at these indices."""
         gone = [self.layers[place] for place in blocks]
         return replace(
             self,
@@ -263,7 +263,7 @@ class ModelShape:
 
 
 def shape_of(model: nn.Module) -> ModelShape:
-    """The shape of a live model as it will be when merged: deltas do not count, adapters and prefixes do."""
+    """Shape of a live model as it will be after merging: deltas do not count, adapters and prefixes do."""
     from torch import nn
 
     from compressor.deltas.links import Change, original
@@ -320,7 +320,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
 
 
 def added_by(group: str, model: nn.Module) -> list[tuple[Inserted, ...]]:
-    """The adapters and prefixes that the stage called `group` put into a live model, layer by layer."""
+    """The adapters and prefixes that stage `group` added to a live model, layer by layer."""
     from compressor.models.anatomy import layers_of
 
     return [_inserts_of(layer, group) for layer in layers_of(model)]
@@ -339,12 +339,12 @@ def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int
 
 
 def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[str], rank: int, places: int) -> float:
-    """DSEE table 6's FLOPs: linear layers of the encoder with delta and adapters, over the dense ones without them."""
+    """FLOPs ratio of DSEE table 6: encoder linear layers with deltas and adapters, over the dense layers without them."""
     return (shape.linear_macs() + shape.insert_macs() + delta_macs(shape, modules, rank, places)) / dense.linear_macs()
 
 
 def human_bytes(count: float) -> str:
-    """1536 -> '1.5 KB' (powers of 1000)."""
+    """Format a number of bytes: 1536 -> '1.5 KB' (powers of 1000)."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -353,7 +353,7 @@ def human_bytes(count: float) -> str:
 
 
 def share(budget: int | float, size: int) -> int:
-    """A budget among `size` places: a count, or a share in (0, 1) of them, rounded down as the papers do.
+    """Number of entries that a budget takes of `size`: a count, or a fraction in (0, 1), rounded down as in the papers.
 
     The share counts as it is written: 0.29 of 100 are 29, though 0.29 * 100 is below that in floating point.
     """
@@ -361,7 +361,7 @@ def share(budget: int | float, size: int) -> int:
 
 
 def spendable(budget: int | float, size: int) -> int:
-    """`share`, where that is a number of places that can be had. Raises UserError E401."""
+    """`share`, required to be at least 1 and at most `size`. Raises UserError E401."""
     count = share(budget, size)
     if not 0 < count <= size:
         raise UserError("E401", f"budget {budget} is {count:,} of {size:,} places", "Give another budget")

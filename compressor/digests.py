@@ -1,4 +1,4 @@
-"""What a file holds, in 64 characters: the one way in which content is compared, on every floor."""
+"""sha256 of file contents: the only way in which content is compared in this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors a user sees: one line that says what is wrong, where, and how to mend it, with a code.
+"""Errors shown to users: one line with what is wrong, where, and how to fix it, and a code.
 
 Codes: E1xx config, E2xx data, E3xx model and anatomy, E4xx tuning, E5xx pruning, E6xx export and parity, E7xx serving,
 E8xx store and runs, E9xx environment. docs/errors.md lists every one of them; a test compares that page with the source.
@@ -20,7 +20,7 @@ class CompressError(Exception):
         super().__init__(f"{code} {place}{what}. {mend}".replace("\n", " "))
 
     def __reduce__(self) -> tuple:
-        """Errors cross processes."""
+        """Pickling support: errors are passed between processes."""
         return type(self), (self.code, self.what, self.mend, self.where)
 
 
@@ -31,7 +31,7 @@ class UserError(CompressError):
 
 
 class UserErrors(UserError):
-    """Several mistakes found in one pass, shown one a line."""
+    """Several mistakes found in one pass, shown one per line."""
 
     def __init__(self, errors: list[UserError]):
         self.errors = errors

@@ -1,4 +1,4 @@
-"""What this process may compute on: the processor, its instructions, and how many of its cores are ours."""
+"""CPU resources of this process: the processor, its instruction sets, and the cores that the process may use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def processor() -> dict[str, Any]:
-    """What decides which of two files is the faster: the processor's name, its instructions that matter, its cores.
+    """What decides which of two files is faster: the processor's name, its relevant instruction sets, its cores.
 
-    A virtual machine may hide the name of the generation ("AMD EPYC"); the instructions tell it.
+    A virtual machine may hide the name of the generation ("AMD EPYC"); the instruction sets identify it.
     """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     told = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
@@ -29,7 +29,7 @@ def processor() -> dict[str, Any]:
 
 
 def weight_bits(instructions: Sequence[str] | None = None) -> int:
-    """Bits of a weight in ONNX Runtime's dynamic int8 on such a processor: 8, or 7 where it has no VNNI instructions.
+    """Bits of a weight in ONNX Runtime's dynamic int8 for these instructions: 8, or 7 without VNNI.
 
     Without them x86 adds pairs of products of 8 bits in 16 bits, which overflow silently (they saturate); with weights of 7
     bits they do not. `instructions` are by default those of this machine.
@@ -40,7 +40,7 @@ def weight_bits(instructions: Sequence[str] | None = None) -> int:
 
 
 def default_threads() -> int:
-    """Threads for a computation where nobody says how many: OMP_NUM_THREADS where it is a number, else the physical cores.
+    """Default number of threads: OMP_NUM_THREADS if it is a number, else the number of physical cores.
 
     Never more than those: a thread without a core of its own makes the others wait.
     """
@@ -49,7 +49,7 @@ def default_threads() -> int:
 
 
 def physical_cores() -> int:
-    """Cores that this process may use: hyper-threads count once, and a container's quota of CPU time is a limit, too."""
+    """Number of cores that this process may use: hyper-threads count once, and a container's CPU quota limits it, too."""
     allowed = os.sched_getaffinity(0)
     siblings = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in allowed]
     cores = len({path.read_text() for path in siblings}) if all(path.is_file() for path in siblings) else len(allowed)
@@ -59,7 +59,7 @@ def physical_cores() -> int:
 
 def cpu_quota(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:
     """Cores' worth of CPU time that the control groups of this process allow (docker --cpus, Kubernetes limits), None for no
-    limit. `root` is where control groups are mounted, `membership` says which are ours; versions 1 and 2.
+    limit. `root` is where control groups are mounted, `membership` the file that lists ours; versions 1 and 2.
     """
     lines = membership.read_text().splitlines() if membership.is_file() else []
     ours = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
@@ -71,19 +71,19 @@ def cpu_quota(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup"))
 
 
 def _upwards(root: Path, path: str) -> list[Path]:
-    """The group's folder and those around it: each may set a limit."""
+    """The folder of the control group and its parents: each may set a limit."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     return [root.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 
 
 def _quota_v2(folder: Path) -> float | None:
-    """cpu.max holds 'QUOTA PERIOD' in µs, or 'max PERIOD'."""
+    """Cores allowed by cpu.max (control groups 2), which holds 'QUOTA PERIOD' in µs, or 'max PERIOD'."""
     words = _words(folder / "cpu.max")
     return int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """The quota is -1 where there is none."""
+    """Cores allowed by control groups 1: quota over period; None where the quota is -1 (no limit)."""
     words = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
     return int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else None
 

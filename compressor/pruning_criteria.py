@@ -1,4 +1,4 @@
-"""The words of pruning. Torch-free, and so outside `compressor.pruning`: pipeline files are checked without torch."""
+"""Names and types of the pruning options. Outside `compressor.pruning`: pipeline files are checked without torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ UNSTRUCTURED = "unstructured"
 
 @dataclass(frozen=True)
 class NofM:
-    """At most `keep` non-zeros in every run of `run` consecutive input columns of a matrix (out, in)."""
+    """An n:m pattern: at most `keep` non-zeros in every run of `run` consecutive input columns of a matrix (out, in)."""
 
     keep: int
     run: int
 
     @classmethod
     def parse(cls, pattern: str) -> NofM | None:
-        """'2:4' -> 2 of 4; None for 'unstructured'. Raises ValueError for anything else."""
+        """Parse a pattern: '2:4' -> 2 of 4; None for 'unstructured'. Raises ValueError for anything else."""
         if pattern == UNSTRUCTURED:
             return None
         keep, _, run = pattern.partition(":")

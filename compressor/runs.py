@@ -1,4 +1,4 @@
-"""The model of a run folder, such as runs/quickstart: found by its lock file in the store beside it, and compared.
+"""The last model of a run folder, such as runs/quickstart: located through its lock file and checked against it.
 
 A pipeline writes these files; what is read of them here is checked as strictly as any file of a stranger.
 """
@@ -29,12 +29,12 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a pipeline ran in this folder."""
+    """Whether this is the folder of a pipeline run."""
     return (folder / LOCK_FILE).is_file()
 
 
 def load(folder: Path, base: Path | str | None = None) -> nn.Module:
-    """The last model of the run in `folder`, in eval mode: what merge wrote, else what the last stage left on its base.
+    """The last model of the run in `folder`, in eval mode: the merged checkpoint, else the last stage's state on its base.
 
     `base` is the pretrained model where that is needed, by default where the run found it. Raises UserError E805 (the run
     has no model, or its artifact is gone), E305 (a damaged lock or artifact), and what `compressor.checkpoint.load` raises.
@@ -47,20 +47,20 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
         raise UserError("E805", what, f"Run the pipeline again, or keep {STORE} beside the run's folder", str(store))
     _verify(place, row["files"])
     if not any(name in row["files"] for name in (checkpoint.STATE_FILE, "config.json")):
-        mend = f"Load a task of it: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
-        raise UserError("E805", "the run trained many tasks, and has no model of one", mend, str(folder))
+        mend = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
+        raise UserError("E805", "this run trained many tasks together and has no single model", mend, str(folder))
     return checkpoint.load(place, base=base or _base(folder, lock.get("model")))
 
 
 def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """The lock's row of the last artifact that is a model, and the store. Raises UserError E305, E805."""
+    """The lock's entry of the last model artifact, and the store. Raises UserError E305, E805."""
     name, rows = lock.get("name"), lock.get("stages")
     parts = name.split("/") if isinstance(name, str) else []
     if not parts or not all(NAME.fullmatch(part) for part in parts) or len(parts) > 2 or not isinstance(rows, list):
         raise _damaged(LOCK_FILE, folder)
     models = [row for row in rows if isinstance(row, Mapping) and row.get("kind") == "model"]
     if not models:
-        raise UserError("E805", "this run has made no model", "Run its stages up to tune, or to merge", str(folder))
+        raise UserError("E805", "this run has produced no model", "Run its stages up to tune, or to merge", str(folder))
     row = models[-1]
     artifact, files = row.get("artifact"), row.get("files")
     sound = isinstance(artifact, str) and NAME.fullmatch(artifact) and isinstance(files, Mapping) and files
@@ -71,7 +71,7 @@ def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], 
 
 
 def _lock(path: Path) -> dict[str, Any]:
-    """The lock file as plain data. Raises UserError E305."""
+    """Read the lock file as plain data. Raises UserError E305."""
     try:
         content = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
         lock = _plain(content.decode())
@@ -83,7 +83,7 @@ def _lock(path: Path) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """YAML such as a run writes. Raises ValueError for aliases, which multiply, and for depth: libyaml's parser, which is fast,
+    """Parse YAML as written by a run. Raises ValueError for aliases, which multiply, and for depth: libyaml's fast parser
     ends the process over a million brackets. Raises YAMLError."""
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     for event in yaml.parse(text, Loader=loader):
@@ -94,13 +94,13 @@ def _plain(text: str) -> Any:
 
 
 def _is_file(name: object, sha256: object) -> bool:
-    """Whether these are a path below an artifact's folder, and a checksum."""
+    """Whether `name` is a path below an artifact's folder, and `sha256` a checksum."""
     parts = name.split("/") if isinstance(name, str) else [""]
     return all(NAME.fullmatch(part) for part in parts) and isinstance(sha256, str) and SHA256.fullmatch(sha256) is not None
 
 
 def _verify(place: Path, files: Mapping[str, str]) -> None:
-    """The artifact is the one that the run made: the manifest says what the lock says, and every file is what both say.
+    """Check that the artifact is the one that the run made: lock, manifest and file contents must agree.
 
     Raises UserError E305.
     """
@@ -111,9 +111,9 @@ def _verify(place: Path, files: Mapping[str, str]) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(MANIFEST, place) from None
     if recorded != files:
-        raise UserError("E305", f"{MANIFEST} does not list what the run made", "Run the pipeline again", str(place))
+        raise UserError("E305", f"{MANIFEST} does not match the run's lock file", "Run the pipeline again", str(place))
     for name in sorted(_changed(place, files)):
-        raise UserError("E305", f"{name} is not what the run made", "Run the pipeline again", str(place))
+        raise UserError("E305", f"{name} has changed since the run", "Run the pipeline again", str(place))
 
 
 def _changed(place: Path, files: Mapping[str, str]) -> Iterator[str]:
@@ -127,8 +127,8 @@ def _changed(place: Path, files: Mapping[str, str]) -> Iterator[str]:
 
 
 def _base(folder: Path, model: object) -> str | None:
-    """Where the run found its pretrained model, where that is still there; the state's own reference is taken else. run.json
-    may tell of a later attempt, with another model."""
+    """Folder where the run found its pretrained model, if it still exists; otherwise the state's reference is used. run.json
+    may describe a later attempt, with another model."""
     try:
         facts = json.loads((folder / RUN_FILE).read_bytes())
         same = facts.get("model_sha256", "") in ("", model["sha256"])

@@ -1,4 +1,4 @@
-"""A user's text file -> its text: a regular file of a bounded size, in UTF-8, or one clear error with the caller's codes."""
+"""Reading a user's text file: a regular file of bounded size, in UTF-8, or one clear error with the caller's codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_SUCH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 @dataclass(frozen=True)
 class FileKind:
-    """What sort of text file it is: its words, its largest size in bytes, and the codes of what may be wrong with it."""
+    """A type of text file: its description, its largest size in bytes, and the codes of its possible errors."""
 
     noun: str
     most: int
@@ -43,7 +43,7 @@ def read_text(path: Path, kind: FileKind) -> str:
 
 
 def read_bytes(path: Path, kind: FileKind) -> bytes:
-    """The content of a file.
+    """Read the bytes of a file.
 
     A pipe, a socket or a device is refused without opening it, because reading it may never end. Raises UserError with the
     codes of `kind`.
@@ -69,13 +69,13 @@ def read_bytes(path: Path, kind: FileKind) -> bytes:
 
 
 def too_large(size: int, kind: FileKind, place: str) -> UserError:
-    """What is said of a file of so many bytes."""
+    """The error for a file of `size` bytes."""
     code, advice = kind.size
     return UserError(code, f"{in_units(size)}, where a {kind.noun} has at most {in_units(kind.most)}", advice, place)
 
 
 def in_units(size: int) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Format a size: 1536 -> '1.5 KiB'."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             return f"{size:,.4g} {unit}"
@@ -83,7 +83,7 @@ def in_units(size: int) -> str:
 
 
 def decode(content: bytes, code: str, place: str) -> str:
-    """UTF-8 with or without a byte order mark. Raises UserError `code`, with the line of the first byte that is none."""
+    """Decode UTF-8 with or without a byte order mark. Raises UserError `code`, with the line of the first invalid byte."""
     if found := next((name for mark, name in MARKS.items() if content.startswith(mark)), None) or _unmarked(content):
         what, advice = f"{found[:6].upper()}, not UTF-8", f"Convert it: iconv -f {found} -t utf-8"
         raise UserError(code, what, advice, f"{place}:1")
@@ -99,7 +99,7 @@ def decode(content: bytes, code: str, place: str) -> str:
 
 
 def _unmarked(content: bytes) -> str | None:
-    """UTF-16 without a mark, by its NULs: of Latin letters every other byte is one."""
+    """Detect UTF-16 without a byte order mark by its NULs: in Latin text every other byte is one."""
     sample = content[:SAMPLE]
     for start, name in ((1, "utf-16le"), (0, "utf-16be")):
         own, other = sample[start::2], sample[1 - start :: 2]

@@ -1,4 +1,4 @@
-"""The Triton inside the nvidia-pytriton wheel: where its parts are, and whether this Python can run it.
+"""The Triton server inside the nvidia-pytriton wheel: paths of its parts, and whether this Python can run it.
 
 The wheel is only a container here: its binary serves ordinary model repositories, and `pytriton` is never imported.
 """
@@ -22,7 +22,7 @@ BACKENDS = Path(__file__).parent / "backends"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Paths: the server binary, the python backend's folder, the stub of the running Python, the folders of their libraries."""
+    """Paths: the server binary, the python backend's folder, the stub for the running Python, their libraries' folders."""
 
     server: Path
     python_backend: Path
@@ -31,12 +31,12 @@ class Bundle:
 
 
 def install(extra: str) -> str:
-    """What to run for an extra that is missing."""
+    """The command that installs a missing extra."""
     return f"Run: pip install 'compress-pipeline[{extra}]'"
 
 
 def find_bundle() -> Bundle:
-    """The installed Triton, once it is known to fit this Python.
+    """The installed Triton, after checking that it fits this Python.
 
     Raises UserError E701 (not installed), E702 (Python version), E703 (libpython), E704 (numpy 2 breaks the stub's tensors).
     """
@@ -57,7 +57,7 @@ def find_bundle() -> Bundle:
 
 
 def find_libpython() -> Path:
-    """The folder of the running interpreter's own shared libpython. Raises UserError E703 when it has none."""
+    """The folder of the running interpreter's shared libpython. Raises UserError E703 when there is none."""
     name = f"libpython{sysconfig.get_config_var('LDVERSION')}.so.1.0"
     for folder in (sysconfig.get_config_var("LIBDIR"), Path(sys.base_prefix, "lib")):
         if folder and Path(folder, name).is_file():
@@ -67,7 +67,7 @@ def find_libpython() -> Path:
 
 
 def stage_backends(bundle: Bundle, folder: Path) -> None:
-    """Lay out in `folder` what Triton wants for --backend-directory: the python backend with its stub, and our own."""
+    """Create in `folder` the layout for Triton's --backend-directory: the python backend with its stub, and our backends."""
     shutil.copytree(bundle.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(bundle.stub, folder / "python")
     for model in BACKENDS.glob("*/model.py"):
@@ -77,7 +77,7 @@ def stage_backends(bundle: Bundle, folder: Path) -> None:
 
 
 def environment(bundle: Bundle) -> dict[str, str]:
-    """The environment of the server: its stub takes libpython from LD_LIBRARY_PATH and its Python prefix from PATH."""
+    """The environment of the server: its stub finds libpython through LD_LIBRARY_PATH and its Python prefix through PATH."""
     variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
     if not any(runtime.offers("cuda") for runtime in RUNTIMES.values()):
         variables["CUDA_VISIBLE_DEVICES"] = ""  # else Triton would place models on a GPU that no runtime here can use

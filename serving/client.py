@@ -1,4 +1,4 @@
-"""Talk to a Triton server: tensors in and out (`Client`), or texts in and labels or numbers out (`predict`)."""
+"""Triton client: tensors in and out (`Client`), or texts in and labels or numbers out (`predict`)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "toke
 
 
 class Client:
-    """A Triton server at `url` (host:port or http://host:port), spoken to over HTTP. Use it in the thread that made it.
+    """An HTTP client of a Triton server at `url` (host:port or http://host:port). Use it in the thread that created it.
 
-    Every call raises UserError E712 when no Triton server answers, and E715 when the server refuses the request.
+    Every call raises UserError E712 when no Triton server responds, and E715 when the server refuses the request.
     """
 
     def __init__(self, url: str):
@@ -60,7 +60,7 @@ class Client:
         return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
     def config(self, model: str) -> dict[str, Any]:
-        """The config of a loaded model, as JSON. Raises UserError E713, naming the loaded models, when it is none of them."""
+        """The config of a loaded model, as JSON. Raises UserError E713, naming the loaded models, when it is not loaded."""
         with self._errors(model):
             return self._client.get_model_config(model)
 
@@ -77,7 +77,7 @@ class Client:
 
     @contextlib.contextmanager
     def _errors(self, model: str | None = None) -> Iterator[None]:
-        """Turn what tritonclient raises into coded errors."""
+        """Convert exceptions of tritonclient to coded errors."""
         from geventhttpclient.response import HTTPParseError
 
         where = f"{self.host}:{self.port}"
@@ -85,20 +85,20 @@ class Client:
             yield
         except InferenceServerException as error:
             if not self._client.is_server_live():
-                raise UserError("E712", "this is no Triton server", "Start one: compress serve RUN", where) from error
+                raise UserError("E712", "this is not a Triton server", "Start one: compress serve RUN", where) from error
             if model is not None and model not in (loaded := self.models()):
                 fix = f"Loaded models: {', '.join(loaded) or 'none'}"
                 raise UserError("E713", f"no model '{model}' is loaded", fix, where) from error
             raise UserError("E715", f"Triton refused the request: {error.message()}", "See the server's log", where) from error
         except (OSError, HTTPParseError, json.JSONDecodeError) as error:
-            raise UserError("E712", f"no Triton server answers ({error})", "Start one: compress serve RUN", where) from error
+            raise UserError("E712", f"no Triton server responds ({error})", "Start one: compress serve RUN", where) from error
 
 
 def predict(
     url: str, model: str, texts: Sequence[str] | Sequence[tuple[str, str]], tokenizer_folder: Path | None = None
 ) -> list[Prediction] | list[Estimate] | list[Tagged]:
-    """Ask a served model about texts, or pairs of texts: one Prediction a text, in order; Estimate for a regression, Tagged for
-    tags of words, which spaces part.
+    """Predict texts, or pairs of texts, with a served model: one Prediction per text, in order; Estimate for a regression,
+    Tagged for token classification, whose words are separated by spaces.
 
     The tokenizer comes from `tokenizer_folder`, or from the repository when the server runs on this machine.
     Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier),
@@ -121,27 +121,27 @@ def predict(
 
 
 class Encoder:
-    """Texts -> the int arrays (batch, longest sequence) that a model declares, padded right, cut at its `max_length`."""
+    """Texts -> the integer arrays (batch, longest sequence) that a model declares, right-padded, cut at its `max_length`."""
 
     def __init__(self, model: str, config: Mapping[str, Any], parameters: Mapping[str, str], folder: Path):
-        """Raises UserError E714 when the folder's tokenizer is not the model's, E716 for inputs that no tokenizer makes."""
+        """Raises UserError E714 when the folder's tokenizer is not the model's, E716 for inputs that no tokenizer produces."""
         self.types = {
             tensor["name"]: triton_to_np_dtype(tensor["data_type"].removeprefix("TYPE_")) for tensor in config["input"]
         }
         if unknown := self.types.keys() - ENCODING_FIELDS:
-            raise UserError("E716", f"model '{model}' wants an input '{min(unknown)}'", "Send its tensors with Client.infer")
+            raise UserError("E716", f"model '{model}' expects an input '{min(unknown)}'", "Send its tensors with Client.infer")
         self.tokenizer = load_tokenizer(Path(folder), parameters)
         self.end = int(parameters["end_id"]) if "end_id" in parameters else None
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[Encoding]:
-        """Raises UserError E717 for a text that spells the token at which the model reads its answer."""
+        """Tokenize texts. Raises UserError E717 for a text containing the end token at which the model's output is read."""
         encodings = self.tokenizer.encode_batch(list(texts))
         if self.end is not None:
             self._check_ends(texts, encodings)
         return encodings
 
     def features(self, encodings: Sequence[Encoding]) -> dict[str, np.ndarray]:
-        """What the model takes, int arrays (batch, length) by name."""
+        """The model's inputs, integer arrays (batch, length) by name."""
         return {
             name: np.array([getattr(encoding, ENCODING_FIELDS[name]) for encoding in encodings], dtype=type_)
             for name, type_ in self.types.items()
@@ -151,8 +151,10 @@ class Encoder:
         wanted = self.tokenizer.encode(*["a"] * (1 if isinstance(texts[0], str) else 2)).ids.count(self.end)
         for text, encoding in zip(texts, encodings, strict=True):
             if encoding.ids.count(self.end) != wanted:
-                what = f"the text {text!r:.60} holds '{self.tokenizer.id_to_token(self.end)}', where the model reads its answer"
-                raise UserError("E717", what, "Take that word out of it")
+                what = (
+                    f"the text {text!r:.60} holds '{self.tokenizer.id_to_token(self.end)}', the token that the task head reads"
+                )
+                raise UserError("E717", what, "Remove that token from the text")
 
 
 def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
@@ -173,7 +175,7 @@ def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
 
 
 def padding(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
-    """The tokenizer's own padding token, as the arguments of a right padding to the longest. Raises UserError E714."""
+    """The tokenizer's padding token, as arguments for right padding to the longest text. Raises UserError E714."""
     if own := tokenizer.padding:
         return {key: own[key] for key in ("pad_id", "pad_token", "pad_type_id")}
     path = folder / "tokenizer_config.json"
@@ -185,7 +187,7 @@ def padding(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
 
 
 def find_tokenizer(client: Client, model: str) -> Path:
-    """The tokenizer of a model served on this machine. Raises UserError E714 when the server is another machine's."""
+    """The tokenizer of a model served on this machine. Raises UserError E714 when the server runs elsewhere."""
     repository = served_repository(client.host, client.port)
     if repository is None:
         fault = f"the server at {client.host}:{client.port} was not started by compress on this machine"
@@ -194,7 +196,7 @@ def find_tokenizer(client: Client, model: str) -> Path:
 
 
 def labels_of(model: str, config: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[list[str], str]:
-    """The names of the outputs and the tensor that holds them. Raises UserError E716 when the model has none."""
+    """The names of the outputs and the output tensor's name. Raises UserError E716 when the model has none."""
     output = next((tensor["name"] for tensor in config["output"] if tensor.get("label_filename")), None)
     if output is None or "labels" not in parameters:
         raise UserError("E716", f"model '{model}' has no labels to predict", "Deploy a classifier, or use Client.infer")
@@ -202,7 +204,7 @@ def labels_of(model: str, config: Mapping[str, Any], parameters: Mapping[str, st
 
 
 def kind_served(model: str, parameters: Mapping[str, str]) -> Kind:
-    """The kind of task that a model is for: classification where it does not say. Raises UserError E716 for an unknown one."""
+    """The kind of task of a model, by default classification. Raises UserError E716 for an unknown one."""
     name = parameters.get("task", "classification")
     if name not in KINDS:
         what = f"model '{model}' is for the task '{name}', which is not known here"
@@ -211,7 +213,7 @@ def kind_served(model: str, parameters: Mapping[str, str]) -> Kind:
 
 
 def parse_url(url: str) -> tuple[str, int]:
-    """Host and port of host:port or http://host:port. Raises UserError E711."""
+    """Parse host and port from host:port or http://host:port. Raises UserError E711."""
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port

@@ -98,7 +98,7 @@ def make_config(
     max_queue_delay_us: int = 500,
     parameters: Mapping[str, object] | None = None,
 ) -> ModelConfig:
-    """The whole config that `write_repository` writes for these arguments. Raises UserError E721, E722, E723."""
+    """The complete config that `write_repository` writes for these arguments. Raises UserError E721, E722, E723."""
     config = base_config(path, runtime or runtime_of(path), name, max_batch_size, max_queue_delay_us)
     values = {key: str(value) for key, value in (parameters or {}).items()}
     if labels:
@@ -136,7 +136,7 @@ def fields_of(tensor: TensorSpec, path: Path, *, batched: bool) -> dict[str, obj
 
 
 def set_labels(config: ModelConfig, labels: Sequence[str]) -> None:
-    """Name the classes of the output `logits`. Raises UserError E722 when model and labels disagree."""
+    """Name the classes of the output `logits`. Raises UserError E722 when their number differs from the labels'."""
     logits = next((output for output in config.output if output.name == LOGITS), None)
     fix = "Give one label a class, in the order of the model's classes"
     if logits is None:
@@ -145,7 +145,7 @@ def set_labels(config: ModelConfig, labels: Sequence[str]) -> None:
     if logits.dims[-1] not in (-1, len(labels)):
         raise UserError("E722", f"{len(labels)} labels for a model of {logits.dims[-1]} classes", fix)
     if broken := [label for label in labels if not label or len(label.splitlines()) != 1]:
-        raise UserError("E722", f"{broken[0]!r} is no label", "A label is one line of text")
+        raise UserError("E722", f"{broken[0]!r} is not a label", "A label is one line of text")
     if len(set(labels)) < len(labels):
         raise UserError("E722", f"the labels repeat: {', '.join(labels)}", fix)
     logits.dims[-1] = len(labels)
@@ -153,7 +153,7 @@ def set_labels(config: ModelConfig, labels: Sequence[str]) -> None:
 
 
 def tokenizer_sha256(folder: Path) -> str:
-    """sha256 over names and bytes of the folder's tokenizer files. Raises UserError E723 without a tokenizer.json."""
+    """sha256 over names and contents of the folder's tokenizer files. Raises UserError E723 without a tokenizer.json."""
     digest = hashlib.sha256()
     for path in tokenizer_files(folder):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
@@ -162,19 +162,19 @@ def tokenizer_sha256(folder: Path) -> str:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files among whatever else the folder holds, sorted. Raises UserError E723 without a tokenizer.json."""
+    """The tokenizer files in a folder that may hold others, sorted. Raises UserError E723 without a tokenizer.json."""
     if not Path(folder, "tokenizer.json").is_file():
         raise UserError("E723", "no tokenizer.json", "Save the tokenizer there with save_pretrained", str(folder))
     return [path for name in TOKENIZER_FILES if (path := Path(folder, name)).is_file()]
 
 
 def write_config(config: ModelConfig, model_folder: Path) -> None:
-    """Write config.pbtxt. The text form sorts its maps, so equal configs are equal bytes."""
+    """Write config.pbtxt. The text format sorts maps, so equal configs give equal bytes."""
     (model_folder / "config.pbtxt").write_text(text_format.MessageToString(config), encoding="utf-8")
 
 
 def read_config(model_folder: Path) -> ModelConfig:
-    """The parsed config.pbtxt of a model folder. Raises UserError E724 when it is missing or misspelt."""
+    """The parsed config.pbtxt of a model folder. Raises UserError E724 when it is missing or invalid."""
     path = Path(model_folder, "config.pbtxt")
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
@@ -183,11 +183,11 @@ def read_config(model_folder: Path) -> ModelConfig:
 
 
 OWN_CODE = "EXECUTION_ENV_PATH"
-"""The parameter with which a model brings a Python environment of its own, which the server would unpack and start."""
+"""The parameter with which a model loads a Python environment of its own, which the server would unpack and start."""
 
 
 def refuse_code(folder: Path, names: Sequence[str]) -> None:
-    """Raise UserError E724 where a model of the repository `folder` would run code of its own on the embedded server.
+    """Raise UserError E724 where a model of the repository `folder` would run its own code on the embedded server.
 
     Triton's backend `python` executes model.py from the repository, and a config without a backend is completed by what lies
     there; the backends of this project read model files alone.
@@ -196,10 +196,10 @@ def refuse_code(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         config, fix = read_config(folder / name), "Deploy the model again; the embedded server runs no code of a repository"
         if config.backend not in ours:
-            what = f"the backend is '{config.backend}', none of {', '.join(ours)}"
+            what = f"the backend is '{config.backend}', not one of {', '.join(ours)}"
             raise UserError("E724", what, fix, str(folder / name / "config.pbtxt"))
         if OWN_CODE in config.parameters:
-            what = f"the parameter {OWN_CODE} brings a Python environment"
+            what = f"the parameter {OWN_CODE} loads a Python environment"
             raise UserError("E724", what, fix, str(folder / name / "config.pbtxt"))
 
 

@@ -1,4 +1,4 @@
-"""Which repository a server on this machine serves: how `predict` finds the tokenizer of a model behind a URL.
+"""Registry of the servers on this machine and their repositories, where `predict` finds a model's tokenizer by URL.
 
 One small file a server, `$XDG_CACHE_HOME/compress/servers/127.0.0.1-PORT.json`, there while the server is ready.
 """
@@ -15,29 +15,29 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost")
 
 
 def registry_file(port: int) -> Path:
-    """Where the server on this HTTP port is noted."""
+    """The registry file of the server on this HTTP port."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache, "compress", "servers", f"127.0.0.1-{port}.json")
 
 
 def announce(port: int, repository: Path, pid: int) -> None:
-    """Note that process `pid` serves `repository` on `port`. Raises UserError E710 when the cache folder is not writable."""
+    """Record that process `pid` serves `repository` on `port`. Raises UserError E710 when the cache folder is not writable."""
     path = registry_file(port)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"repository": str(repository.resolve()), "pid": pid}), encoding="utf-8")
     except OSError as error:
-        fault = f"cannot note the running server ({error.strerror})"
+        fault = f"cannot record the running server ({error.strerror})"
         raise UserError("E710", fault, "Set XDG_CACHE_HOME to a folder you can write", str(path.parent)) from error
 
 
 def withdraw(port: int) -> None:
-    """Forget the server on `port`."""
+    """Delete the record of the server on `port`."""
     registry_file(port).unlink(missing_ok=True)
 
 
 def served_repository(host: str, port: int) -> Path | None:
-    """The repository that a living server of this machine serves on `host:port`, or None."""
+    """The repository of a running server of this machine on `host:port`, or None."""
     path = registry_file(port)
     if host not in LOCAL_HOSTS or not path.is_file():
         return None

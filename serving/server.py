@@ -1,4 +1,4 @@
-"""A real Triton Inference Server on 127.0.0.1, for as long as a `with` block lasts."""
+"""A real Triton Inference Server on 127.0.0.1, running for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NOT_LOADED = re.compile(r"(?:failed to load|Poll failed for model directory) '(.
 
 
 class PortTaken(UserError):
-    """E705: `port` is not ours to bind."""
+    """E705: `port` is in use or not permitted."""
 
     def __init__(self, port: int, reason: str = os.strerror(errno.EADDRINUSE)):
         self.port = port
@@ -97,9 +97,9 @@ class EmbeddedServer:
     def start(self) -> EmbeddedServer:
         """Start and wait until every model is ready; on failure nothing is left behind.
 
-        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model brings code of its
-        own), E707 (a model does not load), E708 (not ready in time), E709 (the server died), E710 (no place for the note that
-        tells clients of this server).
+        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model contains its own
+        code), E707 (a model does not load), E708 (not ready in time), E709 (the server died), E710 (the server's record for
+        clients cannot be written).
         """
         bundle, models = find_bundle(), models_to_load(self.repository, self.models)
         for attempt in itertools.count(1):
@@ -125,7 +125,7 @@ class EmbeddedServer:
         return self
 
     def _link(self, models: Sequence[str]) -> None:
-        """Lay out the models to load, and no other, by links: without model control Triton loads a whole repository."""
+        """Create links to the models to load, and no others: without model control Triton loads a whole repository."""
         self._linked.mkdir()
         for name in models:
             (self._linked / name).symlink_to((self.repository / name).resolve(), target_is_directory=True)
@@ -171,17 +171,17 @@ class EmbeddedServer:
             time.sleep(0.05)
 
     def wait(self) -> None:
-        """Block while the server lives. Raises UserError E709 (or what its log says) when it ends by itself."""
+        """Block while the server runs. Raises UserError E709 (or a more specific one, from its log) when it ends by itself."""
         self.process.wait()
         raise diagnose(self._log(), self.log_path)
 
     def _log(self) -> str:
-        """Triton's log, with the repository by its own name in place of the links to it."""
+        """Triton's log, with links into the repository replaced by its own path."""
         log = self.log_path.read_text(encoding="utf-8", errors="replace")
         return log.replace(str(self._linked), str(self.repository))
 
     def stop(self) -> None:
-        """Stop the server with everything it started, and remove its traces. Harmless when it is not running."""
+        """Stop the server and its child processes, and remove its files. Has no effect when it is not running."""
         if self.process is not None:
             running.withdraw(self.ports["http"])
             try:
@@ -206,8 +206,8 @@ class EmbeddedServer:
 
 
 def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[str]:
-    """The models to load, `names` or all there are. Raises UserError E706 when the repository lacks them, E724 when one of them
-    brings code."""
+    """The models to load: `names`, or all. Raises UserError E706 when the repository lacks them, E724 when a model contains
+    code."""
     available = model_names(repository)
     if not available:
         fault = "holds no model" if repository.is_dir() else "does not exist"
@@ -220,7 +220,7 @@ def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[st
 
 
 def choose_ports(wanted: Sequence[int]) -> list[int]:
-    """The wanted ports, each 0 replaced by a free one. Raises PortTaken."""
+    """The requested ports, each 0 replaced by a free one. Raises PortTaken."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in wanted]
         for listener, port in zip(sockets, wanted, strict=True):
@@ -246,7 +246,7 @@ def is_ready(port: int) -> bool:
 
 
 def diagnose(log: str, log_path: Path) -> UserError:
-    """Why the server cannot go on, from its log: E705 (port), E703 (stub and libpython), E707 (models) or E709 (the rest)."""
+    """The reason why the server failed, from its log: E705 (port), E703 (stub and libpython), E707 (models) or E709 (other)."""
     if in_use := IN_USE.search(log):
         return PortTaken(int(in_use[1]))
     if stub := STUB_DIED.search(log):
@@ -256,5 +256,5 @@ def diagnose(log: str, log_path: Path) -> UserError:
     refused = [UserError("E707", f"Triton refused model '{name}': {reason}", fix) for name, reason in NOT_LOADED.findall(log)]
     if refused:
         return refused[0] if len(refused) == 1 else UserErrors(refused)
-    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it wrote nothing")
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "no output")
     return UserError("E709", f"the Triton server ended by itself; its last line: {last}", f"See its log, {log_path}")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from compressor.models.architectures import ARCHITECTURES
+
 GOOD, BAD = ("good", "great", "fine", "lovely"), ("bad", "awful", "poor", "dull")
 NEURONS = 24
 FILLER = ("the", "film", "plot", "was", "and", "a", "very", "quite", "scene", "story")
@@ -30,6 +32,7 @@ def own_keys(model_type: str, *, layers: int, neurons: int) -> dict:
         "deberta-v2": deberta,
         "gpt2": {"n_inner": neurons, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
         "llama": {"num_key_value_heads": 2},
+        "mistral": {"num_key_value_heads": 2},
         "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
         "distilbert": {"hidden_dim": neurons, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
         "electra": {"embedding_size": 32},
@@ -49,7 +52,7 @@ ROWS = {
     "qwen3": ("$A", "$A $B"),
 }
 """How a tokenizer frames one text and a pair; the other encoders do it as BERT."""
-DECODERS = ("gpt2", "llama", "qwen3")
+DECODERS = tuple(name for name, row in ARCHITECTURES.items() if row.head_on_tokens)
 """They generate, and have no padding token."""
 SEGMENTS = ("bert", "electra", "deberta-v2")
 """Their tokenizers give token_type_ids (a DeBERTa has no use for them)."""

@@ -1,1 +1,1 @@
-"""Trainable changes of frozen weights: what they are, where their tensors come from, how they train and merge."""
+"""Trainable changes of frozen weights: what they compute, where their tensors come from, how they train and merge."""

@@ -1,4 +1,4 @@
-"""A training step through W + ΔW that never makes the gradient of W + ΔW, only those of the factors of ΔW.
+"""A training step through W + ΔW that computes only the gradients of the factors of ΔW, not the gradient of W + ΔW.
 
 A weight that is computed from another one (a parametrization) gets a gradient of its own size, T m n multiplications for T
 tokens, of which a low-rank link keeps r (m + n) sums. With G = ∂L/∂y (T, out) and y = x W'ᵀ, those sums are
@@ -44,8 +44,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _separable(layer: nn.Module) -> bool:
-    """Whether the weight is frozen under links that each have a gradient of their own: not a mask, not one whose tensors are
-    computed, too."""
+    """Whether the weight is frozen and all its links have gradients by factors: no masks, and no links whose tensors are
+    computed themselves."""
     if original(layer).requires_grad:  # full tuning on top of deltas
         return False
     links = chain(layer)
@@ -53,7 +53,7 @@ def _separable(layer: nn.Module) -> bool:
 
 
 def _forward(layer: nn.Module, x: Tensor) -> Tensor:
-    """In the place of a layer's own forward. Chains change while a model lives, so they are asked every time."""
+    """Replacement for a layer's forward. It reads the chain at every call, because chains change while a model is in use."""
     if not torch.is_grad_enabled() or not _separable(layer):
         return type(layer).forward(layer, x)
     links = chain(layer)
@@ -65,7 +65,7 @@ def _forward(layer: nn.Module, x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def by_factors(model: nn.Module) -> Iterator[None]:
-    """While it holds, linear layers of `model` whose deltas allow it find those deltas' gradients by their factors."""
+    """Context in which linear layers of `model` compute the gradients of their deltas by factors, where possible."""
     layers = [layer for _, layer, name in chains(model) if name == "weight" and isinstance(layer, nn.Linear | Conv1D)]
     for layer in layers:
         layer.forward = types.MethodType(_forward, layer)

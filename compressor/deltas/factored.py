@@ -1,6 +1,6 @@
-"""Deltas that stay apart from their matrix, as code: y = x Wᵀ + s (x Aᵀ) Bᵀ + x P_Ω(S)ᵀ, instead of the one matrix W + ΔW.
+"""Deltas kept as separate operations beside their matrix: y = x Wᵀ + s (x Aᵀ) Bᵀ + x P_Ω(S)ᵀ, instead of one W + ΔW.
 
-For a graph in which deltas are to be told from the base, and exchanged. An exporter would fold a chain on the weight into
+For a graph in which deltas must be distinguishable from the base and exchangeable. An exporter would fold a chain into
 one matrix; it leaves these products alone. It costs what merging saves: 2 (r (m + n) + |Ω|) FLOPs a token and matrix.
 """
 
@@ -17,7 +17,7 @@ from compressor.errors import UserError
 
 
 class FactoredLinear(nn.Module):
-    """A linear layer (or Conv1D) with the factors of its links beside it."""
+    """A linear layer (or Conv1D) whose deltas are computed as separate operations."""
 
     def __init__(self, base: nn.Module, links: list[Delta]):
         super().__init__()
@@ -27,7 +27,7 @@ class FactoredLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The base's: models ask a layer for the type of its weight."""
+        """Weight of the base layer: models read a layer's dtype from it."""
         return self.base.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,26 +38,30 @@ class FactoredLinear(nn.Module):
 
 
 def require_factorable(model: nn.Module, *, trained: bool = True) -> None:
-    """Raises UserError E644 where a delta of `model` cannot be kept apart, or there is none.
+    """Raises UserError E644 if a delta of `model` cannot be kept separate from its matrix, or if there is none.
 
     Not `trained`: links that only training knows pass where they can settle to one that is a product.
     """
     attached = list(chains(model))
     if not attached:
-        raise UserError("E644", "there is no delta to keep apart", "Tune by lora, dsee or another sparse method, or merge")
+        raise UserError(
+            "E644", "the model has no delta to keep separate", "Tune by lora, dsee or another sparse method, or merge"
+        )
     fix = "Put a merge before export, and leave out merge: false"
     for path, layer, name in attached:
         for link in chain(layer, name):
             apart = link.factorable and name == "weight"
             later = link.settles_factorable and not trained
             if not (apart or later):
-                raise UserError("E644", f"a delta of kind '{link.kind}' on {path}.{name} is no product of its own", fix)
+                raise UserError(
+                    "E644", f"a delta of kind '{link.kind}' on {path}.{name} cannot be computed separately from its matrix", fix
+                )
         if inserts_of(layer):
-            raise UserError("E644", f"an adapter stands behind {path}, whose delta is to be apart", fix)
+            raise UserError("E644", f"an adapter follows {path}, whose delta is to be kept separate", fix)
 
 
 def factor_all(model: nn.Module) -> nn.Module:
-    """Put a `FactoredLinear` in the place of every layer with a chain and return the model. Raises UserError E644."""
+    """Replace every layer that has a chain by a `FactoredLinear` and return the model. Raises UserError E644."""
     require_factorable(model)
     for path, layer, name in list(chains(model)):
         owner, _, leaf = path.rpartition(".")
@@ -66,13 +70,13 @@ def factor_all(model: nn.Module) -> nn.Module:
 
 
 def factored(model: nn.Module) -> Iterator[tuple[str, FactoredLinear]]:
-    """(path, layer) of what `factor_all` made."""
+    """(path, layer) of every layer that `factor_all` replaced."""
     yield from ((path, module) for path, module in model.named_modules() if isinstance(module, FactoredLinear))
 
 
 def factors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that the deltas of a factored model are, by the names that an exported graph gives them: A (in, rank),
-    B (rank, out), values (|Ω|,). The places of Ω are part of the graph."""
+    """The delta tensors of a factored model, by the names that they have in an exported graph: A (in, rank),
+    B (rank, out), values (|Ω|,). The indices of Ω are part of the graph."""
     return {
         f"{path}.{name}": one
         for path, layer in factored(model)
@@ -83,14 +87,14 @@ def factors_of(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Apart:
-    """What deltas cost beside a merged model: scalars, and multiply-adds for one token."""
+    """Cost of unmerged deltas on top of a merged model: scalars, and multiply-adds for one token."""
 
     parameters: int
     macs: int
 
 
 def apart_of(model: nn.Module) -> Apart:
-    """Counted on a model whose deltas are still in their chains: r (m + n) each low-rank one, |Ω| each sparse one."""
+    """Cost of the deltas still attached to `model`: r (m + n) for each low-rank link, |Ω| for each sparse one."""
     size = 0
     for _, layer, name in chains(model):
         for link in chain(layer, name):

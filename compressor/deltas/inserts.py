@@ -1,4 +1,4 @@
-"""Small modules put into a frozen model: adapters and prefixes. They cannot be merged; a checkpoint carries them along."""
+"""Small modules inserted into a frozen model: adapters and prefixes. They cannot be merged; checkpoints store them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compressor.deltas.sources import Source
 
 
 class Insert(Sourced):
-    """A change that is code, not a weight."""
+    """A change that adds a module instead of changing a weight."""
 
     def __init__(self, source: Source, group: str = ""):
         super().__init__()
@@ -18,11 +18,11 @@ class Insert(Sourced):
 
     @property
     def size(self) -> int:
-        """An adapter's inner width, a prefix's positions."""
+        """Bottleneck width of an adapter, or number of positions of a prefix."""
         raise NotImplementedError
 
     def join(self, owner: nn.Module) -> None:
-        """Become part of what `owner` computes."""
+        """Add this module to the computation of `owner`."""
 
     def enter(self, model: nn.Module) -> None:
         """Prepare the whole `model` for inserts of this kind."""
@@ -35,12 +35,12 @@ class Insert(Sourced):
 
 
 def inserts_of(owner: nn.Module) -> list[Insert]:
-    """What was inserted at this module, in order."""
+    """The adapters or prefixes inserted at this module, in order."""
     return list(owner.inserts) if hasattr(owner, "inserts") else []
 
 
 def insert(owner: nn.Module, change: Insert) -> None:
-    """Put an adapter behind a linear layer, or a prefix into an attention."""
+    """Insert an adapter after a linear layer, or a prefix into an attention."""
     if not hasattr(owner, "inserts"):
         owner.inserts = nn.ModuleList()
     owner.inserts.append(change)
@@ -48,7 +48,7 @@ def insert(owner: nn.Module, change: Insert) -> None:
 
 
 def settle_inserts(model: nn.Module) -> None:
-    """Leave every insert as it is stored, in place: what only training needed is dropped."""
+    """Replace every insert in place by its stored form, without what only training needs."""
     for owner in list(model.modules()):
         for place, change in enumerate(inserts_of(owner)):
             owner.inserts[place] = change.settled()
@@ -66,5 +66,5 @@ def take_out(model: nn.Module, owner: nn.Module) -> None:
 
 
 def has_inserts(model: nn.Module) -> bool:
-    """Whether adapters or prefixes are part of the model."""
+    """Whether the model contains adapters or prefixes."""
     return any(isinstance(module, Insert) for module in model.modules())

@@ -20,18 +20,18 @@ from compressor.deltas.sources import Own, Shared, Source
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a stored tensor a matrix (out, in) lies: output rows [start, stop) of it, stored as (in, out) or not."""
+    """Position of a matrix (out, in) in a stored tensor: output rows [start, stop), stored as (in, out) if `transposed`."""
 
     rows: tuple[int, int] | None = None
     transposed: bool = False
 
     def read(self, stored: Tensor) -> Tensor:
-        """The matrix, as a view."""
+        """View of the matrix in the stored tensor."""
         whole = stored.T if self.transposed else stored
         return whole if self.rows is None else whole[self.rows[0] : self.rows[1]]
 
     def write(self, stored: Tensor, matrix: Tensor) -> Tensor:
-        """A copy of `stored` with the matrix in its place."""
+        """Copy of `stored` with the matrix written at its position."""
         if self.rows is not None:
             whole = stored.T if self.transposed else stored
             matrix = torch.cat([whole[: self.rows[0]], matrix, whole[self.rows[1] :]])
@@ -43,7 +43,7 @@ WHOLE = Place()
 
 
 class Change(nn.Module):
-    """What a method adds to a frozen model. `group` names the stage that made it, so that a later one trains its own alone.
+    """What a method adds to a frozen model. `group` names the stage that added it, so later stages train only their own.
 
     Where it is `frozen` its tensors stay at their start, and only what is attached to them is trained.
     """
@@ -59,28 +59,28 @@ class Change(nn.Module):
     """Buffers that training changes, beside the parameters."""
 
     def settings(self) -> dict:
-        """What, beside the tensors, rebuilds this change (JSON)."""
+        """Settings (JSON) from which, with the tensors, this change is rebuilt."""
         return {"kind": self.kind, "group": self.group}
 
     def settled(self) -> Change:
-        """The change as it is stored: one that has its own way to train, as it stands now."""
+        """The change in its stored form, without what only training needs."""
         return self
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """The tensors that, with `settings`, rebuild this change: boolean ones are masks, a bit an entry on disk."""
+        """The tensors that, with `settings`, rebuild this change: boolean ones are masks, one bit per entry on disk."""
         return self.state_dict()
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], shared: Shared | None = None, **settings) -> Self:
-        """`to_tensors` reversed. `shared` is the prototype that the change was stored without."""
+        """Reverse of `to_tensors`. `shared` is the prototype, which is stored separately from the change."""
         return cls(**tensors, **settings)
 
     def entries(self) -> tuple[Tensor | None, Tensor]:
-        """(flat places, values) of what the change adds: one without places has a value for each entry, float64."""
+        """(flat indices, values) that the change adds; indices are None if there is a value for every entry, float64."""
         raise NotImplementedError
 
     def support(self) -> Tensor | None:
-        """Flat places (int64) where it changes anything, or where its masks are 1; None for a change of every entry."""
+        """Flat indices (int64) of the entries that it changes, or where its masks are 1; None for a change of every entry."""
         return None
 
 
@@ -105,14 +105,14 @@ class Sourced(Change):
 
 
 class Factor(nn.Module):
-    """x -> x ΔWᵀ of one link, for `rows` of the output; the matrix of the layer is (out, in)."""
+    """One link as a module, x -> x ΔWᵀ, for `rows` of the output; the layer's matrix is (out, in)."""
 
     def __init__(self, link: Delta):
         super().__init__()
         self.part = link.place.rows
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
-        """`y` (..., out) with the link's share of `x` (..., in) added."""
+        """`y` (..., out) plus the link's product with `x` (..., in)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Factor(nn.Module):
 
 
 class Delta(Change):
-    """One link W -> W + ΔW. A subclass says how in `change`; `place` is the matrix it sees of the stored tensor.
+    """One link W -> W + ΔW. Subclasses define `change`; `place` is the position of its matrix in the stored tensor.
 
     A new kind of link is one file: a subclass that overrides what differs, and a row of `compressor.deltas.registry`.
     """
@@ -144,11 +144,11 @@ class Delta(Change):
         return self.place.write(stored, self.change(self.place.read(stored)))
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Delta:
-        """The same change for a weight of `shape` (out, in) that keeps `rows` and `columns` only (sorted int64)."""
+        """The same delta for a weight of `shape` (out, in) reduced to `rows` and `columns` (sorted int64)."""
         raise NotImplementedError
 
     def fits(self, stored: Tensor) -> bool:
-        """Whether the link has the type and the size of the matrix that it changes in `stored`."""
+        """Whether the link has the dtype and the size of the matrix that it changes in `stored`."""
         same_type = all(parameter.dtype == stored.dtype for parameter in self.parameters())
         return same_type and self.suits(self.place.read(stored).shape)
 
@@ -161,7 +161,7 @@ class Delta(Change):
         return False
 
     def trained(self) -> tuple[Tensor, ...]:
-        """The tensors whose gradients `gradients` gives, of a separable link."""
+        """The tensors of a separable link whose gradients `gradients` computes."""
         raise NotImplementedError
 
     def gradients(self, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -173,7 +173,7 @@ class Delta(Change):
         raise NotImplementedError
 
     def to_peft(self) -> Delta | None:
-        """The low-rank or sparse link that the library peft can hold in its place; None where there is none."""
+        """The equivalent low-rank or sparse link that the library peft can store; None where there is none."""
         return None
 
     def settings(self) -> dict:
@@ -182,7 +182,7 @@ class Delta(Change):
 
 
 def chain(layer: nn.Module, name: str = "weight") -> list[Delta]:
-    """The parametrizations of one tensor of `layer`, first applied first; empty when there are none."""
+    """The parametrizations of one tensor of `layer`, in order of application; empty when there are none."""
     return list(layer.parametrizations[name]) if parametrize.is_parametrized(layer, name) else []
 
 
@@ -207,7 +207,7 @@ def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool =
 
 @torch.no_grad()
 def delta_of(layer: nn.Module, place: Place = WHOLE, name: str = "weight") -> Tensor:
-    """ΔW as the merged layer would have it, masks left out: (out, in), zero where nothing is attached."""
+    """ΔW of the merged layer, masks left out: (out, in), zero where nothing is attached."""
     before = original(layer, name)
     changed = before
     for link in chain(layer, name):
@@ -217,7 +217,7 @@ def delta_of(layer: nn.Module, place: Place = WHOLE, name: str = "weight") -> Te
 
 
 def merge(layer: nn.Module, name: str = "weight") -> None:
-    """Keep the computed tensor, drop the chain. Bit-exact."""
+    """Replace the chain by the tensor that it computes. Bit-exact."""
     if chain(layer, name):
         value = getattr(layer, name).detach()
         parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
@@ -225,7 +225,7 @@ def merge(layer: nn.Module, name: str = "weight") -> None:
 
 
 def merge_deltas(model: nn.Module) -> nn.Module:
-    """Merge every chain of `model` in place but leave its masks on: what they hide stays zero whatever is trained then."""
+    """Merge the deltas of `model` in place and keep its masks: pruned weights stay zero in later training."""
     for _, layer, name in list(chains(model)):
         masks = [link for link in chain(layer, name) if link.masks]
         merge(layer, name)
@@ -235,7 +235,7 @@ def merge_deltas(model: nn.Module) -> nn.Module:
 
 
 def detach(layer: nn.Module, name: str = "weight") -> list[Delta]:
-    """Take the whole chain off and give it back; the tensor is the original again, bit for bit."""
+    """Remove the whole chain and return it; the tensor is the original again, bit for bit."""
     links = chain(layer, name)
     if links:
         parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
@@ -243,7 +243,7 @@ def detach(layer: nn.Module, name: str = "weight") -> list[Delta]:
 
 
 def settle_links(model: nn.Module) -> None:
-    """Replace every link that has its own way to train by the plain one it is stored as; one without values goes."""
+    """Replace every link by the plain link that it is stored as; remove links without values."""
     for _, owner, name in list(chains(model)):
         links = chain(owner, name)
         plain = [link.settled() for link in links]
@@ -255,14 +255,14 @@ def settle_links(model: nn.Module) -> None:
 
 
 def chains(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(path of the owner, owner, tensor's name) for every chain of `model`, those on tensors of a change too."""
+    """(path of the owner, owner, tensor's name) for every chain of `model`, including chains on the tensors of a change."""
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             yield from ((path, module, name) for name in list(module.parametrizations))
 
 
 def plain_name(name: str) -> str | None:
-    """What a tensor of the state dict is called where nothing was added; None for what was added."""
+    """Name of a state dict's tensor in the unchanged model; None for a tensor that was added."""
     if ".inserts." in name:
         return None
     owner, _, rest = name.partition(".parametrizations.")

@@ -1,4 +1,4 @@
-"""Every kind of change that is stored, and of prototype that changes share, by the word that files have for it."""
+"""Every kind of stored change, and of prototype that changes share, by its name in files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where a change takes its tensors from: its own parameters, a shared prototype seen through masks (ProPETL), or a network.
+"""Sources of a change's tensors: its own parameters, a shared prototype multiplied by masks (ProPETL), or a network.
 
-A `LowRank`, an `Adapter` or a `Prefix` asks its source for "A" or "down" and does not know which kind answers. So every
+A `LowRank`, an `Adapter` or a `Prefix` reads its tensors "A" or "down" from its source, whatever kind that is. So every
 such method can be shared without being written a second time.
 """
 
@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 
 class Source(nn.Module):
-    """Where a change reads its tensors. `names` are those it has."""
+    """The source from which a change reads its tensors. `names` are their names."""
 
     names: tuple[str, ...]
     prototype_name: str | None = None
@@ -28,24 +28,24 @@ class Source(nn.Module):
         raise NotImplementedError
 
     def size(self, name: str) -> torch.Size:
-        """Its shape."""
+        """The shape of the tensor called `name`."""
         raise NotImplementedError
 
     @property
     def plain(self) -> bool:
-        """The tensors are parameters themselves: nothing is computed when they are read."""
+        """Whether the tensors are parameters themselves, so that nothing is computed when they are read."""
         return False
 
     def settled(self) -> Source:
-        """The source as it is stored: without what only training needs."""
+        """The source in its stored form, without what only training needs."""
         return self
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """What a change stores of it: the tensors; of a masked prototype the masks alone, boolean."""
+        """The tensors that a change stores; for a masked prototype only the boolean masks."""
         return {name: self.read(name) for name in self.names}
 
     def support(self) -> Tensor | None:
-        """Flat places (int64) where its masks are 1; None where it is seen whole."""
+        """Flat indices (int64) where its masks are 1; None without masks."""
         return None
 
 
@@ -70,7 +70,7 @@ class Own(Source):
 
 
 class Prototype(Own):
-    """Tensors that every block shares (ProPETL section 3.2). `name` tells the prototypes of one model apart."""
+    """Tensors that all blocks share (ProPETL section 3.2). `name` distinguishes the prototypes of one model."""
 
     kind = "prototype"
 
@@ -79,12 +79,12 @@ class Prototype(Own):
         self.name, self.group = name, group
 
     def settings(self) -> dict:
-        """What, beside the tensors, rebuilds the prototype (JSON): a file names no `kind` where it is this one."""
+        """Settings (JSON) from which, with the tensors, the prototype is rebuilt; `kind` is omitted for this class."""
         return {"group": self.group}
 
     @classmethod
     def from_tensors(cls, name: str, tensors: Mapping[str, Tensor], **settings) -> Self:
-        """`settings` and `to_tensors` reversed."""
+        """Reverse of `settings` and `to_tensors`."""
         return cls(name, tensors, **settings)
 
 
@@ -118,7 +118,7 @@ class Reparametrized(Source):
         return torch.Size((len(self.network.start), getattr(self, name).out_features))
 
     def settled(self) -> Own:
-        """The tensors as they stand, without the network."""
+        """The current tensors as plain parameters, without the network."""
         return Own({name: self.read(name).detach() for name in self.names})
 
 
@@ -135,12 +135,12 @@ class _TopK(torch.autograd.Function):
 
 
 def kept_count(size: int, keep: float) -> int:
-    """How many of `size` entries a mask of density `keep` leaves: n - ⌊(1 - k) n⌋, as the authors count."""
+    """Number of entries that a mask of density `keep` leaves of `size`: n - ⌊(1 - k) n⌋, as in the authors' code."""
     return size - int((1 - keep) * size)
 
 
 def top_mask(scores: Tensor, count: int) -> Tensor:
-    """Boolean, true at exactly `count` largest entries; equal scores go to the lowest flat index. Any memory layout."""
+    """Boolean, true at exactly the `count` largest entries; ties go to the lowest flat index. Any memory layout."""
     flat = scores.detach().flatten()
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
@@ -164,7 +164,7 @@ COMBINE = {
 
 
 class Scores(nn.Module):
-    """One trainable score for every entry of a prototype's matrices, U(-1/√in, 1/√in). Vectors (biases) have none."""
+    """One trainable score per entry of a prototype's matrices, U(-1/√in, 1/√in). Vectors (biases) have none."""
 
     def __init__(self, prototype: Own, keep: float):
         super().__init__()
@@ -176,13 +176,13 @@ class Scores(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty_like(tensor).uniform_(-bound, bound)))
 
     def mask(self, name: str) -> Tensor | None:
-        """0/1 in the prototype's shape and type; None where nothing is masked."""
+        """0/1 mask in the prototype's shape and dtype; None where nothing is masked."""
         scores = getattr(self, name, None)
         return None if scores is None else straight_through(scores, self.keep)
 
 
 class FixedMasks(nn.Module):
-    """Masks that were learned before: what is left of `Scores` on disk, a bit an entry."""
+    """Fixed masks that were learned before: `Scores` as stored on disk, one bit per entry."""
 
     def __init__(self, masks: Mapping[str, Tensor]):
         super().__init__()
@@ -194,7 +194,7 @@ class FixedMasks(nn.Module):
 
 
 class Masked(Source):
-    """A prototype seen through this block's masks: w ⊙ m (ProPETL equation 5), joined with the task's if there are any.
+    """A prototype multiplied by this block's masks: w ⊙ m (ProPETL equation 5), combined with the task's masks if any.
 
     `layer` and `task` are whatever has a `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.
     """
@@ -207,7 +207,7 @@ class Masked(Source):
         self.names = prototype.names
 
     def mask(self, name: str) -> Tensor | None:
-        """What the prototype's tensor is multiplied with; None where it is shared whole."""
+        """Mask by which the prototype's tensor is multiplied; None where it is shared unmasked."""
         mask = self.layer.mask(name)
         if mask is None or self.task is None:
             return mask
@@ -239,17 +239,17 @@ def masks_of(owner: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all views of one stored prototype have in common: it, and the task's masks where there are any."""
+    """What all masked views of one stored prototype share: the prototype, and the task masks if there are any."""
 
     prototype: Prototype
     task: FixedMasks | None = None
     combine: str = "or"
 
     def through(self, masks: Mapping[str, Tensor]) -> Masked:
-        """The prototype as a block with these boolean masks sees it."""
+        """The prototype with the boolean masks of one block."""
         return Masked(self.prototype, self.fixed(masks), self.task, self.combine)
 
     def fixed(self, masks: Mapping[str, Tensor]) -> FixedMasks:
-        """Stored masks in the prototype's type and on its device."""
+        """Stored masks, unpacked in the prototype's dtype and on its device."""
         like = self.prototype.read(self.prototype.names[0])
         return FixedMasks({name: mask.to(like) for name, mask in masks.items()})

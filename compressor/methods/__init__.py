@@ -1,4 +1,4 @@
-"""Tuning methods: each composes changes and a selection, and says by a closed form what it trains.
+"""Tuning methods: each combines changes and a selection, and counts its trainable parameters in closed form.
 
 A new method is one file here with a `METHOD` and one word in `NAMES`; the shared test harness then covers it. Importing this
 package and its rows loads no torch: pipeline files are checked, and methods listed, without it.
@@ -46,7 +46,7 @@ Child = Literal["d", "f"]
 
 @dataclass(frozen=True)
 class Options:
-    """What a method may read; each says in `reads` what it does. `group` names the stage.
+    """Options of the tuning methods; each method lists in `reads` those that it uses. `group` names the stage.
 
     `omega` maps a matrix's path to its Ω (sorted flat int32); a matrix that is not there has no sparse part.
     """
@@ -106,13 +106,13 @@ GROUND = ("modules", "rank", "alpha", "bottleneck", "placement")
 
 
 def ground_of(on: On) -> tuple[str, ...]:
-    """What of `GROUND` means something where Ω lies on `on`."""
+    """The keys of `GROUND` that are used where Ω lies on `on`."""
     return ("modules",) if on == "weights" else method(on).reads
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table. `attach(model, options)` adds what the method trains to a frozen model.
+    """A tuning method. `attach(model, options)` adds what it trains to a frozen model.
 
     `count(shape, options, places)` is the closed form of its trainable parameters, task head apart; `places` is |Ω| over
     all matrices.
@@ -162,48 +162,48 @@ class Method:
     """Other default peak rates, where an option is given: option -> rate."""
 
     def rate(self, given: object) -> float:
-        """The default peak rate for a config or options."""
+        """Default peak learning rate for a config or options."""
         return next((rate for option, rate in self.rates.items() if getattr(given, option)), self.learning_rate)
 
     def kind(self, options: object) -> str | None:
-        """The kind that `options` (or a stage's config, where None is the default) ask for; None without kinds."""
+        """The variant that `options` (or a stage's config, where None is the default) selects; None without variants."""
         return (getattr(options, self.kind_key) or getattr(Options, self.kind_key)) if self.kind_key else None
 
     def takes_places(self, options: object) -> bool:
-        """Whether the kind that is asked for uses the places of a select stage."""
+        """Whether the selected variant uses the Ω of a select stage."""
         return self.uses_omega and (not self.omega_kinds or self.kind(options) in self.omega_kinds)
 
     def needs_budget(self, options: object) -> bool:
-        """Whether the kind that is asked for chooses its places while training."""
+        """Whether the selected variant chooses Ω during training."""
         kind = self.kind(options)
         return "budget" in self.reads and (kind is None or "budget" in self.variants[kind])
 
     def unread(self, variant: str) -> tuple[str, ...]:
-        """The keys that mean nothing to one kind, although others read them."""
+        """The keys that this variant does not use, although other variants do."""
         of_kinds = {key for keys in self.variants.values() for key in keys}
         return tuple(key for key in self.reads if key in of_kinds and key not in self.variants[variant])
 
     def reads_on(self, on: On) -> tuple[str, ...]:
-        """`reads`, less what means nothing where Ω lies on `on`."""
+        """`reads` without the keys that are unused where Ω lies on `on`."""
         if "on" not in self.reads:
             return self.reads
         return tuple(key for key in self.reads if key not in GROUND or key in ground_of(on))
 
     def moves_modules(self, options: object, on: On) -> bool:
-        """Whether the kind that is asked for puts a ΔW on the matrices that `modules` names, where Ω lies on `on`."""
+        """Whether the selected variant adds a ΔW to the matrices that `modules` names, where Ω lies on `on`."""
         kind = self.kind(options)
         return "modules" in self.reads_on(on) and (kind is None or "modules" not in self.unread(kind))
 
 
 def method(name: str) -> Method:
-    """The method called `name`. Raises UserError E402."""
+    """The method with this name. Raises UserError E402."""
     if name not in NAMES:
         raise UserError("E402", f"unknown method '{name}'", f"Methods: {', '.join(NAMES)}")
     return importlib.import_module(f"compressor.methods.{name}").METHOD
 
 
 def apply(model: nn.Module, name: str, options: Options) -> None:
-    """Freeze the base, add what the method trains and leave exactly that and the task head trainable.
+    """Freeze the base, attach the method's parameters, and leave exactly those and the task head trainable.
 
     Poolers of the base stay frozen. Raises UserError E302 (modules) and E407 where the architecture has no place for it.
     """
@@ -213,7 +213,7 @@ def apply(model: nn.Module, name: str, options: Options) -> None:
 
 
 def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> None:
-    """requires_grad for the task head, the changes of `groups` and, with `base`, the whole base; for nothing else."""
+    """Set requires_grad for the task head, the changes of `groups` and, with `base`, the whole base; clear it elsewhere."""
     from compressor.deltas.links import Change
 
     head = head_names(model)
@@ -227,7 +227,7 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
 
 
 def trainable_counts(model: nn.Module) -> dict[str, int]:
-    """Trainable scalars of a live model: {"head": task head, "body": everything else}. What is shared counts once."""
+    """Trainable scalars of a live model: {"head": task head, "body": everything else}. Shared tensors count once."""
     head = head_names(model)
     counts = {"head": 0, "body": 0}
     for name, parameter in model.named_parameters():

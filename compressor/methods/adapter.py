@@ -1,4 +1,4 @@
-"""Bottleneck adapters behind the FFN (Pfeiffer et al. 2021) or behind attention and FFN (Houlsby et al. 2019)."""
+"""Bottleneck adapters after the FFN (Pfeiffer et al. 2021) or after attention and FFN (Houlsby et al. 2019)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEHIND = {"pfeiffer": ("ffn_out",), "houlsby": ("output", "ffn_out")}
 
 
 def attach_adapters(model: nn.Module, options: Options) -> None:
-    """Put an adapter behind every matrix of the placement. Its up-projection starts at 0, so the model starts unchanged."""
+    """Insert an adapter after every matrix of the placement. Its up-projection starts at 0, so outputs start unchanged."""
     from compressor.deltas.inserts import insert
     from compressor.deltas.kinds.adapter import Adapter
     from compressor.deltas.sources import Own
@@ -28,18 +28,18 @@ def attach_adapters(model: nn.Module, options: Options) -> None:
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
-    """b d, b, d b and d: down, its bias, up and its bias of every adapter."""
+    """Entries of each adapter tensor: b d, b, d b and d for down, its bias, up and its bias."""
     b = options.bottleneck
     return [entries for _, d, _ in shape.matrices(BEHIND[options.placement]) for entries in (b * d, b, d * b, d)]
 
 
 def size(hidden: int, bottleneck: int) -> int:
-    """2 b d + b + d: one adapter."""
+    """Parameters of one adapter: 2 b d + b + d."""
     return 2 * bottleneck * hidden + bottleneck + hidden
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Σ (2 b d + b + d) over the places."""
+    """Number of trainable parameters: Σ (2 b d + b + d) over the adapters."""
     return sum(sizes(shape, options))
 
 

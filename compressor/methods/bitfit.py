@@ -1,4 +1,4 @@
-"""BitFit (Ben-Zaken et al. 2022): the biases alone, those of the norms too."""
+"""BitFit (Ben-Zaken et al. 2022): trains only the biases, including those of the norms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def attach_offsets(model: nn.Module, options: Options) -> None:
-    """Add an Offset to every bias of the base, its pooler apart. Raises UserError E407 where there is none."""
+    """Add an Offset to every bias of the base except its pooler's. Raises UserError E407 where there is none."""
     import torch
 
     from compressor.deltas.kinds.offset import Offset
@@ -28,7 +28,7 @@ def attach_offsets(model: nn.Module, options: Options) -> None:
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Every bias of the base."""
+    """Number of trainable parameters: every bias of the base."""
     return shape.biases
 
 

@@ -1,4 +1,4 @@
-"""Child-Tuning (Xu et al. 2021): a child network learns. `f` draws it anew at every step, `d` has it chosen by a `select`."""
+"""Child-Tuning (Xu et al. 2021) trains a child network: redrawn at every step (`f`), or chosen by a `select` stage (`d`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def attach_child(model: nn.Module, options: Options) -> None:
-    """Sparse links on the chosen places (d), or a Thinned link on every chosen matrix (f)."""
+    """Attach Sparse links at the selected entries (d), or a Thinned link to every chosen matrix (f)."""
     if options.child == "d":
         selective.attach_sparse(model, options)
         return
@@ -25,7 +25,7 @@ def attach_child(model: nn.Module, options: Options) -> None:
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """|Ω| (d), Σ m n (f)."""
+    """Number of trainable parameters: |Ω| (d), Σ m n (f)."""
     return places if options.child == "d" else mixout.count(shape, options, places)
 
 

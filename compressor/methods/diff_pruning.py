@@ -1,4 +1,4 @@
-"""Diff pruning (Guo et al. 2021): dense deltas behind learned gates, cut down to |Ω| places halfway through the training."""
+"""Diff pruning (Guo et al. 2021): dense deltas with learned gates, reduced to |Ω| entries halfway through training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def attach_gated(model: nn.Module, options: Options) -> None:
-    """Add a Gated link to every chosen matrix. Raises UserError E401 for a budget of no place, or of too many."""
+    """Add a Gated link to every chosen matrix. Raises UserError E401 for a budget of no entry, or of too many."""
     from compressor.deltas.kinds.dense import Gated
     from compressor.models.anatomy import matrices_of
 
@@ -22,7 +22,7 @@ def attach_gated(model: nn.Module, options: Options) -> None:
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Σ 2 m n: a value and a gate for every weight."""
+    """Number of trainable parameters: Σ 2 m n, a value and a gate for every weight."""
     return 2 * mixout.count(shape, options, places)
 
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def attach_both(model: nn.Module, options: Options) -> None:
-    """Add a LowRank link to every chosen matrix, and a Sparse one where Ω has places."""
+    """Add a LowRank link to every chosen matrix, and a Sparse one where Ω has entries."""
     lora.attach_low_rank(model, options)
     selective.attach_sparse(model, options)
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Σ r (m + n) + |Ω| (DSEE table 1)."""
+    """Number of trainable parameters: Σ r (m + n) + |Ω| (DSEE table 1)."""
     return lora.count(shape, options, places) + places
 
 

@@ -1,4 +1,4 @@
-"""Full fine-tuning: every pretrained weight moves. The expensive baseline."""
+"""Full fine-tuning: every pretrained weight is trained. The expensive baseline."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ def attach_low_rank(model: nn.Module, options: Options) -> None:
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
-    """r n and m r: A and B of every matrix."""
+    """Entries of A and B of every matrix: r n and m r."""
     return [options.rank * side for _, out, into in shape.matrices(options.modules) for side in (into, out)]
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Σ r (m + n)."""
+    """Number of trainable parameters: Σ r (m + n)."""
     return sum(sizes(shape, options))
 
 

@@ -1,4 +1,4 @@
-"""Mixout (Lee et al. 2020): dense deltas, of which every step sees random columns; the others are the pretrained ones."""
+"""Mixout (Lee et al. 2020): each step applies dense deltas to random columns; the others keep their pretrained values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def attach_mixed(model: nn.Module, options: Options) -> None:
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Σ m n."""
+    """Number of trainable parameters: Σ m n."""
     return sum(out * into for _, out, into in shape.matrices(options.modules))
 
 

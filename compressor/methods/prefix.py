@@ -1,4 +1,4 @@
-"""Prefix tuning (Li and Liang 2021): trained keys and values before those of the input, in every attention to itself."""
+"""Prefix tuning (Li and Liang 2021): trained keys and values prepended to those of the input in every self-attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
-    """(attention, its key matrix) of every block. Raises UserError E407 where a prefix cannot join."""
+    """(attention, its key matrix) of every block. Raises UserError E407 where prefixes are not supported."""
     from compressor.deltas.kinds.prefix import use_prefixes
     from compressor.models.anatomy import layers_of, row_of_model
 
@@ -32,7 +32,7 @@ INNER = 512
 
 
 def attach_prefixes(model: nn.Module, options: Options) -> None:
-    """Put a prefix into every attention; one network behind all of them where they are reparametrized."""
+    """Insert a prefix into every attention; if they are reparametrized, one network computes them all."""
     from compressor.deltas.inserts import insert
     from compressor.deltas.kinds.prefix import Prefix
     from compressor.deltas.sources import Network, Own, Reparametrized
@@ -48,7 +48,7 @@ def attach_prefixes(model: nn.Module, options: Options) -> None:
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Σ 2 l d over the blocks, d the rows of the key matrix (out, in).
+    """Number of trainable parameters: Σ 2 l d over the blocks, d the rows of the key matrix (out, in).
 
     Reparametrized: the network's l in + m in + m, and for every block the last layers' 2 (m d + d).
     """

@@ -1,4 +1,4 @@
-"""ProPETL (Zeng et al. 2023): one prototype adapter, LoRA or prefix for all blocks; each block learns a mask over it.
+"""ProPETL (Zeng et al. 2023): all blocks share one prototype adapter, LoRA or prefix; each block learns a mask over it.
 
 Where the model is of many tasks (`compressor.training.multitask.join_heads`), every task learns a mask too, shared by all
 blocks.
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Prototypes:
-    """The prototypes of one model by name, made when they are first asked for, and the masks of `tasks` over each."""
+    """The prototypes of one model by name, created at first use, and the masks of `tasks` over each."""
 
     def __init__(self, options: Options, tasks: Tasks | None = None):
         self.options, self.tasks, self.made, self.task_scores = options, tasks, {}, {}
 
     def masked(self, name: str, tensors: dict[str, Tensor]) -> Masked:
-        """The prototype called `name` behind a fresh mask. `tensors` are its start, if it is new.
+        """The prototype called `name` behind a newly initialized mask. `tensors` initialize the prototype if it is new.
 
         Raises UserError E407 where a block would need another size of it.
         """
@@ -40,7 +40,7 @@ class Prototypes:
         return Masked(prototype, layer, self._of_tasks(name, prototype), self.options.combine)
 
     def _of_tasks(self, name: str, prototype: Prototype) -> TaskScores | None:
-        """One object for all blocks, so that a task's scores are tied over them; none with one task."""
+        """Scores of the tasks' masks over a prototype, one object shared by all blocks; None with a single task."""
         from compressor.training.multitask import TaskScores
 
         if self.tasks is not None and name not in self.task_scores:
@@ -49,7 +49,7 @@ class Prototypes:
 
 
 def attach_prototypes(model: nn.Module, options: Options) -> None:
-    """Give every block its masked view of the prototype. Each of `modules` has one, as q and v in the paper."""
+    """Attach the masked prototype to every block. Each of `modules` has its own prototype, as q and v in the paper."""
     ATTACH[options.shared](model, options, Prototypes(options, compression_of(model).tasks))
 
 
@@ -85,7 +85,7 @@ ATTACH = {"adapter": _share_adapter, "lora": _share_lora, "prefix": _share_prefi
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """n + n' (L + T): the prototype, and a score for every maskable entry (biases have none) in each block and task."""
+    """Number of trainable parameters: n + n' (L + T), prototype and one score per maskable entry (no bias), block and task."""
     if options.shared == "adapter":
         (_, hidden, _), *_ = behind = shape.matrices(adapter.BEHIND["pfeiffer"])
         return adapter.size(hidden, options.bottleneck) + (len(behind) + options.tasks) * 2 * options.bottleneck * hidden

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def ground(model: nn.Module, options: Options) -> list[Matrix]:
-    """The tensors in which Ω lies. Those of a LoRA or of adapters are drawn now, as that method draws them, and frozen."""
+    """The tensors that Ω indexes. Those of a LoRA or of adapters are initialized here as by that method, and frozen."""
     from compressor.models.anatomy import matrices_of
     from compressor.selection.within import freeze
 
@@ -28,14 +28,14 @@ def ground(model: nn.Module, options: Options) -> list[Matrix]:
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
-    """How many entries the tensors of `ground` have in a model of `shape`, one by one."""
+    """Number of entries of each tensor of `ground` in a model of `shape`."""
     if options.on == "weights":
         return [out * into for _, out, into in shape.matrices(options.modules)]
     return {"lora": lora.sizes, "adapter": adapter.sizes}[options.on](shape, options)
 
 
 def attach_sparse(model: nn.Module, options: Options) -> None:
-    """Add a Sparse link to every tensor in which Ω has places."""
+    """Add a Sparse link to every tensor in which Ω has entries."""
     from compressor.deltas.kinds.sparse import Sparse
 
     for matrix in ground(model, options):
@@ -45,7 +45,7 @@ def attach_sparse(model: nn.Module, options: Options) -> None:
 
 
 def attach_selected(model: nn.Module, options: Options) -> None:
-    """Sparse links on the chosen places, or growing ones for a strategy that chooses while training."""
+    """Attach Sparse links at the selected entries, or growing ones for a strategy that chooses while training."""
     if options.strategy == "static":
         attach_sparse(model, options)
         return
@@ -65,12 +65,12 @@ def attach_selected(model: nn.Module, options: Options) -> None:
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """|Ω|."""
+    """Number of trainable parameters: |Ω|."""
     return places if options.strategy == "static" else places_of(shape, options)
 
 
 def places_of(shape: ModelShape, options: Options) -> int:
-    """|Ω| of a budget among all entries that Ω may lie among. Raises UserError E401."""
+    """|Ω| of a budget over all entries that Ω may index. Raises UserError E401."""
     return spendable(options.budget, sum(sizes(shape, options)))
 
 

@@ -1,1 +1,1 @@
-"""Pretrained models: from a reference to a live model, and where each architecture keeps the layers that are changed."""
+"""Pretrained models: loading them from a reference, and where each architecture keeps the layers that are changed."""

@@ -1,7 +1,7 @@
-"""The layers of a live model, one name for one thing: what `architectures.py` says of its architecture, carried out.
+"""The layers of a live model under the same names for every architecture, located by the rows of `architectures.py`.
 
-The rest of the package says `layer.matrix("query")` and never a module path. Only this file reads or writes head counts,
-because after pruning they differ from layer to layer and `config.num_attention_heads` no longer tells the truth.
+The rest of the package uses `layer.matrix("query")` and never a module path. Only this file reads or writes head counts,
+because after pruning they differ from layer to layer and `config.num_attention_heads` is no longer correct.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Matrix:
 
     @property
     def weight(self) -> Tensor:
-        """(out, in), with the chain applied."""
+        """The matrix (out, in), with the chain applied."""
         return self.place.read(getattr(self.owner, self.tensor))
 
     @property
     def original(self) -> Tensor:
-        """(out, in), as it is before the chain."""
+        """The matrix (out, in), before the chain is applied."""
         return self.place.read(original(self.owner, self.tensor))
 
     @property
     def delta(self) -> Tensor:
-        """ΔW (out, in) of its chain."""
+        """ΔW (out, in) of the matrix's chain."""
         return delta_of(self.owner, self.place, self.tensor)
 
     @property
     def mask(self) -> Mask | None:
-        """What hides entries of it; None where all are seen."""
+        """The matrix's mask; None where it is not masked."""
         links = (link for link in chain(self.owner, self.tensor) if link.masks)
         return next((link for link in links if link.place == self.place), None)
 
@@ -62,7 +62,7 @@ class Matrix:
 
 
 class Layer:
-    """One transformer block, seen through its row. `needed`: other blocks rely on its attention, so it must keep that."""
+    """One transformer block, located by its row. `needed`: other blocks depend on its attention, so it must keep that."""
 
     def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str, needed: bool = False):
         self.row, self.blocks, self.module, self.path = row, blocks, module, path
@@ -72,19 +72,19 @@ class Layer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The modules that this block has, in the anatomy's order."""
+        """Names of the modules that this block has, in the order of `MODULES`."""
         return tuple(name for name in MODULES if name in self.parts)
 
     def linear(self, name: str) -> nn.Module:
-        """The layer (nn.Linear, or GPT-2's Conv1D) that holds the matrix called `name` in the anatomy's words."""
+        """The layer (nn.Linear, or GPT-2's Conv1D) that holds the matrix of module `name`."""
         return self.module.get_submodule(self.parts[name].path)
 
     def linear_path(self, name: str) -> str:
-        """Its full path below the whole model, as in `state_dict()`."""
+        """Full path of that layer below the whole model, as in `state_dict()`."""
         return f"{self.path}.{self.parts[name].path}"
 
     def matrix(self, name: str) -> Matrix:
-        """The matrix called `name`."""
+        """The matrix of module `name`."""
         part, owner = self.parts[name], self.linear(name)
         path = self.linear_path(name)
         if part.of == 1:
@@ -99,11 +99,11 @@ class Layer:
 
     @property
     def structures(self) -> tuple[str, ...]:
-        """The kinds of units that this block was made with, even where none is left."""
+        """The structures (heads, neurons) that this block was created with, even where no unit is left."""
         return tuple(self.blocks.homes)
 
     def units(self, structure: str) -> int:
-        """How many removable units of a structure are left: heads (groups of them that share a key and value head), neurons."""
+        """Number of removable units left of a structure: heads (grouped by shared key and value head) or neurons."""
         rows = STRUCTURES[structure].rows
         if rows[0] not in self.parts:
             return 0
@@ -112,7 +112,7 @@ class Layer:
         return self.matrix(rows[1]).original.shape[0] // self.head_size
 
     def spread(self, name: str, units: Tensor) -> Tensor:
-        """Where `units` (sorted int64) of its structure lie in the matrix `name`: its rows, or columns for an outgoing one."""
+        """Indices of `units` (sorted int64) of a structure in the matrix `name`: rows, or columns for an output matrix."""
         structure, span = next((key, one) for key, one in STRUCTURES.items() if name in (*one.rows, one.columns))
         shape = self.matrix(name).original.shape
         each = shape[1 if name == span.columns else 0] // self.units(structure)
@@ -120,12 +120,12 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.matrix("query").original.shape[0] // self.head_size if "query" in self.parts else 0
 
     @property
     def key_value_heads(self) -> int:
-        """Smaller than `heads` where several query heads share one key and value head."""
+        """Number of key/value heads, smaller than `heads` where several query heads share one."""
         return self.units("heads")
 
     @property
@@ -133,18 +133,18 @@ class Layer:
         return self.units("neurons")
 
     def home(self, structure: str) -> nn.Module:
-        """The module that goes when no unit of a structure is left; of heads, the attention."""
+        """The module that is removed when no unit of a structure is left; for heads, the attention."""
         return self.module.get_submodule(self.blocks.homes[structure])
 
     @property
     def compared_positions(self) -> int:
-        """Relative positions that DeBERTa's queries and keys are projected for and compared with, both ways; 0 elsewhere."""
+        """Number of relative positions that DeBERTa compares with queries and keys, in both directions; 0 elsewhere."""
         if not getattr(self.attention, "relative_attention", False):
             return 0
         return 2 * self.attention.pos_ebd_size * len(self.attention.pos_att_type)
 
     def write_heads(self, structure: str) -> None:
-        """Tell an attention its head count after its weights were cut."""
+        """Update the head count of an attention after its weights were pruned."""
         attention = self.home(structure)
         width = self.matrix(STRUCTURES[structure].rows[0]).original.shape[0]
         for name in self.blocks.heads_attributes:
@@ -154,12 +154,12 @@ class Layer:
 
 
 def row_of_model(model: nn.Module) -> Architecture:
-    """The row of a live model. Raises UserError E301."""
+    """The architecture row of a live model. Raises UserError E301."""
     return row_of(model.config.model_type)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """The blocks of a live model (with or without a task head), first one first.
+    """The blocks of a live model (with or without a task head), in order.
 
     Raises UserError E301, and E317 where there are not as many as config.json says: blocks that share one module cannot be
     changed one by one.
@@ -185,14 +185,14 @@ def _check_blocks(model: nn.Module, row: Architecture, layers: list[Layer]) -> N
 
 
 def dense_blocks(model: nn.Module, blocks: Blocks) -> int:
-    """How many blocks the dense stack has, as the config says."""
+    """Number of blocks in the dense stack, according to the config."""
     return model.config.num_decoder_layers if "cross_heads" in blocks.homes else model.config.num_hidden_layers
 
 
 def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:
-    """Every matrix of the blocks that `modules` name, block by block.
+    """Every matrix of the blocks that `modules` names, block by block.
 
-    Raises UserError E302 for a module that no block has (asking for every one asks for those that are there), and E301.
+    Raises UserError E302 for a module that no block has (not if all modules are requested), and E301.
     """
     layers = layers_of(model)
     absent = [name for name in modules if not any(name in layer.parts for layer in layers)]
@@ -203,13 +203,13 @@ def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:
 
 
 def modules_of(model: nn.Module, modules: Collection[str]) -> list[str]:
-    """Those of `modules` that some block has, in the anatomy's order: what `all` stands for in this model."""
+    """Those of `modules` that some block has, in the order of `MODULES`: the meaning of `all` in this model."""
     names = {name for layer in layers_of(model) for name in layer.names}
     return [name for name in MODULES if name in modules and name in names]
 
 
 def biases_of(model: nn.Module) -> list[nn.Module]:
-    """Every module of the base (or of one block) that has a bias, its pooler apart."""
+    """Every module of the base (or of one block) that has a bias, except its pooler."""
     return [
         module
         for path, module in getattr(model, "base_model", model).named_modules()

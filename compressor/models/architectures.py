@@ -1,6 +1,6 @@
-"""Where each architecture keeps what we change: one row an architecture, one name for one thing. Needs no torch.
+"""Where each architecture keeps the layers that compression changes: one row per architecture. Needs no torch.
 
-`compressor.models.anatomy` reads live models by these rows; docs/architectures.md says how to add one.
+`compressor.models.anatomy` reads live models by these rows; docs/architectures.md describes how to add one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Blocks:
     configs: dict[str, str] = field(default_factory=lambda: {"heads": "num_attention_heads", "neurons": "intermediate_size"})
 
     def parts_in(self, block: nn.Module) -> dict[str, Part]:
-        """The matrices that a live block has."""
+        """The matrices that a live block contains."""
         there = {path for path, module in block.named_modules() if not getattr(module, "emptied", False)}
         found = {}
         for name, places in self.modules.items():
@@ -59,7 +59,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Positions:
-    """A table of absolute positions: its rows stand in config.json under `key`, and are `rows` where it leaves them out.
+    """A table of absolute positions: config.json gives its number of rows under `key`; `rows` is the default.
 
     With `padding` the first token has the position behind padding's, which config.json may give under `padding_key`.
     """
@@ -70,7 +70,7 @@ class Positions:
     padding_key: str | None = None
 
     def most_tokens(self, config: Mapping[str, Any]) -> int:
-        """The most tokens that can be numbered, from a model's config.json."""
+        """Maximum number of tokens that the table can number, from a model's config.json."""
         rows = config.get(self.key) or self.rows
         if self.padding is None:
             return rows
@@ -80,7 +80,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row. `transposed`: weights are stored (in, out), as GPT-2's Conv1D does.
+    """One architecture. `transposed`: weights are stored (in, out), as GPT-2's Conv1D does.
 
     `position_bias`: one bias (1, heads, queries, keys) serves the attention of every block; the attention gets it as its third
     `argument`, or hands it to transformers' attention `interface`. `first_block_bias`: the first block's attention makes it.
@@ -107,11 +107,11 @@ class Architecture:
 
     @property
     def answers_tokens(self) -> bool:
-        """Whether a token's state tells of the whole row: that of an encoder does."""
+        """Whether each token's hidden state depends on the whole row, as in an encoder."""
         return not (self.head_on_tokens or self.head_on_end)
 
     def most_tokens(self, config: Mapping[str, Any]) -> int | None:
-        """The most tokens a row may have, from a model's config.json; None where nothing limits it."""
+        """Maximum number of tokens of a row, from a model's config.json; None without a limit."""
         # a DeBERTa can have its table switched off
         if self.positions is None or not config.get("position_biased_input", True):
             return None
@@ -119,7 +119,7 @@ class Architecture:
 
 
 def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) -> tuple[Blocks]:
-    """The layout that BERT's descendants share, but for the names around attention."""
+    """The layout that BERT and its descendants share, except for the module names around attention."""
     homes = {"heads": attention, "neurons": "intermediate"}
     modules = {
         "query": f"{attention}.{query}",
@@ -257,7 +257,7 @@ ARCHITECTURES = {
 
 
 def facts_of(row: Architecture) -> dict[str, Any]:
-    """What `compress list architectures` tells about a row."""
+    """The properties of an architecture that `compress list architectures` prints."""
     parts = [part for blocks in row.stacks for part in blocks.modules.values()]
     structures = {name: None for blocks in row.stacks for name in blocks.homes} | {"layers": None}
     shapes = {
@@ -286,7 +286,7 @@ COMPRESSED = "compressed-"
 
 
 def row_of(model_type: str) -> Architecture:
-    """The architecture's row, pruned or not. Raises UserError E301 when there is none."""
+    """The row of an architecture, pruned or not. Raises UserError E301 when it is unknown."""
     model_type = model_type.removeprefix(COMPRESSED)
     if model_type not in ARCHITECTURES:
         raise UserError(

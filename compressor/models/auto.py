@@ -35,17 +35,17 @@ HEADS = {auto: auto._model_mapping for auto in map(auto_model_of, HEAD_TASKS)}
 
 
 def class_for(config: PretrainedConfig) -> type:
-    """The Auto class of what `config.architectures` names, pruned or not. Raises UserError E308 for another one, or none."""
+    """The Auto class of the class that `config.architectures` names, pruned or not. Raises UserError E308 for any other."""
     name = (config.architectures or ["(none)"])[0]
     for auto, models in HEADS.items():
         if type(config) in models and models[type(config)].__name__ == name:
             return auto
-    what = f"'{name}' in config.json's architectures is no model that is read here"
+    what = f"'{name}' in config.json's architectures is not a model class that is loaded here"
     raise UserError("E308", what, "It must be a classifier of sequences or tokens, or one that generates")
 
 
 class CompressedConfig:
-    """Joined to a stock config. `kept_sizes` is what config.json calls `per_layer_config` (pruning/sizes.py): under that name
+    """Mixin of a stock config. `kept_sizes` is what config.json calls `per_layer_config` (pruning/sizes.py): under that name
     transformers would forbid to read the dense model's keys, which building a model does.
     """
 
@@ -60,7 +60,7 @@ class CompressedConfig:
 
 
 class Compressed:
-    """Joined to a stock model: built dense, then cut down to the sizes of its config, before any weight is read."""
+    """Mixin of a stock model: it is built dense, then pruned to the sizes of its config, before any weight is read."""
 
     def __init__(self, config: PretrainedConfig, *arguments: Any, **keywords: Any) -> None:
         super().__init__(config, *arguments, **keywords)
@@ -74,7 +74,7 @@ class Compressed:
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **keywords: Any) -> Any:
-        """As in transformers, but strict. Raises UserError E305 when the file lacks tensors, or has some of another model's."""
+        """As in transformers, but strict. Raises UserError E305 when the file lacks tensors or has those of another model."""
         model, found = super().from_pretrained(*arguments, output_loading_info=True, **keywords)
         missing, strange = found["missing_keys"], found["unexpected_keys"]
         bare = model.base_model is model and model.get_output_embeddings() is None  # a T5 that generates is its own base
@@ -102,7 +102,7 @@ def _register(model_type: str) -> None:
 
 
 def _made(stock: type, joined: type, **attributes: Any) -> type:
-    """A class of this module: the stock one with `joined` in front; config.json's `architectures` names it."""
+    """Create a class of this module: the stock one with the mixin `joined`; config.json's `architectures` names it."""
     made = type(f"Compressed{stock.__name__}", (joined, stock), {"__module__": __name__, **attributes})
     globals()[made.__name__] = made
     return made

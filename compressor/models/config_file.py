@@ -37,7 +37,7 @@ SAFE_ATTENTIONS = (None, "eager", "sdpa")
 
 
 def check_config(config: Mapping[str, Any], *, known: bool) -> None:
-    """Types and bounds of what config.json says. With `known` the architecture has a row: its keys mean what we think.
+    """Check types and bounds of the values in config.json. With `known` the architecture has a row, so keys are known.
 
     Raises Damage.
     """
@@ -52,9 +52,9 @@ def check_config(config: Mapping[str, Any], *, known: bool) -> None:
 
 
 def _check_limits(config: Mapping[str, Any], known: bool, whole: bool = True) -> None:
-    """Elsewhere the same key may hold a list, or nothing of the kind, but no number that is out of bounds.
+    """Check the numeric limits. In unknown architectures a key may hold something else, but no number out of bounds.
 
-    What is not the `whole` config may say 0: a pruned block's neurons.
+    What is not the `whole` config may contain 0: a pruned block's neurons.
     """
     for key, (least, most) in LIMITS.items():
         value = config.get(key)
@@ -70,7 +70,7 @@ def _check_limits(config: Mapping[str, Any], known: bool, whole: bool = True) ->
 
 
 def _check_words(config: Mapping[str, Any]) -> None:
-    """Keys that would let transformers read other files, run other code or find other weights than these."""
+    """Reject keys that would make transformers read other files, run other code or load other weights."""
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise Damage(f"says architectures: {shown(names)} in its config.json", "It must be a list of class names")
@@ -87,7 +87,7 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, int] 
 
 
 def _check_sizes(config: Mapping[str, Any]) -> None:
-    """Heads share the hidden size, and key and value heads the heads, evenly."""
+    """Check that the heads divide the hidden size evenly, and the key/value heads the heads."""
     hidden, heads = _first(config, HIDDEN), _first(config, HEADS)
     shared, own_size = _first(config, KEY_VALUE_HEADS), _first(config, HEAD_SIZES)
     # a T5 leaves d_kv out where it is 64
@@ -113,7 +113,7 @@ def _check_ids(config: Mapping[str, Any]) -> None:
 
 
 def check_layers(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> None:
-    """No more layers than there are tensors: a model of a thousand takes seconds to build. Raises Damage."""
+    """Check that there are no more layers than tensors: building a thousand layers takes seconds. Raises Damage."""
     for key in LAYERS:
         if isinstance(config.get(key), int) and config[key] > len(tensors):
             what = f"says {key}: {config[key]} in its config.json, and its weights are {len(tensors)} tensors"

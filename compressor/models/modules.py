@@ -1,4 +1,4 @@
-"""The anatomy's words for the linear layers of a block, and the config type for a choice of them. Torch-free."""
+"""Names of a block's linear layers (query, key, ...), and the config type for a choice of them. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ of a GLU, `cross_*` is a decoder's attention to its encoder."""
 
 @dataclass(frozen=True)
 class Span:
-    """What a removable unit of a block spans: rows of some matrices, columns of another."""
+    """The weights of a removable unit of a block: rows of some matrices, columns of another."""
 
     rows: tuple[str, ...]
     columns: str

@@ -32,7 +32,7 @@ INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a safetensors file: its shape, its type in the file's words, and where its bytes begin in the file."""
+    """A tensor of a safetensors file: its shape, its safetensors dtype, and the offset of its bytes in the file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -44,7 +44,7 @@ class Stored:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name, the whole file held against them: types, shapes, offsets, length.
+    """The tensors of a safetensors file by name; checks types, shapes, offsets and length of the whole file.
 
     Raises Damage.
     """
@@ -65,7 +65,7 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 
 def check_finite(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """Every number of the file's float tensors is finite, in float32 too, and no tensor is of a type that nothing here reads.
+    """Check that all float numbers are finite, in float32 too, and that no tensor has an unsupported type.
 
     Raises Damage.
     """
@@ -87,7 +87,7 @@ def check_finite(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def weight_names(folder: Path) -> list[str]:
-    """The files that transformers reads, relative to the folder: one, or the shards that an index names. Raises Damage."""
+    """The weight files that transformers reads, relative to the folder: one, or the shards of an index. Raises Damage."""
     # the same order as transformers: where both are there, it never looks at the index
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
@@ -95,7 +95,7 @@ def weight_names(folder: Path) -> list[str]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor -> its file, every one of them inside the folder. Raises Damage."""
+    """Tensor -> its file, all of them inside the folder. Raises Damage."""
     index = read_json(folder / INDEX)
     found, facts = index.get("weight_map"), index.get("metadata")
     if not (isinstance(found, dict) and found and all(isinstance(name, str) and name for name in found.values())):
@@ -108,7 +108,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _check_inside(folder: Path, name: str) -> None:
-    """Raise Damage for a file of the index that lies elsewhere."""
+    """Raise Damage for a file of the index that is outside the folder."""
     mend = "Every file that the index names must lie in the folder"
     if "\0" in name or "\\" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise Damage(f"names a file outside of it in its {INDEX}: {shown(name)}", mend)
@@ -139,7 +139,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
 
 
 def check_weights(folder: Path) -> dict[str, Stored]:
-    """`stored_tensors`, with every number of every file looked at. Raises Damage."""
+    """`stored_tensors`, after a check of every number in every file. Raises Damage."""
     found, names = stored_tensors(folder), weight_names(folder)
     if names != [WEIGHTS]:
         for tensor, name in _weight_map(folder).items():

@@ -1,4 +1,4 @@
-"""Removing heads, FFN neurons, blocks and single weights: scores.py says which matter least, surgery.py takes them out.
+"""Removing heads, FFN neurons, blocks and single weights: scores.py ranks them by importance, surgery.py removes them.
 
 Every import from here needs torch-pruning, which makes the cuts, and so torch. What must load without them takes the words of
 pruning from `compressor.pruning_criteria`.

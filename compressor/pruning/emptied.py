@@ -1,4 +1,4 @@
-"""What stands where a whole sublayer has gone: it gives the bias of its outgoing layer, as it would with silenced units."""
+"""Replacements for a sublayer without units: they output the bias of its output layer, as with silenced units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compressor.models.modules import STRUCTURES
 
 
 class Constant(nn.Module):
-    """(..., anything) -> (..., hidden): the bias of a linear layer that has no inputs left; zeros without one."""
+    """(..., anything) -> (..., hidden): the bias of a linear layer that has no inputs left; zeros without a bias."""
 
     emptied = True
     """The anatomy finds no matrix here."""
@@ -29,7 +29,7 @@ class Constant(nn.Module):
 
 
 class EmptyAttention(nn.Module):
-    """An attention without heads. `output` is given where its outgoing layer was a part of it.
+    """An attention without heads. `output` is set where its output layer was a part of it.
 
     In a cache of keys and values it leaves zeros (batch, 1, tokens, 1): models count the tokens so far in their first block's.
     """
@@ -56,7 +56,7 @@ class EmptyAttention(nn.Module):
 
 
 def empty(layer: Layer, structure: str) -> None:
-    """Replace a sublayer of which no unit is left. Its outgoing bias stays, with what was added to that."""
+    """Replace a sublayer of which no unit is left. Its output bias stays, with the changes attached to it."""
     name, home = STRUCTURES[structure].columns, layer.blocks.homes[structure]
     outgoing, path = layer.linear(name), layer.parts[name].path
     constant = _constant(outgoing, layer.matrix(name).original.shape[0])

@@ -1,4 +1,4 @@
-"""torch-pruning groups made from the anatomy: what goes together with some units of one structure of a block.
+"""torch-pruning groups built from the anatomy: everything that is removed with some units of one structure of a block.
 
 No dependency graph is traced. The anatomy names every matrix that a unit spans, and each becomes one item of a
 `torch_pruning.Group`, so fused weights, GPT-2's Conv1D, shared key and value heads and T5's cross-attention are cut alike.
@@ -45,7 +45,7 @@ class ChainedLinearPruner(BasePruningFunc):
         return original(owner).shape[self._axis(out=False)]
 
     def _axis(self, *, out: bool) -> int:
-        """Of the stored tensor: Conv1D's is (in, out)."""
+        """Axis of the stored tensor to prune: Conv1D stores (in, out)."""
         return int(out == self.layer.row.transposed)
 
     def _prune(self, owner: nn.Module, idxs: Sequence[int], *, out: bool) -> nn.Module:
@@ -77,7 +77,7 @@ class ChainedLinearPruner(BasePruningFunc):
 
 
 def _left_of(shape: tuple[int, int], place: tuple[int, int] | None, keep: Tensor, *, out: bool) -> tuple[Tensor, Tensor]:
-    """Rows and columns left of a matrix (out, in) in output rows `place` (None: all) of a weight of which `keep` is left."""
+    """Rows and columns left of a matrix (out, in), output rows `place` (None: all) of a weight, if `keep` of it is left."""
     if not out:
         return torch.arange(shape[0]), keep
     start, stop = place or (0, shape[0])
@@ -91,7 +91,7 @@ def _shrunk(link: nn.Module, shape: tuple[int, int], rows: Tensor, columns: Tens
 
 
 def group_of(layer: Layer, structure: str, units: Sequence[int]) -> Group:
-    """The torch-pruning Group that removes `units` (indices of those that are there now) of one structure of a block.
+    """The torch-pruning Group that removes `units` (indices among the current ones) of one structure of a block.
 
     Its first item is the root: rows of query (cross_query, ffn_in). It belongs to no graph: `prune(record_history=False)`.
     """
@@ -112,7 +112,7 @@ def group_of(layer: Layer, structure: str, units: Sequence[int]) -> Group:
 
 
 def _channels(layer: Layer, matrices: Sequence[Matrix], units: Tensor, *, out: bool) -> list[int]:
-    """Where units lie in the weight that holds `matrices`: its rows (`out`), or its columns."""
+    """Indices of units in the weight that holds `matrices`: its rows (`out`), or its columns."""
     starts = [matrix.place.rows[0] if out and matrix.place.rows else 0 for matrix in matrices]
     return sorted(
         start + channel

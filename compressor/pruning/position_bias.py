@@ -1,4 +1,4 @@
-"""Attention that lost heads, where one position bias (1, heads, queries, keys) is made for all blocks: each picks its own."""
+"""Attention with removed heads where all blocks share one position bias (1, heads, queries, keys): each selects its heads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ KEPT_HEADS_ATTENTION = "sdpa_of_kept_heads"
 
 
 class KeptHeads(nn.Module):
-    """The heads (sorted indices, int64) that an attention still has of those the shared position bias was made for."""
+    """The heads (sorted indices, int64) that an attention still has, out of those of the shared position bias."""
 
     def __init__(self, heads: Tensor):
         super().__init__()
         self.register_buffer("heads", heads)
 
     def select(self, attention: nn.Module, arguments: tuple) -> tuple:
-        """Forward pre-hook: cut position_bias (batch, heads, queries, keys) down to this attention's heads."""
+        """Forward pre-hook: select this attention's heads of position_bias (batch, heads, queries, keys)."""
         hidden_states, attention_mask, position_bias, *rest = arguments
         return (hidden_states, attention_mask, position_bias.index_select(1, self.heads), *rest)
 
 
 def follow(model: nn.Module, row: Architecture, attention: nn.Module, heads: Tensor) -> None:
-    """Follow a removal of heads. `heads`: kept of those that were there, sorted int64."""
+    """Adapt the shared position bias after a removal of heads. `heads`: kept of those that were there, sorted int64."""
     if row.position_bias is None:
         return
     heads = heads.to(next(attention.parameters()).device)
@@ -51,7 +51,7 @@ def _attention(
     position_bias: Tensor | None = None,
     **arguments,
 ) -> tuple[Tensor, None]:
-    """transformers' sdpa attention; the bias that goes on to the next block is still that of all heads."""
+    """transformers' sdpa attention with the bias of the kept heads; the next block still gets the bias of all heads."""
     if position_bias is not None and hasattr(module, "kept_heads"):
         position_bias = torch.index_select(position_bias, 1, module.kept_heads.heads)
     return sdpa_attention_forward(module, query, key, value, attention_mask, position_bias=position_bias, **arguments)

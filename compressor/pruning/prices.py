@@ -1,9 +1,9 @@
-"""What it costs to lose units: the rise of a loss on some rows, measured with the units silenced, one sublayer at a time.
+"""Cost of removing units: the increase of the loss on some rows, measured with the units silenced, sublayer by sublayer.
 
-Scores say which units of a sublayer matter least. They do not say what losing many of them costs, nor how many neurons a head
-is worth: changes of first order do not add up until a sublayer is empty, and Σ|W| has no unit at all. So every sublayer is
-silenced in steps, its lowest scores first, and what that does to the loss is its price (ZipLM, Kurtic et al. 2023, section 3.3,
-prices widths too, by the error of the sublayer's own output).
+Scores rank the units of a sublayer. They do not give the cost of removing many of them, nor how many neurons equal a
+head: first-order changes do not add up until a sublayer is empty, and Σ|W| has no unit at all. So every sublayer is
+silenced in steps, its lowest scores first, and the resulting loss increase is its price (ZipLM, Kurtic et al. 2023,
+section 3.3, prices widths too, by the error of the sublayer's own output).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HAIR = 1e-6
 
 
 def knots_of(units: int) -> list[int]:
-    """The numbers of units left at which a sublayer of `units` is measured, falling; of an empty one there are none."""
+    """The numbers of units left at which a sublayer of `units` is measured, descending; none for an empty sublayer."""
     return sorted({int(share * units) for share in KNOTS}, reverse=True) if units else []
 
 
 def trials(model: nn.Module, structures: Sequence[str]) -> int:
-    """How many measurements `prices_of` makes on each batch."""
+    """Number of measurements that `prices_of` makes on each batch."""
     return sum(len(knots_of(units)) for structure in structures for units in units_of(model, structure))
 
 
@@ -44,7 +44,7 @@ def prices_of(
     kind: Kind,
     on_trial: Callable[[int], None] = lambda count: None,
 ) -> Prices:
-    """What losing the lowest units of each structure in `scores` (one tensor (units,) a block) costs each block.
+    """Loss increase when each block loses its lowest units of each structure in `scores` (one tensor (units,) per block).
 
     It is the rise of `kind.distillation`, the mean over the rows of `batches` ((inputs, labels) each), against the labels and
     the outputs of the model as it is; more units never cost less. The model has no chains; its weights are what they were
@@ -81,7 +81,7 @@ def _finite(loss: Tensor) -> float:
 
 
 def _without(structure: str, block: Tensor, left: int) -> Removal:
-    """All but `left` units of a block: those with the highest scores stay."""
+    """The removal that leaves the `left` units of a block with the highest scores."""
     if structure == "layers":
         return Removal(whole=True)
     return Removal(**{structure: lowest([block], [len(block) - left])[0]})

@@ -1,4 +1,4 @@
-"""How much a unit matters (a head, an FFN neuron, a whole block): one number each, the lowest go first.
+"""Importance of a unit (a head, an FFN neuron, a whole block): one number each; the lowest are removed first.
 
 Heads are scored on the rows of query, key and value, neurons on the rows of ffn_in (both halves of a GLU) and the columns of
 ffn_out, as DSEE section 3.4 sums |ΔW|; a block on all its matrices. Taylor and Fisher look at the task's loss instead.
@@ -25,7 +25,7 @@ Changes = Mapping[str, Tensor]
 
 
 def changes_of(model: nn.Module, base: nn.Module | None = None) -> dict[str, Tensor]:
-    """ΔW of every matrix that changed: of its chain, or against the same matrix of `base` after full tuning."""
+    """ΔW of every matrix that changed: from its chain, or from the difference to `base` after full tuning."""
     result = {}
     for number, layer in enumerate(layers_of(model)):
         for name in layer.names:
@@ -39,12 +39,12 @@ def changes_of(model: nn.Module, base: nn.Module | None = None) -> dict[str, Ten
 
 
 def units_of(model: nn.Module, structure: Structure) -> list[int]:
-    """How many units each block has; a block is one unit of `layers`."""
+    """Number of units of each block; a block is one unit of `layers`."""
     return [1 if structure == "layers" else layer.units(structure) for layer in layers_of(model)]
 
 
 def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, changes: Changes) -> list[Tensor]:
-    """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a unit's rows and columns: one tensor (units,) a block.
+    """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a unit's rows and columns: one tensor (units,) per block.
 
     Raises UserError E502 when the criterion is delta and no matrix of the structure has one.
     """
@@ -64,7 +64,7 @@ def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, 
 
 
 def _judged_by(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]:
-    """(matrix, whether a unit is its rows) that a structure is judged by."""
+    """(matrix, whether a unit is its rows) for each matrix that counts in a structure's scores."""
     span = STRUCTURES.get(structure)
     if span is None:
         yield from ((name, True) for name in layer.names)
@@ -85,14 +85,14 @@ def _judged(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tensor:
 
 
 def random_scores(model: nn.Module, structure: Structure, seed: int) -> list[Tensor]:
-    """Uniform draws: the control that every criterion must beat."""
+    """Uniform random scores: the control that every criterion must beat."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.rand(units, generator=generator) for units in units_of(model, structure)]
 
 
 @dataclass
 class _Probe:
-    """What passes where a block's units can be silenced: (x, what its gradient is taken of)."""
+    """Tensors recorded where a block's units can be silenced: (x, the tensor whose gradient is taken)."""
 
     blocks: list[int]
     seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def loss_scores(
     *,
     kind: Kind = CLASSIFICATION,
 ) -> list[Tensor]:
-    """What silencing a unit changes in the loss, to first order: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
+    """First-order change of the loss when a unit is silenced: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
     (fisher, Kwon et al. 2022), where e = Σ_t x · ∂L/∂x.
 
     `encodings` are batches of (inputs, labels); x is the unit's slice of the input of its outgoing matrix, for a whole block
@@ -132,7 +132,7 @@ def loss_scores(
 
 @contextmanager
 def _probed(model: nn.Module, structure: Structure) -> Iterator[_Probe]:
-    """Hooks that keep what passes; they are gone afterwards."""
+    """Context with hooks that record the tensors of a forward pass; the hooks are removed afterwards."""
     layers = layers_of(model)
     blocks = [number for number, units in enumerate(units_of(model, structure)) if units]
     probe = _Probe(blocks)
@@ -168,7 +168,7 @@ def _probed(model: nn.Module, structure: Structure) -> Iterator[_Probe]:
 
 
 def lowest(scores: Sequence[Tensor], count: Sequence[int]) -> list[list[int]]:
-    """For each block the `count` units with the lowest scores, sorted; equal scores: the lowest index goes."""
+    """For each block the `count` units with the lowest scores, sorted; of equal scores the lowest index is taken first."""
     return [
         sorted(torch.sort(block_scores, stable=True).indices[:number].tolist())
         for block_scores, number in zip(scores, count, strict=True)
@@ -176,7 +176,7 @@ def lowest(scores: Sequence[Tensor], count: Sequence[int]) -> list[list[int]]:
 
 
 def lowest_of_all(scores: Sequence[Tensor], count: int, stay: Sequence[int], *, normalize: bool = False) -> list[list[int]]:
-    """The `count` lowest units of the whole model, block by block and sorted; `stay` units are left in each block at least.
+    """The `count` lowest units of the whole model, block by block and sorted; each block keeps at least `stay` units.
 
     `normalize` divides a block's scores by their Euclidean norm first (Molchanov et al. 2017, section 2.4). Equal scores: the
     first block and lowest index go.

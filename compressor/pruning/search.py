@@ -1,4 +1,4 @@
-"""Which widths meet a target at the least loss: one choice for every sublayer, by dynamic programming.
+"""Search for the widths that meet a target at the least loss: one width per sublayer, by dynamic programming.
 
 What a sublayer loses with its k lowest units is its price (`compressor.pruning.prices`); what that saves (time, FLOPs,
 parameters) is given by a measure of the whole model. Losses and savings add up over sublayers, so the best set of widths is a
@@ -29,7 +29,7 @@ sublayers at most n / BINS of the amount is saved beyond it."""
 
 @dataclass(frozen=True)
 class Option:
-    """One width: units left, what it saves against the model as it is, and what it loses."""
+    """One width: units left, what it saves compared with the current model, and the loss that it costs."""
 
     left: int
     saved: float
@@ -38,8 +38,8 @@ class Option:
 
 @dataclass(frozen=True)
 class Block:
-    """What may happen to one block: `options` of each structure, the first of which keeps all there is, and what it means to
-    drop the whole (None: it must stay)."""
+    """The choices for one block: `options` of each structure, the first of which keeps all units, and the option to drop
+    the whole block (None: it must stay)."""
 
     options: dict[str, tuple[Option, ...]]
     whole: Option | None = None
@@ -50,18 +50,18 @@ Widths = list[dict[str, int] | None]
 
 
 def step_of(units: int) -> int:
-    """Widths are multiples of this: matrix kernels work in tiles."""
+    """Step between widths, which are multiples of it: matrix kernels work in tiles."""
     return next((step for least, step in ((512, 32), (128, 8)) if units >= least), 1)
 
 
 def widths_of(structure: str, units: int, least: int) -> list[int]:
-    """Numbers of units that may be left of `units`, all of them first and `least` or more."""
+    """Numbers of units that may be left of `units`, starting with all of them, each at least `least`."""
     step = step_of(units) if structure == "neurons" else 1
     return [units, *(left for left in range((units - 1) // step * step, -1, -step) if least <= left < units)]
 
 
 def even_prices(shape: ModelShape, structures: Sequence[str]) -> Prices:
-    """All units of a structure alike, every sublayer at 1, a block as much as its sublayers."""
+    """Uniform prices: all units of a structure cost the same, every sublayer costs 1, a block as much as its sublayers."""
     inside = max(len(set(structures) - {"layers"}), 1)
 
     def price(structure: str, layer: LayerShape) -> np.ndarray:
@@ -77,8 +77,8 @@ def blocks_of(
     least: Mapping[str, int],
     staying: Sequence[int] = (),
 ) -> list[Block]:
-    """The choices of a model: `least` says how many units a block keeps of each structure, `staying` which blocks are not
-    dropped. A block that others rely on stays and keeps a head."""
+    """The choices for a model: `least` is the number of units that a block keeps of each structure, `staying` are blocks that
+    are not dropped. A block whose attention other blocks need stays and keeps a head."""
     now = measure(shape)
 
     def saved(place: int, layer: LayerShape) -> float:
@@ -103,7 +103,7 @@ def blocks_of(
 
 @dataclass(frozen=True)
 class _Bundle:
-    """What one block does as a whole; `widths` is None where it goes."""
+    """One combination of a block's options; `widths` is None where the block is dropped."""
 
     widths: dict[str, int] | None
     saved: float
@@ -111,7 +111,7 @@ class _Bundle:
 
 
 def _bundles(block: Block) -> list[_Bundle]:
-    """Every sensible combination of a block's options: none that another beats in loss and saving, the cheapest loss first."""
+    """All combinations of a block's options that no other beats in both loss and saving, the lowest loss first."""
     found = [
         _Bundle(
             {name: one.left for name, one in zip(block.options, chosen, strict=True)},
@@ -131,7 +131,7 @@ def _bundles(block: Block) -> list[_Bundle]:
 
 
 def most_saved(blocks: Sequence[Block]) -> float:
-    """What the most thrifty choice saves."""
+    """The largest saving that is possible."""
     return sum(_bundles(block)[-1].saved for block in blocks)
 
 
@@ -157,12 +157,12 @@ def choose(blocks: Sequence[Block], need: float, bins: int = BINS) -> Widths | N
 
 
 def _rounded(saved: float, need: float, bins: int) -> int:
-    """Whole bins in a saving; a hair is added, lest 3 x 0.1 be less than 0.3."""
+    """Number of whole bins in a saving; 1e-9 is added against rounding, so that 3 x 0.1 is not less than 0.3."""
     return max(0, min(int(saved / need * bins + 1e-9), bins))
 
 
 def _added(before: np.ndarray, choices: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One block more, with `choices` of (bins saved, loss): least loss, choice taken, bin it came from, a value a bin."""
+    """Add one block with `choices` of (bins saved, loss): least loss, choice taken and previous bin, one value per bin."""
     last = len(before) - 1
     lost = np.full(last + 1, np.inf)
     taken, origin = np.zeros(last + 1, dtype=np.int32), np.zeros(last + 1, dtype=np.int32)

@@ -19,7 +19,7 @@ Sizes = dict[str, dict]
 
 
 def per_layer_configs(model: nn.Module) -> dict[str, Sizes]:
-    """What a pruned model adds to config.json; {} for a dense one. Every block is named, so that none reads as dense."""
+    """The sizes that a pruned model adds to config.json, for every block, so none is read as dense; {} for a dense model."""
     kept = kept_of(model)
     if not kept:
         return {}
@@ -40,12 +40,12 @@ def _sizes(layer: Layer) -> dict:
 
 
 def stacks_of(model: nn.Module) -> list[list[Layer]]:
-    """The blocks that are there, stack by stack."""
+    """The blocks of the model, grouped by stack."""
     return [list(group) for _, group in groupby(layers_of(model), key=lambda layer: id(layer.blocks))]
 
 
 def resize(model: nn.Module, configs: Mapping[str, Sizes]) -> None:
-    """Give a fresh dense model (on meta) the sizes of a checkpoint; its weights come afterwards, so any units may go."""
+    """Prune a new dense model (on meta) to a checkpoint's sizes; weights are loaded later, so any units may be removed."""
     removals = {}
     for key, stack in zip(BY_STACK, stacks_of(model), strict=False):
         for place, layer in enumerate(stack):

@@ -1,4 +1,4 @@
-"""Physical removal of attention heads, FFN neurons and whole blocks; changes of the weights are cut along.
+"""Physical removal of attention heads, FFN neurons and whole blocks, with the deltas and masks on their weights.
 
 The anatomy says which rows and columns are one unit's, and torch-pruning cuts them (`compressor.pruning.groups`).
 `model.compression.kept` has for each block the original indices that are left. With the base that is all a state on disk
@@ -27,7 +27,7 @@ from compressor.pruning.groups import complement, group_of
 
 @dataclass(frozen=True)
 class Removal:
-    """What to take out of one block: indices among the units that are there now; `whole`: the block itself."""
+    """What to remove from one block: indices among its current units; `whole`: the block itself."""
 
     heads: list[int] = field(default_factory=list)
     neurons: list[int] = field(default_factory=list)
@@ -35,17 +35,17 @@ class Removal:
     whole: bool = False
 
     def of(self, structure: str) -> list[int]:
-        """The indices of one structure, sorted, each once."""
+        """The indices of one structure, sorted, without duplicates."""
         return sorted(set(getattr(self, structure)))
 
 
 def kept_of(model: nn.Module) -> Kept:
-    """What is left of each block in original indices; empty when nothing was removed."""
+    """Original indices of the units left in each block; empty when nothing was removed."""
     return compression_of(model).kept
 
 
 def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
-    """Take `removals` (place of a block -> Removal) out of the model in place; chains of deltas shrink with their weights.
+    """Remove `removals` (index of a block -> Removal) from the model in place; chains of deltas shrink with their weights.
 
     The hidden size stays. A sublayer of which no unit is left gives the bias of its outgoing layer, as it would with silenced
     units. Raises UserError E501 for what is not there or must stay, and E307 where heads cannot be removed.
@@ -65,7 +65,7 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
 
 
 def check_heads(model: nn.Module) -> None:
-    """Raise UserError E307 where a head spans more than the anatomy knows."""
+    """Raise UserError E307 where a head has weights outside the matrices that are pruned."""
     if any(hasattr(layer.attention, "pos_key_proj") for layer in layers_of(model)):
         what = "heads of a DeBERTa with share_att_key: false span position matrices of their own"
         raise UserError("E307", what, "Take a model with share_att_key: true (every DeBERTa-v3 has it), or prune no heads")
@@ -82,10 +82,10 @@ def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:
         emptied = bool(removal.heads) and len(removal.of("heads")) == layer.units("heads")
         if layer.needed and (removal.whole or emptied):
             what = f"the other blocks rely on the attention of block {number}"
-            raise UserError("E501", what, "Keep that block, and a head of it")
+            raise UserError("E501", what, "Keep that block and at least one of its heads")
     stacks = {id(layer.blocks) for layer in layers}
     if stacks != {id(layer.blocks) for n, layer in enumerate(layers) if not removals.get(n, Removal()).whole}:
-        raise UserError("E501", "no block would be left", "Keep at least one of each stack")
+        raise UserError("E501", "no block would be left", "Keep at least one block of each stack")
 
 
 def _check_masks(model: nn.Module, removals: Mapping[int, Removal]) -> None:
@@ -117,7 +117,7 @@ def _others(items: list[int], places: list[int]) -> list[int]:
 
 
 def _cut(model: nn.Module, layer: Layer, structure: str, gone: list[int]) -> None:
-    """Take units out of a block: out of its matrices, their biases and whatever was added to them."""
+    """Remove units from a block: from its matrices, their biases and the changes attached to them."""
     keep = complement(gone, layer.units(structure))
     if not len(keep):
         empty(layer, structure)
@@ -134,7 +134,7 @@ def _cut(model: nn.Module, layer: Layer, structure: str, gone: list[int]) -> Non
 
 
 def _drop_blocks(model: nn.Module, layers: list[Layer], removals: Mapping[int, Removal]) -> None:
-    """Take whole blocks out of their stacks; caches of keys and values count the blocks anew."""
+    """Remove whole blocks from their stacks; layers are renumbered for the key and value caches."""
     gone = {id(layers[number].module) for number, removal in removals.items() if removal.whole}
     for blocks in {id(layer.blocks): layer.blocks for layer in layers}.values() if gone else ():
         stack = model.base_model.get_submodule(blocks.layers)
@@ -147,13 +147,13 @@ def _drop_blocks(model: nn.Module, layers: list[Layer], removals: Mapping[int, R
 
 
 def restore_kept(model: nn.Module, kept: Kept) -> None:
-    """Cut a dense model down to the structures recorded in `kept`."""
+    """Prune a dense model to the structures recorded in `kept`."""
     if kept:
         remove(model, removals_to(model, kept))
 
 
 def removals_to(model: nn.Module, kept: Kept) -> dict[int, Removal]:
-    """What must leave each block of `model`, dense or pruned, so that `kept` is left (nothing where that is empty)."""
+    """The removals that leave `kept` of each block of `model`, dense or pruned (none where `kept` is empty)."""
     before, removals = kept_of(model) or _everything(layers_of(model)), {}
     for place, (number, row) in enumerate(before.items() if kept else ()):
         left = kept.get(number, {})
@@ -163,13 +163,13 @@ def removals_to(model: nn.Module, kept: Kept) -> dict[int, Removal]:
 
 
 def silence(model: nn.Module, removals: Mapping[int, Removal]) -> None:
-    """Silence what `removals` would cut instead of cutting it: the reference that a removal must equal. Chains merged first."""
+    """Zero what `removals` would cut, instead of cutting it: the reference that a removal must equal. Merge chains first."""
     _silence(layers_of(model), removals)
 
 
 @contextmanager
 def silenced(model: nn.Module, removals: Mapping[int, Removal]) -> Iterator[None]:
-    """`silence` for a while: afterwards the weights are bit-equal to what they were."""
+    """`silence` as a context: afterwards the weights are bit-equal to what they were."""
     layers = layers_of(model)
     outgoing = [
         layers[number].matrix(span.columns)
@@ -191,7 +191,7 @@ def silenced(model: nn.Module, removals: Mapping[int, Removal]) -> Iterator[None
 
 @torch.no_grad()
 def _silence(layers: Sequence[Layer], removals: Mapping[int, Removal]) -> list[RemovableHandle]:
-    """Zero columns for units, a hook for every whole block: the hooks."""
+    """Zero the columns of units and hook every whole block; returns the hooks."""
     for number, removal in removals.items():
         for structure, span in STRUCTURES.items():
             if gone := removal.of(structure):
@@ -202,6 +202,6 @@ def _silence(layers: Sequence[Layer], removals: Mapping[int, Removal]) -> list[R
 
 
 def _pass_by(block: nn.Module, arguments: tuple, keywords: dict, output: Tensor | tuple) -> Tensor | tuple:
-    """Forward hook: a block gives its input."""
+    """Forward hook that makes a block return its input."""
     states = arguments[0] if arguments else keywords["hidden_states"]
     return (states, *output[1:]) if isinstance(output, tuple) else states

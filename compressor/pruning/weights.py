@@ -1,4 +1,4 @@
-"""Single weights: how much each matters, which go (any, or all but n of m in a row), and how many a model has left.
+"""Unstructured and n:m pruning: scores of single weights, which of them to mask, and how many a model has left.
 
 Nothing shrinks: a mask holds them at zero, over W + ΔW, until merging writes the zeros down. Ties and counts are exact.
 """
@@ -27,7 +27,7 @@ HIDDEN = -1.0
 
 
 def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: Changes, seed: int) -> dict[str, Tensor]:
-    """|ΔW|, |W|, |W + ΔW|, |ΔW| or |W|, or uniform draws: a score (out, in) for each entry, by the matrix's path.
+    """Score (out, in) of every entry, by the matrix's path: |ΔW|, |W|, |W + ΔW|, |ΔW| or |W|, or uniform draws.
 
     W is the frozen weight, as in DSEE. Raises UserError E502 when the criterion is delta and a matrix has none.
     """
@@ -56,7 +56,7 @@ def loss_importance(
     *,
     kind: Kind = CLASSIFICATION,
 ) -> dict[str, Tensor]:
-    """Σ over batches of |w · g| (taylor) or of (w · g)² (fisher), (out, in) by path: what a weight's loss changes without it.
+    """Σ over batches of |w · g| (taylor) or of (w · g)² (fisher), (out, in) by path: first-order loss change without a weight.
 
     w is W + ΔW and g the gradient of a batch's summed loss at it; within a batch rows may cancel. `encodings` are
     (inputs, labels). `model` is left alone.
@@ -81,7 +81,7 @@ def _hidden_first(matrix: Matrix, scores: Tensor) -> Tensor:
 
 
 def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int) -> None:
-    """Hide exactly the `count` entries of the pool `matrices` with the lowest scores, those that are hidden included.
+    """Mask exactly the `count` entries of all `matrices` with the lowest scores, those already masked included.
 
     Equal scores: the lowest flat index of the first matrix goes. Raises UserError E501 where more are hidden already, E409 for
     scores that are no number.
@@ -91,7 +91,7 @@ def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count:
     flat = torch.cat([scores[matrix.path].flatten() for matrix in matrices])
     before = int((flat == HIDDEN).sum())
     if before > count:
-        what = f"{before:,} of these {flat.numel():,} weights are gone already, {count:,} are to go in all"
+        what = f"{before:,} of these {flat.numel():,} weights are zero already, {count:,} are to be zero in all"
         raise UserError("E501", what, "remove counts those too: give a larger share")
     kept = ~top_mask(-flat, count)
     for matrix, part in zip(matrices, kept.split([matrix.original.numel() for matrix in matrices]), strict=True):
@@ -99,7 +99,7 @@ def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count:
 
 
 def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM) -> None:
-    """In every run of m consecutive inputs of an output keep the n with the highest scores; equal ones: the first goes.
+    """In every run of m consecutive inputs of an output keep the n with the highest scores; of equal ones the first is masked.
 
     Raises UserError E505 where the inputs are no multiple of m, E409 for scores that are no number.
     """
@@ -111,14 +111,14 @@ def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM) -> None:
 
 
 def check_width(name: str, inputs: int, pattern: NofM) -> None:
-    """Raise UserError E505 where so many input columns do not fall into runs."""
+    """Raise UserError E505 where the number of input columns is not a multiple of the pattern's run."""
     if inputs % pattern.run:
         what = f"{name} has {inputs:,} inputs, no multiple of {pattern.run}: the pattern {pattern.keep}:{pattern.run}"
         raise UserError("E505", f"{what} does not fit", "Leave out this module, or remove units in multiples of that")
 
 
 def hide(matrix: Matrix, keep: Tensor, pattern: str) -> None:
-    """Let the matrix's mask hide what `keep` (out, in) does not name, beside what it hides already."""
+    """Extend the matrix's mask to everything outside `keep` (out, in)."""
     there = matrix.mask
     if there is None:
         matrix.attach(Mask(keep, pattern))
@@ -129,7 +129,7 @@ def hide(matrix: Matrix, keep: Tensor, pattern: str) -> None:
 
 @dataclass(frozen=True)
 class Density:
-    """What is left of all matrices of the blocks that were pruned alike; `pattern` '' for those without a mask."""
+    """Remaining weights of all matrices with the same pruning pattern; `pattern` '' for those without a mask."""
 
     pattern: str
     matrices: int
@@ -138,7 +138,7 @@ class Density:
 
 
 def densities(model: nn.Module) -> list[Density]:
-    """The matrices of the blocks by pattern, counted on W + ΔW as it would be merged.
+    """Densities of the blocks' matrices by pattern, counted on W + ΔW as it would be merged.
 
     A mask whose n:m was cut through since (neurons removed, say) counts as unstructured.
     """
@@ -160,19 +160,19 @@ def _pattern_of(matrix: Matrix) -> str:
 
 
 def holds(kept: Tensor, pattern: NofM) -> bool:
-    """Whether every run of m entries in a row of `kept` (out, in) has at most n that are not zero."""
+    """Whether every run of m entries in a row of `kept` (out, in) has at most n non-zeros."""
     if kept.shape[1] % pattern.run:
         return False
     return bool(((kept != 0).unflatten(1, (-1, pattern.run)).sum(dim=2) <= pattern.keep).all())
 
 
 def nonzeros(model: nn.Module) -> int:
-    """Scalars of a merged model that are not zero, whatever they belong to; each shared one once."""
+    """Number of non-zero scalars of a merged model, over all parameters; shared ones count once."""
     return sum(int((parameter != 0).sum()) for parameter in model.parameters())
 
 
 def unmasked(model: nn.Module) -> nn.Module:
-    """Take every mask off its chain, in place, and return the model."""
+    """Remove every mask from its chain, in place, and return the model."""
     for _, owner, name in list(chains(model)):
         for link in detach(owner, name):
             if not link.masks:

@@ -1,5 +1,5 @@
-"""Choosing Ω: choice.py scores weights and takes the best places, gradients.py asks the task, rpca.py is DSEE's robust PCA,
-finite.py refuses what cannot be ranked.
+"""Choosing the support Ω: choice.py scores weights and takes the best entries, gradients.py scores by the task's gradients,
+rpca.py is DSEE's robust PCA, finite.py rejects values that cannot be ranked.
 
 names.py and settings.py hold the words that a pipeline file may use; they and this file load no torch.
 """

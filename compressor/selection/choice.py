@@ -1,4 +1,4 @@
-"""Choosing Ω: a score for every weight, then exactly N places in each matrix, each layer or the whole model.
+"""Choosing the support Ω: a score for every weight, then exactly N entries of each matrix, each layer or the whole model.
 
 A new score of the weights is a function (weight, seed) -> scores in `WEIGHT_SCORES`; one of the gradients is a line in
 gradients.py. Their names stand in names.py, RPCA's settings in settings.py, which load no torch.
@@ -29,7 +29,7 @@ def _magnitude(weight: Tensor, seed: int) -> Tensor:
 
 
 def _pafi(weight: Tensor, seed: int) -> Tensor:
-    """The smallest |θ| first (Liao et al. 2023). In float64, where no two magnitudes of float32 share a reciprocal."""
+    """Score that prefers the smallest |θ| (Liao et al. 2023). In float64, where float32 values have distinct reciprocals."""
     return weight.double().abs().reciprocal()
 
 
@@ -47,11 +47,11 @@ WEIGHT_SCORES: dict[str, Callable[..., Tensor]] = {
 
 
 def choose(scores: Sequence[Tensor], count: int, where: str = "the model") -> list[Tensor]:
-    """The `count` places with the highest scores over all of `scores`, as sorted flat int32 indices into each of them.
+    """The `count` entries with the highest scores over all of `scores`, as sorted flat int32 indices into each of them.
 
-    A score of 0 says that a place is no candidate. Equal scores go to the lowest index of the first tensor. `where` names in an
-    error what the places are of. Raises UserError E401 when fewer than `count` candidates exist (the papers' code then silently
-    selects every weight), E409 for scores that are no number.
+    A score of 0 excludes an entry. Equal scores go to the lowest index of the first tensor. `where` names the scope in an
+    error. Raises UserError E401 when fewer than `count` candidates exist (the papers' code then silently
+    selects every weight), E409 for scores that are NaN.
     """
     flat = torch.cat([one.flatten() for one in scores])
     require_ranks(flat, f"the scores of {where}")
@@ -59,13 +59,13 @@ def choose(scores: Sequence[Tensor], count: int, where: str = "the model") -> li
     if candidates < count:
         found = f"only {candidates} of {flat.numel()} places have a score" if candidates else f"all {flat.numel()} scores are 0"
         mend = "Ask for a smaller select.count or select.ratio, or name another score"
-        raise UserError("E401", f"{where}: {found}, {count} were asked", mend)
+        raise UserError("E401", f"{where}: {found}, {count} were requested", mend)
     chosen = top_mask(flat, count).split([one.numel() for one in scores])
     return [one.nonzero().flatten().to(torch.int32) for one in chosen]
 
 
 def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places: Places) -> dict[str, Tensor]:
-    """Ω of every matrix: `scores` by the matrix's path, in the order of the model; `layer_of` tells the layer of each.
+    """Ω of every matrix: `scores` by the matrix's path, in the order of the model; `layer_of` is the layer of each matrix.
 
     The budget holds exactly in each scope of `places`; a matrix may get nothing where the scope is larger than it. Raises
     UserError E401 and E409 that name the matrix or the layer.
@@ -84,7 +84,7 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
 
 
 def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:
-    """Scores of one matrix (out, in) from its weights alone; `settings` are the score's own.
+    """Scores of one matrix (out, in) from its weights alone; `settings` are the options of the score.
 
     Raises UserError E409, which names `path`, where a weight is not finite, or larger than any.
     """

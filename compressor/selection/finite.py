@@ -1,4 +1,4 @@
-"""What is not finite cannot be ranked: a choice of places by it would hold too few, or any. Refused before every choice."""
+"""Rejection of NaN and infinite values before every choice of entries: they cannot be ranked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LARGEST_WEIGHT = 1e15
 
 
 def require_finite(values: Tensor, what: str, mend: str = MEND, most: float | None = None) -> None:
-    """Raise UserError E409 where `values`, of any shape, hold NaN or infinity, or more than `most`; `what` names them: "the
-    weights of PATH".
+    """Raise UserError E409 where `values`, of any shape, contain NaN or infinity, or exceed `most`; `what` names them in the
+    error: "the weights of PATH".
     """
     limit = torch.finfo(values.dtype).max if most is None else most
     if wrong := int((~(values.abs() <= limit)).sum()):  # a comparison with NaN is false
@@ -26,6 +26,6 @@ def require_finite(values: Tensor, what: str, mend: str = MEND, most: float | No
 
 
 def require_ranks(scores: Tensor, what: str, mend: str = MEND) -> None:
-    """Raise UserError E409 where scores, of any shape, hold NaN. Infinity has a rank: PaFi gives it to weights of 0."""
+    """Raise UserError E409 where scores, of any shape, contain NaN. Infinity has a rank: PaFi gives it to weights of 0."""
     if wrong := int(torch.isnan(scores).sum()):
-        raise UserError("E409", f"{what} hold {wrong:,} of {scores.numel():,} values that are no number (NaN)", mend)
+        raise UserError("E409", f"{what} hold {wrong:,} of {scores.numel():,} values that are not a number (NaN)", mend)

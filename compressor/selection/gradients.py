@@ -1,4 +1,4 @@
-"""Scores that ask the task: gradients of the loss over some batches, at the weights as they are.
+"""Scores from gradients of the task's loss over some batches, at the current weights.
 
 `sam` is (Σ g)², the second-order approximation with |λmax| I for the Hessian (Fu et al. 2023, theorem 3); `fish` is Σ g², the
 empirical Fisher information (Sung et al. 2021), which is per row when the batch holds one; `d3` is |Σ g| / (|θ| + ε)^exp (ID3).
@@ -33,7 +33,7 @@ class Heuristic:
 
 @dataclass(frozen=True)
 class Asking:
-    """How the gradients are taken: dropout on (`train`) or off, each batch's gradient clipped to a norm or not."""
+    """How the gradients are computed: dropout on (`train`) or off, each batch's gradient clipped to a norm or not."""
 
     train: bool = False
     clip: float | None = None
@@ -50,7 +50,7 @@ def gradient_scores(
     kind: Kind = CLASSIFICATION,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Tensor]:
-    """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is their mean one of `kind`.
+    """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is the mean loss of `kind`.
 
     The matrices must be plain parameters but for masks (`merge_deltas`); what a mask hides has no gradient, so it scores 0 and
     is no candidate. The model comes back in eval mode, frozen. Raises UserError E409 where a gradient is not finite.

@@ -1,4 +1,4 @@
-"""Ω that grows while training: ID3's step-by-step unmasking, and its comparison, a fresh choice at every step.
+"""Ω that grows during training: ID3's step-by-step unmasking, and for comparison a new choice at every step.
 
 One vector holds the values of all places, whatever matrix they come to lie in. Nothing is masked: what is not chosen is no
 parameter, so it keeps its bits. A place that joins late has its own step count, so Adam's bias correction is right from its
@@ -28,7 +28,7 @@ COHORTS = 32
 
 
 def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int] = ()) -> dict[int, int]:
-    """Step (from 1) -> how many places are chosen from then on; the last target is `budget`.
+    """Step (from 1) -> number of entries chosen from then on; the last target is `budget`.
 
     `exact` grows at every step by B/T (ID3 section 3), `cohorts` at most 32 times. Where B is smaller than the number of
     times, the places come evenly spaced, one at a time. Each of `stops` that a step would leap over is a target, too.
@@ -48,7 +48,7 @@ def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int
 
 
 def _halts(natural: list[int], stops: list[int]) -> dict[int, int]:
-    """For each stop the number of the time whose natural target is nearest, in order, the last time left free."""
+    """For each stop the index of the growth step with the nearest target, in order; the last growth step is left free."""
     halts: dict[int, int] = {}
     first = 0
     for left, stop in zip(range(len(stops), 0, -1), stops, strict=True):
@@ -61,11 +61,11 @@ def _halts(natural: list[int], stops: list[int]) -> dict[int, int]:
 
 
 class Growth(Change):
-    """The chosen places of `matrices` and their values.
+    """The chosen entries of `matrices` and their values.
 
-    `values` (B,) is the one parameter; `matrix` (B,) says in which matrix a place lies, `index` (B,) its flat index there;
-    the first `count` are in use. `schedule` says when they become more; with `repeat` all are chosen anew each time, and
-    what is left out falls back to its first value.
+    `values` (B,) is the one parameter; `matrix` (B,) is the number of an entry's matrix, `index` (B,) its flat index there;
+    the first `count` are in use. `schedule` determines when they become more; with `repeat` all are chosen anew each time, and
+    entries left out return to their first value.
     """
 
     kind = "growth"
@@ -93,20 +93,20 @@ class Growth(Change):
         self.listening = False
 
     def slots(self, number: int) -> Tensor:
-        """Positions in `values` of the places in matrix `number`."""
+        """Positions in `values` of the entries of matrix `number`."""
         used = int(self.count)
         if not used:  # also on a hollow model, where nothing can be counted
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         return (self.matrix[:used] == number).nonzero().flatten()
 
     def hear(self, number: int, gradient: Tensor) -> None:
-        """Add a micro-batch's gradient (out, in) of matrix `number`."""
+        """Accumulate a micro-batch's gradient (out, in) of matrix `number`."""
         heard = self.heard.get(number)
         self.heard[number] = gradient.detach().clone() if heard is None else heard + gradient.detach()
 
 
 class Growing(Delta):
-    """W + P_Ω(S) with Ω still growing: one matrix's view of a `Growth`. Becomes `Sparse` when training is done."""
+    """W + P_Ω(S) with Ω still growing, for one matrix of a `Growth`. Replaced by `Sparse` when training is done."""
 
     kind = "growing"
     settles_factorable = True
@@ -128,7 +128,7 @@ class Growing(Delta):
         return changed
 
     def settled(self) -> Sparse:
-        """A plain sparse link on the places chosen so far."""
+        """A plain sparse link on the entries chosen so far."""
         slots = self.growth.slots(self.number)
         index, order = self.growth.index[slots].sort()
         link = Sparse(index, self.growth.values.detach()[slots][order].clone(), self.group)
@@ -138,7 +138,7 @@ class Growing(Delta):
 
 @dataclass(frozen=True)
 class Grower:
-    """A growth, and at which step it is how large; `on_stop` is called with each of `stops` before Ω grows beyond it."""
+    """A growth and its size at each step; `on_stop` is called with each of `stops` before Ω grows beyond it."""
 
     growth: Growth
     targets: dict[int, int]
@@ -146,7 +146,7 @@ class Grower:
     on_stop: Callable[[int], None] = lambda places: None
 
     def before(self, step: int) -> None:
-        """Listen to the gradients of `step` (from 1) if places are chosen in it."""
+        """Start recording the gradients of `step` (from 1) if entries are chosen in it."""
         self.growth.listening = step in self.targets
         self.growth.heard.clear()
         if step in self.targets and int(self.growth.count) in self.stops:
@@ -154,7 +154,7 @@ class Grower:
 
     @torch.no_grad()
     def choose(self, step: int, optimizer: ScalarAdamW) -> None:
-        """Between backward and the optimizer's step: choose, and give the new places the gradient they would have had.
+        """Choose entries between backward and the optimizer's step, and give new entries the gradient they would have had.
 
         Raises UserError E409 where a gradient is not finite.
         """
@@ -192,7 +192,7 @@ class Grower:
 
 
 def _average(gradients: list[Tensor]) -> None:
-    """The mean over processes, as the parameters' own gradients are."""
+    """Average over processes, as is done with the parameters' gradients."""
     if dist.is_available() and dist.is_initialized():
         for gradient in gradients:
             dist.all_reduce(gradient)
@@ -213,7 +213,7 @@ def plant(model: nn.Module, growth: Growth) -> None:
 def grower_of(
     model: nn.Module, steps: int, stops: Collection[int] = (), on_stop: Callable[[int], None] = lambda places: None
 ) -> Grower:
-    """The grower of a model that `plant` prepared, for a training of `steps`. Raises UserError E408 for unreachable stops."""
+    """The grower of a model prepared by `plant`, for a training of `steps`. Raises UserError E408 for unreachable stops."""
     growth = model.growth
     budget = len(growth.values)
     # a fresh choice has its whole budget at every step
@@ -226,7 +226,7 @@ def grower_of(
 
 
 class ScalarAdamW(torch.optim.AdamW):
-    """AdamW in which every scalar of a `Growth` counts its own steps. Other parameters are torch's own business."""
+    """AdamW in which every scalar of a `Growth` has its own step count. Other parameters are left to torch."""
 
     def __init__(self, parameters, growth: Growth, **arguments):
         super().__init__(parameters, **arguments)
@@ -249,7 +249,7 @@ class ScalarAdamW(torch.optim.AdamW):
         return self.state[values]
 
     def _step_values(self, gradient: Tensor) -> None:
-        """AdamW's update (Loshchilov and Hutter 2019, algorithm 2) with a step count for each scalar, decay 0."""
+        """AdamW's update (Loshchilov and Hutter 2019, algorithm 2) with a step count per scalar, without weight decay."""
         values, state = self.growth.values, self._own_state()
         group = next(group for group in self.param_groups if any(parameter is values for parameter in group["params"]))
         beta1, beta2 = group["betas"]
@@ -262,6 +262,6 @@ class ScalarAdamW(torch.optim.AdamW):
         values[used] -= size * mean / ((square / (1 - beta2**step)).sqrt() + group["eps"])
 
     def forget(self, slots: Tensor) -> None:
-        """Start these scalars afresh: they hold another place now."""
+        """Reset the optimizer state of these scalars: they now belong to another entry."""
         for tensor in self._own_state().values():
             tensor[slots] = 0.0

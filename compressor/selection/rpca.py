@@ -31,7 +31,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """U (out, rank) with orthonormal columns, V (rank, in), S (out, in) sparse, and how they came about."""
+    """U (out, rank) with orthonormal columns, V (rank, in), sparse S (out, in), and the phases that computed them."""
 
     U: Tensor
     V: Tensor
@@ -51,14 +51,14 @@ def shrink(residual: Tensor, threshold: float, kind: str, *, out: Tensor | None 
 
 
 def penalty(S: Tensor, threshold: float, kind: str, *, scratch: Tensor | None = None) -> float:
-    """(λ²/2)‖S‖₀ for hard, λ‖S‖₁ for soft. `scratch`, shaped like S, saves memory of its own."""
+    """(λ²/2)‖S‖₀ for hard, λ‖S‖₁ for soft. `scratch`, shaped like S, avoids an allocation."""
     if kind == "hard":
         return 0.5 * threshold**2 * float(torch.ne(S, 0, out=scratch).sum())
     return threshold * float(torch.abs(S, out=scratch).sum())
 
 
 def schedule(weight: Tensor, setting: Setting) -> Iterator[tuple[int, float]]:
-    """(rank, λ) of every phase for a weight (out, in): on until the rank is `setting.rank`, or full, and λ is the smallest."""
+    """(rank, λ) of every phase for a weight (out, in), until the rank is `setting.rank`, or full, and λ is the smallest."""
     last_rank = min(setting.rank, *weight.shape)
     rank, threshold = 1, setting.threshold
     if setting.schedule == "falling":

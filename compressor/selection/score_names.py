@@ -1,4 +1,4 @@
-"""The words of selection, without torch: what a pipeline file may say."""
+"""Names of the selection scores and options in a pipeline file, without torch."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ SettingName = Literal["default", "original", "released", "released_rank1"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What `rpca.decompose` may vary. The defaults are the setting `default`.
+    """Options of `rpca.decompose`. The defaults are the setting `default`.
 
     `rank` of the low-rank part, reached from 1 in steps of `rank_step`; `kind` and `threshold` λ of S (in the weight's units);
     `schedule`: λ the same throughout, or falling to `threshold` as the rank grows; `growth`: new rows of V from random

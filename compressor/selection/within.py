@@ -1,4 +1,4 @@
-"""Ω within the tensors that another method adds: A and B of a low-rank update, or those of an adapter.
+"""Ω within the tensors that another method adds: A and B of a low-rank update, or the tensors of an adapter.
 
 They stand still at their start. What moves is values on Ω of them, by the same links as on a weight; when training is done
 the values are merged into the tensors, so that a plain low-rank update or adapter is left.
@@ -15,7 +15,7 @@ from compressor.models.anatomy import Matrix
 
 
 def freeze(model: nn.Module, there: Collection[nn.Module]) -> list[Matrix]:
-    """Freeze the changes that were not `there` before; their tensors in the order of the model, `path` as in `state_dict()`."""
+    """Freeze the changes that are not in `there`; returns their tensors in model order, `path` as in `state_dict()`."""
     tensors = []
     for path, change in model.named_modules():
         if isinstance(change, Change) and change not in there:
@@ -26,7 +26,7 @@ def freeze(model: nn.Module, there: Collection[nn.Module]) -> list[Matrix]:
 
 
 def thaw(model: nn.Module) -> None:
-    """Merge what is attached to the tensors of frozen changes into them, bit for bit; then they are as any other."""
+    """Merge the links on frozen changes' tensors into these, bit for bit; afterwards they are ordinary changes."""
     for change in list(model.modules()):
         if isinstance(change, Change) and change.frozen:
             for name in change.source.names:

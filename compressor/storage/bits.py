@@ -1,4 +1,4 @@
-"""The papers' bit-level storage in closed form: what a delta needs on disk beside its task head. Torch-free.
+"""The papers' bit-level storage in closed form: what a delta needs on disk, without its task head. Torch-free.
 
 Every function gives a `Stored`, in scalars and mask entries rather than in bits, so that it can be compared with what a
 delta file really holds (`compressor.storage.delta_file.stored`).
@@ -25,21 +25,21 @@ class Stored:
 
     @property
     def bits(self) -> int:
-        """BLS = Σ ρ_i b_i."""
+        """Bit-level storage: Σ ρ_i b_i."""
         return self.width * self.scalars + 32 * self.indices + self.mask_entries + self.pruned_entries
 
     @property
     def bytes(self) -> int:
-        """On disk: all masks stand in one row of bits, so that at most 7 bits are lost in the whole file."""
+        """Bytes on disk: all masks are packed in one row of bits, so that at most 7 bits are lost in the whole file."""
         return (self.bits + 7) // 8
 
     @property
     def trained(self) -> int:
-        """Scalars that were trained: the values, and a score for every mask entry."""
+        """Number of trained scalars: the values, and a score for every mask entry."""
         return self.scalars + self.mask_entries
 
     def share(self, parameters: int) -> float:
-        """Of a float32 model with so many parameters."""
+        """Stored bits as a fraction of a float32 model with `parameters` parameters."""
         return self.bits / (32 * parameters)
 
     def __add__(self, other: Stored) -> Stored:
@@ -49,7 +49,7 @@ class Stored:
 
 
 def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
-    """LoRA: r (m + n) for every matrix (out, in)."""
+    """LoRA: r (m + n) scalars for every matrix (out, in)."""
     return Stored(sum(rank * (out + into) for out, into in matrices))
 
 
@@ -59,17 +59,17 @@ def vera(rank: int, matrices: Iterable[tuple[int, int]]) -> Stored:
 
 
 def sparse(places: int) -> Stored:
-    """Selective methods and DSEE's ΔW_s: a value and a flat int32 index for every place of Ω, 8 bytes in float32."""
+    """Selective methods and DSEE's ΔW_s: a value and a flat int32 index per entry of Ω, 8 bytes in float32."""
     return Stored(places, indices=places)
 
 
 def pruned(matrices: Iterable[tuple[int, int]]) -> Stored:
-    """Masks over whole matrices (out, in): a bit an entry."""
+    """Masks over whole matrices (out, in): one bit per entry."""
     return Stored(pruned_entries=sum(out * into for out, into in matrices))
 
 
 def adapters(hidden: int, bottleneck: int, blocks: int) -> Stored:
-    """Plain bottleneck adapters: 2 b d + b + d in every block."""
+    """Plain bottleneck adapters: 2 b d + b + d scalars in every block."""
     return Stored(blocks * (2 * bottleneck * hidden + bottleneck + hidden))
 
 
@@ -79,12 +79,12 @@ def shared_adapter(hidden: int, bottleneck: int, masks: int) -> Stored:
 
 
 def masked_adapters(hidden: int, bottleneck: int, blocks: int, keep: float) -> Stored:
-    """ProPETL equation 15, masks without sharing: in every block the kept share of the matrices, and the biases."""
+    """ProPETL equation 15, masks without sharing: in every block the kept fraction of the matrices, and the biases."""
     return Stored(blocks * (round(2 * keep * bottleneck * hidden) + bottleneck + hidden))
 
 
 def shared_low_rank(hidden: int, rank: int, masks: int) -> Stored:
-    """ProPETL equation 16: a prototype each for query and value."""
+    """ProPETL equation 16: one prototype for query and one for value."""
     return Stored(4 * rank * hidden, mask_entries=4 * rank * hidden * masks)
 
 

@@ -1,4 +1,4 @@
-"""Changes as JSON and tensors: deltas on their tensors, inserted modules, prototypes once, masks a bit an entry."""
+"""Changes as JSON and tensors: deltas, inserted modules, prototypes once each, masks with one bit per entry."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Tensors = dict[str, Tensor]
 
 
 def pack(mask: Tensor) -> Tensor:
-    """A mask of any shape -> ⌈entries / 8⌉ bytes, first entry in the highest bit."""
+    """Pack a mask of any shape into ⌈entries / 8⌉ bytes, first entry in the highest bit."""
     return torch.from_numpy(np.packbits(mask.detach().cpu().bool().flatten().numpy()))
 
 
 def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`pack` reversed: a boolean tensor of `shape`. Raises ValueError for more or fewer bytes than it takes."""
+    """Reverse of `pack`: a boolean tensor of `shape`. Raises ValueError for a wrong number of bytes."""
     count = int(np.prod(shape))
     if packed.numel() != (count + 7) // 8:
         raise ValueError(f"{packed.numel()} bytes for {count} mask entries")
@@ -32,7 +32,7 @@ def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What pruning left as bits: for every block the units of each structure in turn; 1 is kept."""
+    """Pack the units that pruning kept as bits: for every block the units of each structure in turn; 1 is kept."""
     if not kept:
         return {}, {}
     structures = next(iter(kept.values()))
@@ -45,7 +45,7 @@ def pack_kept(kept: Kept) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
-    """`pack_kept` reversed."""
+    """Reverse of `pack_kept`."""
     if not description:
         return {}
     blocks, sizes = description["blocks"], description["sizes"]
@@ -57,7 +57,7 @@ def unpack_kept(description: Mapping, bits: Tensor | None) -> Kept:
 
 
 def describe(model: nn.Module) -> tuple[dict, Tensors]:
-    """Everything that was added to `model`: (description for JSON, tensors by name). `restore` is the way back."""
+    """Everything that was added to `model`: (description for JSON, tensors by name). `restore` is the reverse."""
     description: dict = {"links": {}, "inserts": {}, "prototypes": {}}
     tensors: Tensors = {}
     for key, section, changes in _changes(model):
@@ -77,7 +77,7 @@ def describe(model: nn.Module) -> tuple[dict, Tensors]:
 
 
 def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
-    """(path, section of the description, changes there), in the order of the model."""
+    """(path, section of the description, changes at that path), in the order of the model."""
     for path, owner, name in chains(model):
         if isinstance(owner, Own):  # values on a change's own tensors: it is stored with them in
             continue
@@ -88,12 +88,12 @@ def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
 
 
 def prototypes_of(model: nn.Module) -> list[Prototype]:
-    """Every prototype of the model, once."""
+    """Every prototype of the model, each once."""
     return [module for module in model.modules() if isinstance(module, Prototype)]
 
 
 def _hybrids_of(model: nn.Module) -> list[Masked]:
-    """One view of every prototype that is seen through a task's masks too: all its views share them."""
+    """One masked view of every prototype that has task masks, too: all its views share those."""
     views = [module for module in model.modules() if isinstance(module, Masked) and module.task is not None]
     return list({view.prototype.name: view for view in views}.values())
 
@@ -108,7 +108,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def record(change: Change) -> tuple[dict, Tensors]:
-    """One change as (settings, tensors). Of a masked prototype only the masks: the prototype is stored once."""
+    """One change as (settings, tensors). For a masked prototype only the masks: the prototype is stored once."""
     change = change.settled()
     settings, tensors = change.settings(), change.to_tensors()
     if change.prototype_name is not None:
@@ -120,7 +120,7 @@ def record(change: Change) -> tuple[dict, Tensors]:
 
 
 def shared_of(description: Mapping, tensors: Tensors) -> dict[str, Shared]:
-    """The prototypes that `describe` recorded, by name. Raises KeyError where a tensor is missing."""
+    """The prototypes recorded by `describe`, by name. Raises KeyError where a tensor is missing."""
     result = {}
     for name, settings in description["prototypes"].items():
         kind = PROTOTYPES[settings.get("kind", Prototype.kind)]
@@ -133,12 +133,12 @@ def shared_of(description: Mapping, tensors: Tensors) -> dict[str, Shared]:
 
 
 def _unpacked(shapes: Mapping[str, tuple[int, ...]], tensors: Tensors) -> Tensors:
-    """`tensors` with those that `shapes` names as boolean masks again."""
+    """`tensors`, with those named in `shapes` unpacked to boolean masks."""
     return {**tensors, **{name: unpack(tensors[name], shape) for name, shape in shapes.items()}}
 
 
 def rebuild(settings: dict, tensors: Tensors, prototypes: Mapping[str, Shared]) -> Change:
-    """The change that `record` described. Masks come back fixed: their scores are not kept."""
+    """Rebuild the change that `record` stored. Masks become fixed: their scores are not stored."""
     settings = dict(settings)
     kind, tensors = KINDS[settings.pop("kind")], _unpacked(settings.pop("masks", {}), tensors)
     rows, transposed = settings.pop("rows", None), settings.pop("transposed", False)
@@ -164,7 +164,7 @@ def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
 
 
 def restore_masks(model: nn.Module, description: dict, tensors: Tensors) -> None:
-    """Attach the masks over weights alone that `describe` recorded, in place. Raises as `restore`."""
+    """Attach only the masks over weights that `describe` recorded, in place. Raises as `restore`."""
     for key, changes in description["links"].items():
         for index, settings in enumerate(changes):
             if KINDS[settings["kind"]].masks:

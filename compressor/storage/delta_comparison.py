@@ -1,4 +1,4 @@
-"""Two delta files side by side, without their base: what each changes, how far, and how much of it they share."""
+"""Comparison of two delta files, without their base: what each changes, by how much, and how much they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compressor.storage.layout import SECTIONS
 
 @dataclass(frozen=True)
 class Comparison:
-    """One matrix (or inserted module) of both files; None where a figure has no meaning.
+    """Comparison of one matrix (or inserted module) in both files; None where a figure is undefined.
 
     `jaccard` is |Ω ∩ Ω'| / |Ω ∪ Ω'| of the sparse places, or of the masks' ones where both see a prototype through masks.
     """
@@ -39,14 +39,14 @@ UNCHANGED = "{} changes nothing there"
 
 
 def _pieces(changes: list[Change]) -> Pieces:
-    """Each change as a flat tensor, or as (places, values)."""
+    """Each change as a flat tensor, or as (indices, values)."""
     with torch.no_grad():
         found = [change.entries() for change in changes]
     return [values if places is None else (places, values) for places, values in found]
 
 
 def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
-    """The changes of every place: a matrix (parts of a fused weight apart), or one inserted module."""
+    """The changes of every matrix (parts of a fused weight separately) or inserted module."""
     changes, result = delta.changes, {}
     prototypes = shared_of(changes, delta.tensors)
     for section in SECTIONS:
@@ -60,7 +60,7 @@ def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
 
 
 def compare(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
-    """Every place that one of two files changes, in the order of the first, then of the second."""
+    """Compare everything that either of two files changes, in the order of the first, then of the second."""
     mine, others = _effects(first), _effects(second)
     alike = first.kept == second.kept
     return [_compare(place, mine.get(place, []), others.get(place, []), alike) for place in {**mine, **others}]
@@ -85,7 +85,7 @@ def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -
 
 
 def _together(mine: Pieces, other: Pieces) -> tuple[Pieces, Pieces]:
-    """Where every change is sparse, their places renumbered without gaps: a place says nothing of how much memory there is."""
+    """Renumber indices without gaps if every change is sparse, so that memory does not depend on the largest index."""
     places = [piece[0] for piece in (*mine, *other) if isinstance(piece, tuple)]
     if len(places) < len(mine) + len(other):
         return mine, other
@@ -94,14 +94,14 @@ def _together(mine: Pieces, other: Pieces) -> tuple[Pieces, Pieces]:
 
 
 def _size(piece: Tensor | tuple[Tensor, Tensor]) -> int:
-    """Entries to look at: a sparse change ends with its last place."""
+    """Length of a change as a flat tensor; a sparse change ends with its last index."""
     if isinstance(piece, tuple):
         return int(piece[0][-1]) + 1 if len(piece[0]) else 0
     return len(piece)
 
 
 def _sum(pieces: list[Tensor | tuple[Tensor, Tensor]], size: int) -> Tensor:
-    """ΔW of a chain, flat, float64, with zeros up to `size`."""
+    """ΔW of a chain, flat, float64, zero-padded to `size`."""
     vector = torch.zeros(size, dtype=torch.float64)
     for piece in pieces:
         if isinstance(piece, tuple):
@@ -112,7 +112,7 @@ def _sum(pieces: list[Tensor | tuple[Tensor, Tensor]], size: int) -> Tensor:
 
 
 def _supports(changes: list[Change]) -> Tensor | None:
-    """The places of all changes that have some: flat, unique. None where every change is dense."""
+    """The indices of all changes that have a support: flat, unique. None where every change is dense."""
     supports = [support for change in changes if (support := change.support()) is not None]
     return torch.cat(supports).unique() if supports else None
 

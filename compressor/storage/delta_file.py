@@ -1,4 +1,4 @@
-"""A tuned task in one small file: every change of a base, and the task head, without the base (docs/deltas.md).
+"""A tuned task in one small file: every change of a base, and the task head, without the base (see docs/deltas.md).
 
 `write` and `read` are the format; `compressor.storage.live` puts a file on a model.
 """
@@ -40,7 +40,7 @@ HEADER_LIMIT = 4096
 
 @dataclass(frozen=True)
 class DeltaFile:
-    """What a delta file holds, ready for `storage.restore(model, changes, tensors)`."""
+    """Contents of a delta file, ready for `storage.restore(model, changes, tensors)`."""
 
     base: str
     """The reference that the user wrote; `base_sha256` tells whether another one is the same model."""
@@ -62,20 +62,20 @@ class DeltaFile:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """All changes of the task, as `storage.describe` gives them."""
+        """All changes of the task, as returned by `storage.describe`."""
         own = expand(self.layout)
         return own if self.shared is None else {**self.shared.changes, "tasks": own["tasks"]}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Their tensors, those of the shared file too."""
+        """The tensors of these changes, including those of the shared file."""
         return self.own if self.shared is None else {**self.shared.own, **self.own}
 
 
 def write(
     model: nn.Module, path: Path | str, *, base: str, base_sha256: str, label_names: Sequence[str], head: bool = True
 ) -> None:
-    """Write every change of `model`, and its task head, to `path`; whole or not at all.
+    """Write every change of `model`, and its task head, to `path`, atomically.
 
     Raises UserError E312 where a delta cannot hold what was done to the model.
     """
@@ -94,8 +94,8 @@ def save(
     *,
     kept: Kept | None = None,
 ) -> str:
-    """Write one file of `facts` (base, base_sha256, labels, and whatever else the description says) and changes as
-    `storage.describe` gives them; whole or not at all. Returns its checksum, `DeltaFile.sha256`.
+    """Write `facts` (base, base_sha256, labels, and other entries of the description) and changes, as returned by
+    `storage.describe`, to one file, atomically. Returns its checksum, `DeltaFile.sha256`.
     """
     layout = compact(changes, {name: (buffer_of(t), tuple(t.shape)) for name, t in tensors.items() if buffer_of(t) != "masks"})
     kept, kept_bits = pack_kept(kept or {})
@@ -122,15 +122,15 @@ def save(
 
 
 def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
-    """`storage.describe`, or UserError E312 where a delta cannot hold what was done to the model."""
+    """`storage.describe`; raises UserError E312 where a delta file cannot represent what was done to the model."""
     mend = "Store its state, or merge it to a checkpoint"
     if compression_of(model).weights_moved:
-        raise UserError("E312", "full tuning moved the base's own weights: that is no delta", mend)
+        raise UserError("E312", "full tuning changed the base's own weights: there is no delta to store", mend)
     changes, tensors = describe(model)
     if not tensors:
         raise UserError("E312", "nothing was added to this model (or it was merged)", "Tune it first")
     if len({tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}) > 1:
-        raise UserError("E312", "the changes have several floating types", "Bring the model to one")
+        raise UserError("E312", "the changes have several floating-point types", "Convert the model to one")
     return changes, tensors
 
 
@@ -142,7 +142,7 @@ def buffer_of(tensor: Tensor) -> str:
 
 
 def _flatten(layout: Mapping, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors one behind another, by buffer; masks bit by bit, so that only the last byte is not full."""
+    """Concatenate the tensors by buffer; masks are packed bit by bit, so that only the last byte is padded."""
     parts: dict[str, list[Tensor]] = {}
     for slot in slots(layout):
         tensor = tensors[slot.name]
@@ -164,7 +164,7 @@ def _bytes(text: str) -> Tensor:
 
 
 def _digest(description: Mapping, flat: Mapping[str, Tensor]) -> str:
-    """sha256 over the description and every tensor but the one that may hold it."""
+    """sha256 over the description and every tensor in `flat`."""
     whole = hashlib.sha256(_text(description).encode())
     for name in sorted(flat):
         whole.update(name.encode())
@@ -173,12 +173,12 @@ def _digest(description: Mapping, flat: Mapping[str, Tensor]) -> str:
 
 
 def header_size(data: bytes) -> int:
-    """Bytes before the first tensor of a safetensors file, of which `data` holds at least the first eight."""
+    """Number of bytes before the first tensor of a safetensors file; `data` has at least the first eight bytes."""
     return 8 + int.from_bytes(data[:8], "little")
 
 
 def read(path: Path | str) -> DeltaFile:
-    """The delta in `path`, whole and checked: every byte is described, and the checksum holds.
+    """Read the delta file `path` and check it: every byte is described, and the checksum matches.
 
     Raises UserError E310 for a missing, damaged, cut or foreign file, and for another format; E316 where what the task
     shares with others is not beside it.
@@ -191,12 +191,12 @@ DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeE
 
 
 def damaged(path: Path | str) -> UserError:
-    """The error of a file whose description does not hold."""
-    return UserError("E310", "its description and its tensors do not fit together", "Make it again", str(path))
+    """The error for a file whose description does not fit its tensors."""
+    return UserError("E310", "its description and its tensors do not fit together", "Create it again", str(path))
 
 
 def _read(path: Path | str, alone: bool) -> DeltaFile:
-    """`read`; a file that is shared stands `alone`: it names no other."""
+    """`read`; with `alone` for a shared file, which must not refer to another file."""
     place = str(path)
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise UserError("E310", "not a regular file", "Name the .safetensors file", place)
@@ -207,9 +207,9 @@ def _read(path: Path | str, alone: bool) -> DeltaFile:
     except OSError as error:
         raise UserError("E310", f"cannot be read ({error.strerror or 'no such file'})", "Check the path", place) from None
     except (SafetensorError, *DAMAGED) as error:
-        raise UserError("E310", f"damaged or no delta file ({error})", "Make it again, or copy it again", place) from None
+        raise UserError("E310", f"damaged, or not a delta file ({error})", "Create it again, or copy it again", place) from None
     if KEY not in metadata:
-        raise UserError("E310", "a safetensors file, but no delta", "`compress delta convert` makes one", place)
+        raise UserError("E310", "a safetensors file, but not a delta", "`compress delta convert` makes one", place)
     try:
         return _parse(metadata[KEY], flat, place, alone)
     except DAMAGED:
@@ -222,16 +222,16 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
     description = json.loads(text)
     if description["format"] not in READABLE:
         what = f"format {description['format']!r:.60}, this version reads {FORMAT}"
-        raise UserError("E310", what, "Make it again with this version", place)
+        raise UserError("E310", what, "Create it again with this version", place)
     sha256 = description.pop("sha256")
     if sha256 != _digest(description, flat):
-        raise UserError("E310", "the checksum does not hold", "Copy it again, or make it again", place)
+        raise UserError("E310", "the checksum does not match", "Copy it again, or create it again", place)
     auto_class = description.get("auto_class", SEQUENCES)
     if auto_class not in AUTO_CLASSES:
         raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)
     check(description)
     if alone and "shared" in description:
-        raise UserError("E310", "what tasks share names another file that it shares", "Make the task files again", place)
+        raise UserError("E310", "the file that the tasks share names another shared file", "Create the task files again", place)
     head = description["head"]
     kept = unpack_kept(description["kept"], flat.pop("kept", None))
     if head:
@@ -251,7 +251,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
 
 
 def _read_shared(reference: Mapping[str, str], place: str) -> DeltaFile:
-    """The file that a task file names, from its own folder. Raises UserError E316 where it is missing or another one."""
+    """Read the shared file that a task file names, from the same folder. Raises UserError E316 if it is missing or another."""
     path = Path(place).with_name(Path(reference["file"]).name)
     mend = "Keep the task files of one training in one folder, with the file they share"
     if not path.is_file():
@@ -263,13 +263,13 @@ def _read_shared(reference: Mapping[str, str], place: str) -> DeltaFile:
 
 
 def _cut(whole: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """`_concatenate` reversed. Raises RuntimeError where the sizes do not add up."""
+    """Reverse of `_concatenate`. Raises RuntimeError where the sizes do not add up."""
     pieces = whole.split([math.prod(shape) for shape in shapes.values()])
     return {name: piece.view(*shape).clone() for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`_flatten` reversed: tensors by their names in `storage.describe`."""
+    """Reverse of `_flatten`: tensors by their names in `storage.describe`."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for slot in slots(layout):
         shapes.setdefault(slot.buffer, {})[slot.name] = slot.shape
@@ -286,7 +286,7 @@ def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def stored(delta: DeltaFile) -> Stored:
-    """What the file holds beside head and header, in the papers' units (ProPETL section 4.3)."""
+    """Size of the file without head and header, in the papers' units (ProPETL section 4.3)."""
     held = list(accounts(delta.layout))
     chosen = {kind for kind, cls in KINDS.items() if cls.masks}
     learned = sum(row.mask_entries for row in held if row.kind not in chosen)

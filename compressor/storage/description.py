@@ -1,4 +1,4 @@
-"""What a delta file may say of itself, checked once when it is read: behind this door types and sizes are trusted."""
+"""Schema of a delta file's description, checked once when it is read; afterwards its types and sizes are trusted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Part(BaseModel):
 
 
 class _Kept(_Part):
-    """What pruning left: the blocks, and units of each structure."""
+    """What pruning kept: the blocks, and units of each structure."""
 
     blocks: Annotated[list[Name], Field(max_length=10_000)]
     sizes: dict[Name, Size]
@@ -47,7 +47,7 @@ def _known_prototype(kind: str) -> str:
 
 
 class _Change(_Part):
-    """One change with its tensors' shapes; whatever else its class was made with are plain values."""
+    """One change with its tensors' shapes; the other settings of its class are plain values."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, Scalar]
@@ -79,7 +79,7 @@ _Row = Annotated[tuple[list[Name], StrictStr, Any], Field(strict=False)]
 
 
 class _Layout(_Part):
-    """The changes, sections of rows [paths, blocks, changes] as `layout.compact` makes them."""
+    """The changes, in sections of rows [paths, blocks, changes] as `layout.compact` writes them."""
 
     prototypes: dict[Name, _Prototype]
     tasks: dict[Name, _TaskMasks] = {}
@@ -93,7 +93,7 @@ class _Shared(_Part):
 
 
 class _Description(_Part):
-    """Everything beside the checksum. Keys of later versions are theirs."""
+    """The whole description except its checksum. Unknown keys of later versions are ignored."""
 
     format: StrictInt
     base: Name
@@ -107,7 +107,7 @@ class _Description(_Part):
 
 
 def check(description: Mapping[str, Any]) -> None:
-    """Raises ValueError (pydantic's among them) for a description that no writer here could have made."""
+    """Raises ValueError (or pydantic's subclass) for a description that no writer in this project can produce."""
     _Description.model_validate(description)
     count = 0
     for section in SECTIONS:

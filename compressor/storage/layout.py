@@ -1,4 +1,4 @@
-"""A short description of many changes: blocks that are alike are described once. Torch-free.
+"""A short description of many changes: blocks with equal changes are described once. Torch-free.
 
 `storage.describe` speaks of every matrix of every block; a header of 4 KiB has room for a few lines. So one row stands for all
 blocks (their number in the path is `*`) and for all matrices that are changed alike, and what differs from block to block is a
@@ -30,7 +30,7 @@ class Slot(NamedTuple):
 
 
 def compact(changes: Mapping[str, Any], shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """The description that `storage.describe` gave, made short. `shapes`: tensor name -> (buffer, shape), masks left out."""
+    """Shorten the description from `storage.describe`. `shapes`: tensor name -> (buffer, shape), without masks."""
     layout: dict[str, Any] = {
         "prototypes": {
             name: {**settings, **_sizes(f"prototypes|{name}|", shapes)} for name, settings in changes["prototypes"].items()
@@ -48,7 +48,7 @@ def compact(changes: Mapping[str, Any], shapes: Mapping[str, tuple[str, tuple[in
 
 
 def _sizes(prefix: str, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, dict[str, Any]]:
-    """{"values": {name: shape}, "indices": {name: shape}} of one change; indices as long as the values say their name."""
+    """{"values": {name: shape}, "indices": {name: shape}} of one change; indices as long as the values: the values' name."""
     result: dict[str, dict[str, Any]] = {}
     for name, (buffer, shape) in shapes.items():
         if name.startswith(prefix):
@@ -60,7 +60,7 @@ def _sizes(prefix: str, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
 
 
 def _rows(entries: dict[str, list[dict]]) -> list[list]:
-    """[paths, blocks, changes] for all paths that are changed alike."""
+    """[paths, blocks, changes] for each group of paths with equal changes."""
     groups: dict[tuple[str, str], dict[str, list[dict]]] = {}
     for path, changes in entries.items():
         number = _NUMBER.search(path)
@@ -75,7 +75,7 @@ def _rows(entries: dict[str, list[dict]]) -> list[list]:
 
 
 def fold(values: list[Any]) -> Any:
-    """One value for all, where they are equal; where they are not, as deep inside as possible, {"each": values}."""
+    """One value for all if they are equal; otherwise {"each": values}, nested as deep as possible."""
     first = values[0]
     if all(value == first for value in values):
         return first
@@ -87,7 +87,7 @@ def fold(values: list[Any]) -> Any:
 
 
 def unfold(value: Any, index: int) -> Any:
-    """The value that stood at `index` before `fold`."""
+    """The value at `index` before `fold`."""
     if isinstance(value, dict):
         if value.keys() == {"each"}:
             return value["each"][index]
@@ -96,7 +96,7 @@ def unfold(value: Any, index: int) -> Any:
 
 
 def _ranges(numbers: list[str]) -> str:
-    """["0", "1", "2", "5"] -> "0-2,5"; a path without a number gives ""."""
+    """Shorten a list of block numbers: ["0", "1", "2", "5"] -> "0-2,5"; for a path without a number ""."""
     runs: list[list[str]] = []
     for number in numbers:
         if runs and number and int(number) == int(runs[-1][-1]) + 1:
@@ -107,7 +107,7 @@ def _ranges(numbers: list[str]) -> str:
 
 
 def blocks_of(ranges: str) -> list[str]:
-    """`_ranges` reversed. Raises ValueError for more blocks than any model has."""
+    """Reverse of `_ranges`. Raises ValueError for more blocks than any model has."""
     result: list[str] = []
     for run in ranges.split(","):
         first, _, last = run.partition("-")
@@ -119,7 +119,7 @@ def blocks_of(ranges: str) -> list[str]:
 
 
 def _entries(layout: Mapping[str, Any], section: str) -> Iterator[tuple[str, list[dict]]]:
-    """(path, changes) of every matrix and module of a section, sizes still inside."""
+    """(path, changes) of every matrix and module of a section, with the tensor sizes."""
     for paths, ranges, changes in layout[section]:
         for index, number in enumerate(blocks_of(ranges)):
             for path in paths:
@@ -127,7 +127,7 @@ def _entries(layout: Mapping[str, Any], section: str) -> Iterator[tuple[str, lis
 
 
 def expand(layout: Mapping[str, Any]) -> dict[str, Any]:
-    """`compact` reversed: the description that `storage.restore` reads."""
+    """Reverse of `compact`: the description that `storage.restore` reads."""
     changes: dict[str, Any] = {section: {} for section in SECTIONS}
     changes["prototypes"] = {name: _settings(change) for name, change in layout["prototypes"].items()}
     if "tasks" in layout:
@@ -143,7 +143,7 @@ def _settings(change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def slots(layout: Mapping[str, Any]) -> Iterator[Slot]:
-    """Every tensor of the layout, in the one order in which they are stored."""
+    """Every tensor of the layout, in the order in which they are stored."""
     for name, change in layout["prototypes"].items():
         yield from _slots_of(f"prototypes|{name}|", change)
     for name, change in layout.get("tasks", {}).items():
@@ -155,7 +155,7 @@ def slots(layout: Mapping[str, Any]) -> Iterator[Slot]:
 
 
 class Account(NamedTuple):
-    """What one kind of change holds at all places that share a description; counts over all its `blocks`."""
+    """Sizes of one kind of change where paths share a description; counts over all its `blocks`."""
 
     kind: str
     place: str
@@ -166,7 +166,7 @@ class Account(NamedTuple):
 
 
 def accounts(layout: Mapping[str, Any]) -> Iterator[Account]:
-    """The layout as a table. Parts of a fused weight stand apart, with their rows behind the place."""
+    """The sizes in a layout as a table. Parts of a fused weight are separate entries, named with their rows."""
     for name, change in layout["prototypes"].items():
         yield Account("prototype", name, 1, *_counts([change]))
     for name, change in layout.get("tasks", {}).items():

@@ -21,7 +21,7 @@ from compressor.storage.delta_file import DAMAGED, DeltaFile, buffer_of, read
 
 
 def remember(model: nn.Module, reference: str, sha256: str) -> nn.Module:
-    """Note on `model`, whose base weights are untouched, which base it was built from. Returns the model."""
+    """Record on `model`, whose base weights are unchanged, which base it was built from. Returns the model."""
     compression_of(model).origin = Origin(reference, sha256, _base_parameters(model))
     return model
 
@@ -33,7 +33,7 @@ def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def origin_of(model: nn.Module) -> Origin:
-    """The base under a live model. Raises UserError E311 where it is unknown, or its weights are no longer there."""
+    """The base of a live model. Raises UserError E311 where it is unknown, or its weights have been replaced."""
 
     origin, mend = compression_of(model).origin, "Give the base's folder, or a model of compressor.load"
     if origin is None:
@@ -46,7 +46,7 @@ def origin_of(model: nn.Module) -> Origin:
 
 
 def strip(model: nn.Module) -> None:
-    """Take every delta and every inserted module off, in place. The base is left bit for bit; the task head stays."""
+    """Remove every delta and every inserted module, in place. The base is left bit for bit; the task head stays."""
     for _, owner, name in list(chains(model)):
         detach(owner, name)
     for owner in [module for module in model.modules() if inserts_of(module)]:
@@ -54,8 +54,8 @@ def strip(model: nn.Module) -> None:
 
 
 def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Sequence[str]) -> None:
-    """Raises UserError E311 where `head` cannot become the model's: other names, or sizes beside the number of classes; and
-    where there is none, and the model's is of other labels.
+    """Raises UserError E311 where `head` does not fit the model (other names, or other sizes except the number of classes),
+    or where it is None and the model's head is for other labels.
     """
     mend = "Load it on its own base's folder"
     if head is None:
@@ -75,12 +75,12 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
 
 
 def _told(names: Sequence[str]) -> str:
-    """The first few of many."""
+    """The first few of many names, separated by commas."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[str]) -> None:
-    """Give `model` another task head, of another number of classes too. `check_head` was asked before."""
+    """Replace the task head of `model`, also by one for another number of classes. Call `check_head` first."""
     for name, tensor in head.items():
         path, _, leaf = name.rpartition(".")
         owner, there = model.get_submodule(path), model.get_parameter(name)
@@ -93,7 +93,7 @@ def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[st
 
 
 def apply(model: nn.Module, path: Path | str) -> nn.Module:
-    """Put the task in `path` on a live model in place of any that it carries; returns the model, in eval mode.
+    """Apply the task in `path` to a live model, replacing its current task; returns the model, in eval mode.
 
     The base is not touched: without the delta its weights are bit for bit what they were. Everything is checked before anything
     is changed. Raises UserError E310, E316 (file), E306 (another base), E311 (base gone, other shapes, another head).
@@ -116,7 +116,12 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
 
 def _check_task(delta: DeltaFile, path: Path | str) -> None:
     if not delta.labels and delta.auto_class != GENERATES:
-        raise UserError("E316", "holds what tasks share, and no task", "Give one of the task files beside it", str(path))
+        raise UserError(
+            "E316",
+            "this is the file that the tasks share, not one of the tasks",
+            "Give one of the task files beside it",
+            str(path),
+        )
 
 
 def _other_base(reference: str, delta: DeltaFile) -> UserError:
@@ -128,11 +133,11 @@ def _check_type(model: nn.Module, delta: DeltaFile, path: Path | str) -> None:
     kinds = {tensor.dtype for tensor in delta.tensors.values() if tensor.is_floating_point()}
     if not kinds <= {model.dtype}:
         what = f"the delta is {str(*kinds).removeprefix('torch.')}, the live model {str(model.dtype).removeprefix('torch.')}"
-        raise UserError("E311", what, "Bring the model to the delta's type", str(path))
+        raise UserError("E311", what, "Convert the model to the delta's type", str(path))
 
 
 def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
-    """Restore the changes and the head on a bare base; what does not fit leaves it bare."""
+    """Restore the changes and the head on a base without changes; if they do not fit, the base stays without changes."""
     tensors = {name: t if buffer_of(t) == "masks" else t.to(model.device) for name, t in delta.tensors.items()}
     try:
         restore(model, delta.changes, tensors)
@@ -145,7 +150,7 @@ def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
 
 
 def _misfit(error: Exception, path: Path | str) -> UserError:
-    return UserError("E311", f"the changes do not fit the model ({error!s:.200})", "Make the delta again", str(path))
+    return UserError("E311", f"the changes do not fit the model ({error!s:.200})", "Create the delta again", str(path))
 
 
 def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
@@ -159,7 +164,7 @@ def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
 
 
 def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
-    """The model of a delta that was read, built from a folder or a hub id. Raises as `load`."""
+    """The model of a delta that is already read, built from a folder or a hub id. Raises as `load`."""
     _check_task(delta, path)
     found = base_of(delta, base)
     model = build(found.folder, delta.labels, auto_class=delta.auto_class)
@@ -172,7 +177,7 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.M
 
 
 def base_of(delta: DeltaFile, base: Path | str | None) -> Reference:
-    """The base that `base`, or else the file, refers to. Raises UserError E303, E306."""
+    """Resolve `base`, or else the base that the file refers to. Raises UserError E303, E306."""
     found = resolve(str(base or delta.base))
     if found.sha256 != delta.base_sha256:
         raise _other_base(found.reference, delta)

@@ -1,4 +1,4 @@
-"""The tasks of one training on disk: what they share in one file, and a small file for each task (ProPETL section 3.4).
+"""The tasks of one training on disk: what they share in one file, and one small file per task (ProPETL section 3.4).
 
 A task file holds the task's masks and its head, and names the other by its checksum. `compressor.load(base, delta=FILE)` takes
 it as any delta file; docs/deltas.md has the format.
@@ -22,7 +22,7 @@ SHARED = "_shared.safetensors"
 def write_tasks(
     model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: Mapping[str, Sequence[str]]
 ) -> dict[str, Path]:
-    """Write a model of many tasks (`compressor.training.multitask.join_heads`): SHARED, and NAME.safetensors for every task.
+    """Write a model of many tasks (`compressor.training.multitask.join_heads`): SHARED, and one NAME.safetensors per task.
 
     `label_names` has the classes of every task, in the order of its outputs. Returns the task files by task. Raises UserError
     E312 where deltas cannot hold what was done to the model.
@@ -50,5 +50,5 @@ def write_tasks(
 
 
 def _of_tasks(tensors: Mapping, wanted: bool) -> dict:
-    """The tensors of the task masks, or all others."""
+    """The tensors of the task masks if `wanted`, otherwise all others."""
     return {name: tensor for name, tensor in tensors.items() if name.startswith("tasks|") == wanted}

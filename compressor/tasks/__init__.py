@@ -1,7 +1,7 @@
-"""A labelled task: what the user's files hold, and the doors through which they come in.
+"""A labelled task: its configuration, and how the user's files are read and checked.
 
-Two kinds of single sentences or sentence pairs, classes and numbers, one of words, a tag each, and one of prompts, a text each.
-`kinds.Kind` says what differs between them; a new one is a file here and a word in `KINDS`.
+Two kinds for single sentences or sentence pairs (classes, numbers), one for words with tags, and one for prompts with texts.
+`kinds.Kind` defines what differs between them; a new one is a file here and a word in `KINDS`.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ PACKED = ".gz"
 
 
 def ending(path: Path) -> str:
-    """What a data file is read as: '.tsv' of train.tsv, and of train.tsv.gz."""
+    """Extension by which a data file is read: '.tsv' for train.tsv and for train.tsv.gz."""
     return Path(path.stem).suffix if path.suffix == PACKED else path.suffix
 
 
 class Subset(BaseModel):
-    """A random part of the training rows: floor(`share` x rows) of them, without replacement, in the file's order.
+    """A random sample of the training rows: floor(`share` x rows) of them, without replacement, in the file's order.
 
     One `seed` draws the same rows every time; labels are not balanced. The validation rows stay whole.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    share: float = Field(gt=0, lt=1, description="of the training rows")
-    seed: int = Field(default=0, ge=0, lt=2**32, description="another one draws other rows")
+    share: float = Field(gt=0, lt=1, description="share of the training rows")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="seed of the draw")
 
 
 class TaskConfig(BaseModel):
-    """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the columns of a kind of words are
-    `tokens` and `tags`, those of a generation `prompt` and `target` where nothing else is said."""
+    """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the default columns are `tokens` and
+    `tags` for token classification, `prompt` and `target` for generation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal[KINDS] = Field(
-        default="classification", description="what is learnt of a row: a class, a number, tags, a text"
+        default="classification", description="what is predicted for a row: a class, a number, tags or a text"
     )
-    train: Path = Field(description="rows to train on: .csv, .tsv, .jsonl, .conll or .txt, packed (.gz) or not")
+    train: Path = Field(description="rows to train on: .csv, .tsv, .jsonl, .conll or .txt, optionally compressed (.gz)")
     validation: Path = Field(description="rows that quality is measured on")
     text: str | list[str] = Field(default="text", description="the column of the text, or a list of two for pairs")
     label: str = Field(default="label", validate_default=True, description="the column of the labels, tags or targets")
-    max_length: int = Field(default=128, ge=4, le=8192, description="tokens of a row: more are cut off, or E213")
+    max_length: int = Field(
+        default=128, ge=4, le=8192, description="maximum tokens of a row: longer rows are truncated, or refused (E213)"
+    )
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
 
     @model_validator(mode="before")
@@ -68,7 +70,7 @@ class TaskConfig(BaseModel):
         if isinstance(text, list) and len(text) not in (1, 2):
             raise ValueError("text names one column, or two for sentence pairs")
         if isinstance(text, list) and len(set(text)) < len(text):
-            raise ValueError("a pair is two columns, not one twice")
+            raise ValueError("a pair needs two different columns")
         if isinstance(text, list) and len(text) > 1 and not kind_of(info.data.get("kind", KINDS[0])).pairs:
             raise ValueError(f"a task of kind {info.data['kind']} reads one column")
         return text
@@ -78,7 +80,7 @@ class TaskConfig(BaseModel):
     def _no_text(cls, label: str, info: ValidationInfo) -> str:
         text = info.data.get("text", ())
         if label in ((text,) if isinstance(text, str) else text):
-            raise ValueError("the label is in a column of its own, not in that of the text")
+            raise ValueError("label and text must be different columns")
         return label
 
     @property
@@ -87,12 +89,12 @@ class TaskConfig(BaseModel):
 
 
 def data_files(task: TaskConfig) -> list[Path]:
-    """The files whose content decides the result, for fingerprints."""
+    """The files whose content affects the result, for fingerprints."""
     return [task.train, task.validation]
 
 
 def check_data(task: TaskConfig) -> None:
-    """Read both files and raise UserErrors (E2xx) with everything that is wrong in them."""
+    """Read both files and raise UserErrors (E2xx) with all faults in them."""
     from compressor.tasks.reading import read_task
 
     read_task(task)

@@ -1,4 +1,4 @@
-"""The losses of kinds whose rows have several answers (`compressor.tasks.answers`): a row's mean over its labels counts as one.
+"""Losses of tasks with several labels per row (`compressor.tasks.answers`): a row counts with the mean over its labels.
 
 So the loss of a batch, the mean over its rows, adds up to the same step however rows are cut into batches.
 """
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels of each row, (rows,): `each` (answers,) has one figure a label, row after row."""
+    """Mean over the labels of each row, (rows,): `each` (labels,) has one value per label, row after row."""
     known = labels != IGNORED
     sums = each.new_zeros(len(labels)).index_add(0, known.nonzero()[:, 0], each)
     return sums / known.sum(dim=1)
 
 
 def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy: a mean over labels in each row. Outputs are (rows, length, outputs), labels (rows, length)."""
+    """Cross-entropy, averaged over the labels of each row. Outputs are (rows, length, outputs), labels (rows, length)."""
     from torch.nn import functional
 
     known = labels != IGNORED
@@ -31,7 +31,7 @@ def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """0.5 CE + 0.5 T² KL(teacher ‖ student) as for classes, at tokens with a label. Outputs are (rows, length, outputs)."""
+    """0.5 CE + 0.5 T² KL(teacher ‖ student) at tokens with a label, as in classification. Outputs: (rows, length, outputs)."""
     from torch.nn import functional
 
     known = labels != IGNORED

@@ -1,7 +1,7 @@
-"""Where a model answers: once a row, or at every token that has a label of its own.
+"""Which outputs of a model are predictions: one per row, or one at every token that has a label.
 
-The labels of a split say which: (rows,), or (rows, longest) with IGNORED at every token without one. Outputs of a split are
-(answers, outputs) either way, row after row, so that whoever compares two models need not know.
+The labels of a split determine it: (rows,), or (rows, longest) with IGNORED at every token without one. Outputs of a split
+are (predictions, outputs) either way, row after row, so that comparisons of two models need not distinguish them.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ IGNORED = -100
 
 
 def answers_in(outputs: np.ndarray, label: Any) -> np.ndarray:
-    """The answers (answers, outputs) of one row: `outputs` are (outputs,), or (length, outputs) where tokens have labels."""
+    """The predictions (predictions, outputs) of one row: `outputs` are (outputs,), or (length, outputs) with token labels."""
     if np.ndim(label) == 0:
         return outputs[None]
     return outputs[np.flatnonzero(np.asarray(label) != IGNORED)]
 
 
 def rows_of(labels: np.ndarray) -> np.ndarray:
-    """The row of every answer, int64 (answers,)."""
+    """Index of the row of every prediction, int64 (predictions,)."""
     return np.arange(len(labels)) if labels.ndim == 1 else np.nonzero(labels != IGNORED)[0]
 
 
 def by_row(outputs: np.ndarray, labels: np.ndarray) -> Sequence[np.ndarray]:
-    """Answers (answers, outputs) as a training takes a teacher's (`compressor.training.trainer.Rows`), row by row: (outputs,),
-    or (the row's answers, outputs)."""
+    """Split predictions (predictions, outputs) row by row, as training takes a teacher's outputs
+    (`compressor.training.trainer.Rows`): (outputs,), or (the row's predictions, outputs)."""
     if labels.ndim == 1:
         return outputs
     return np.split(outputs, np.cumsum((labels != IGNORED).sum(axis=1))[:-1])
 
 
 def every_token(rows: Sequence[dict[str, list[int]]]) -> np.ndarray:
-    """Labels (rows, longest) that ask for an answer at every token of unpadded rows."""
+    """Labels (rows, longest) that mark every token of unpadded rows as labelled."""
     lengths = np.array([len(row["input_ids"]) for row in rows])
     return np.where(np.arange(lengths.max()) < lengths[:, None], 0, IGNORED)
 
 
 def cut(labels: Any, length: int) -> Any:
-    """The labels (rows, ...) of a batch that is `length` tokens long, an array or a tensor."""
+    """Cut the labels (rows, ...) of a batch, an array or a tensor, to `length` tokens."""
     return labels if labels.ndim == 1 else labels[:, :length]
 
 
 def spread(taught: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
-    """A batch of what `by_row` gives, in the shape that a model gives it: (rows, outputs), or (rows, length, outputs) with
-    zeros at tokens without a label."""
+    """Arrange a batch from `by_row` in the shape of the model's outputs: (rows, outputs), or (rows, length, outputs) with zeros
+    at tokens without a label."""
     if labels.ndim == 1:
         return np.stack(taught)
     answers = np.concatenate(taught)

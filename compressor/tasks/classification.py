@@ -31,7 +31,7 @@ TEMPERATURE = 2.0
 
 
 def read(value: object) -> str | None:
-    """A class as text; None for what is none: nothing, a fraction, a list, digits that make no integer."""
+    """A class as text; None if it is invalid: empty, a fraction, a list, digits that are no integer."""
     label = "" if value is None or isinstance(value, float | dict | list) else str(value).strip()
     broken = label.lstrip("-").isdigit() and not INTEGER.fullmatch(label)
     return None if broken or not label else label
@@ -50,7 +50,7 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
 
 
 def targets(path: Path, column: Column, names: list[str]) -> list[int]:
-    """Places of the labels among `names`. Raises UserError E209 for one that is not there."""
+    """Indices of the labels in `names`. Raises UserError E209 for an unknown label."""
     known = {name: number for number, name in enumerate(names)}
     for line, label in column:
         if label not in known:
@@ -60,19 +60,19 @@ def targets(path: Path, column: Column, names: list[str]) -> list[int]:
 
 
 def lacks(labels: Sequence[int], names: list[str]) -> str | None:
-    """The first class of which there is no row."""
+    """Message that names the first class without a row; None if every class has one."""
     missing = set(range(len(names))) - set(labels)
     return f"none of class '{names[min(missing)]}'" if missing else None
 
 
 def spread(labels: Sequence[int], names: list[str]) -> dict[str, int]:
-    """Rows of every class."""
+    """Number of rows of every class."""
     counts = Counter(labels)
     return {name: counts[number] for number, name in enumerate(names)}
 
 
 def constant(labels: Sequence[int]) -> float:
-    """The accuracy of the largest class, given for every row."""
+    """Accuracy of predicting the most frequent class for every row."""
     return max(Counter(labels).values()) / len(labels)
 
 
@@ -98,7 +98,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest label of one text, and the probability of every label in the model's order."""
+    """The most likely label of one text, and the probability of every label in the model's order."""
 
     label: str
     scores: dict[str, float]
@@ -108,7 +108,7 @@ class Prediction:
 
 
 def prediction(names: Sequence[str], logits: np.ndarray, *_: object) -> Prediction:
-    """Softmax of one row of logits, (classes,), with names."""
+    """Prediction from the softmax of one row of logits, (classes,), with label names."""
     weights = np.exp(logits - logits.max())
     scores = dict(zip(names, (weights / weights.sum()).tolist(), strict=True))
     return Prediction(max(scores, key=scores.__getitem__), scores)

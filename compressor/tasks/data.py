@@ -30,7 +30,7 @@ MOST_OUTPUTS = 2**24
 
 @dataclass(frozen=True)
 class Rows:
-    """One split as tokens: unpadded rows and labels (rows,), or (rows, longest) where tokens have labels, of a kind of task."""
+    """One split as tokens: unpadded rows, and labels (rows,), or (rows, longest) for token labels, of a kind of task."""
 
     tokens: list[dict[str, list[int]]]
     labels: np.ndarray
@@ -40,12 +40,12 @@ class Rows:
         return len(self.tokens)
 
     def sample(self, count: int) -> Rows:
-        """`count` rows evenly spread over the lengths, so that short and long rows are all seen."""
+        """`count` rows evenly spread over the lengths, so that both short and long rows are included."""
         order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
         return self._of([order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
 
     def draw(self, count: int, seed: int) -> Rows:
-        """`count` rows (all, when there are fewer) at random."""
+        """`count` random rows (all, when there are fewer)."""
         return self._of(np.random.default_rng(seed).permutation(len(self))[:count])
 
     def _of(self, chosen: Sequence[int] | np.ndarray) -> Rows:
@@ -53,13 +53,13 @@ class Rows:
 
     @property
     def most_answers(self) -> int:
-        """Of one row."""
+        """The largest number of predictions in one row."""
         return 1 if self.labels.ndim == 1 else int((self.labels != IGNORED).sum(axis=1).max())
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the metrics of a kind are made of, for one model on all rows of a split: `Kind.judged`."""
+    """The arrays from which a kind computes its metrics, for one model on all rows of a split: `Kind.judged`."""
 
     found: np.ndarray
     known: np.ndarray
@@ -67,7 +67,7 @@ class Judged:
 
     @property
     def quality(self) -> dict[str, Any]:
-        """The metrics, as they stand in metadata and reports."""
+        """The metrics, as recorded in metadata and reports."""
         return self.kind.quality(self.found, self.known)
 
     def change_from(self, reference: Judged) -> tuple[float, float]:
@@ -77,8 +77,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the size of the
-    vocabulary whose words are the outputs where these have no names."""
+    """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
+    where its tokens are the outputs, which then have no names."""
 
     train: Rows
     validation: Rows
@@ -88,17 +88,17 @@ class Data:
 
     @property
     def kind(self) -> Kind:
-        """What sort of task it is."""
+        """The kind of task."""
         return self.train.kind
 
     @property
     def batch_size(self) -> int:
-        """Rows of a forward pass that trains nothing."""
+        """Batch size of forward passes without training."""
         longest = max(len(row["input_ids"]) for rows in (self.train, self.validation) for row in rows.tokens)
         return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary))) if self.vocabulary else BATCH
 
     def compared(self, most: int | None = None) -> Rows:
-        """Validation rows for a parity check, whose logits are held: `most` of them (all by default), or as many as fit."""
+        """Validation rows for a parity check that keeps logits: `most` of them (default: all), or as many as fit in memory."""
         fitting = max(MOST_OUTPUTS // (self.validation.most_answers * (len(self.label_names) or self.vocabulary)), 2)
         few = min(len(self.validation) if most is None else most, fitting)
         return self.validation if most is None and few == len(self.validation) else self.validation.sample(few)

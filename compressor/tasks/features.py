@@ -22,14 +22,14 @@ where it answers at every token."""
 
 
 def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[int]]]:
-    """One dict of unpadded token lists a row, truncated to `task.max_length`, with the keys the tokenizer's model takes."""
+    """One dict of unpadded token lists per row, truncated to `task.max_length`, with the keys that the tokenizer returns."""
     columns = [list(column) for column in zip(*split.texts, strict=True)]
     encoded = tokenizer(*columns, truncation=True, max_length=task.max_length, padding=False)
     return [{key: encoded[key][row] for key in encoded} for row in range(len(split))]
 
 
 def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
-    """Tokens of every row before anything is cut off; of its label too, where that is a text to be generated."""
+    """Number of tokens of every row before truncation, including a label that is a text to be generated."""
     columns = [
         [text if isinstance(text, str) else " ".join(text) for text in column] for column in zip(*split.texts, strict=True)
     ]
@@ -39,12 +39,12 @@ def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
 
 
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
-    """Tokens and labels (rows,) of a split that has one label a row; `path` is the file it was read from."""
+    """Tokens and labels (rows,) of a split with one label per row; `path` is the file that it was read from."""
     return tokenize(tokenizer, split, task), np.array(split.labels)
 
 
 def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[int | None]:
-    """The place of the first token of every word, None for a word without one (cut off, or nothing to the tokenizer).
+    """Index of the first token of every word, None for a word without tokens (cut off, or dropped by the tokenizer).
 
     `offsets` are the characters [start, end) of each token of the row in `words` joined by single spaces; (0, 0) is none.
     """
@@ -62,17 +62,19 @@ def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> li
 
 
 def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: int, where: Path) -> None:
-    """Raise UserError E212 for a row that holds `end` (the id of the end of sentence, at the last of which the model reads its
-    answer) more or less often than the tokenizer puts it around texts."""
+    """Raise UserError E212 for a row that contains `end` (id of the end-of-sentence token, at the last of which the model's
+    output is read) more or less often than the tokenizer adds it to texts."""
     wanted = tokenizer(*["a"] * len(split.texts[0]))["input_ids"].count(end)
     word = tokenizer.convert_ids_to_tokens(end)
     if not wanted:
-        what = f"the tokenizer does not end a row with '{word}', where the model reads its answer"
-        raise UserError("E212", what, "Take the tokenizer that the model was trained with", str(where))
+        what = f"the tokenizer does not end a row with '{word}', the token that the task head reads"
+        raise UserError("E212", what, "Use the tokenizer that the model was trained with", str(where))
     for row, texts in zip(rows, split.texts, strict=True):
         if (count := row["input_ids"].count(end)) != wanted:
             what = f"the text {texts[0]!r:.60} makes {count} tokens '{word}', not {wanted}"
-            raise UserError("E212", what, "Take that word out of it: the model reads its answer there", str(where))
+            raise UserError(
+                "E212", what, "Remove that token from the text: the task head reads the model's state there", str(where)
+            )
 
 
 def pad(rows: list[dict[str, list[int]]], pad_id: int) -> Encoding:
@@ -86,7 +88,7 @@ def pad(rows: list[dict[str, list[int]]], pad_id: int) -> Encoding:
 
 
 def batches(rows: list[dict[str, list[int]]], batch_size: int) -> Iterator[list[int]]:
-    """Row numbers in batches of similar length, longest first, so that little is spent on padding."""
+    """Row numbers in batches of similar length, longest first, so that there is little padding."""
     order = sorted(range(len(rows)), key=lambda row: (-len(rows[row]["input_ids"]), row))
     return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
@@ -100,7 +102,7 @@ def predict(
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> np.ndarray:
-    """Logits (answers, classes) in the order of `rows`: one answer a row, or those where `labels` has labels of tokens."""
+    """Logits (predictions, classes) in the order of `rows`: one prediction per row, or one per token label in `labels`."""
     logits: list[np.ndarray | None] = [None] * len(rows)
     for chosen in batches(rows, batch_size):
         for row, values in zip(chosen, answers_of(forward, rows, chosen, pad_id, labels), strict=True):
@@ -119,7 +121,7 @@ def judge(
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `judged` of a kind makes of a model's answers, (rows, ...) twice, in the order of `rows`.
+    """Arrays (rows, ...) that the function `judged` of a kind computes from outputs and labels, in the order of `rows`.
 
     Outputs are held of one batch at a time: where they are words of a vocabulary, those of a split would not fit into memory.
     """
@@ -140,7 +142,7 @@ def answers_of(
     pad_id: int,
     labels: np.ndarray | None,
 ) -> Iterator[np.ndarray]:
-    """The answers (answers, classes) of each of the `chosen` rows in one batch; `labels` as in `predict`."""
+    """The predictions (predictions, classes) of each of the `chosen` rows in one batch; `labels` as in `predict`."""
     result = forward(pad([rows[row] for row in chosen], pad_id))
     if len(result) != len(chosen):
         raise ValueError(f"{len(result)} answers for {len(chosen)} rows")

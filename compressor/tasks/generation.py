@@ -1,4 +1,4 @@
-"""Generation: a text for each prompt, such as a sentence about a row of a table (E2E), by a decoder that says the next token.
+"""Generation: a text for each prompt, such as a sentence about a row of a table (E2E), by a decoder (causal LM).
 
 A row is the tokens of prompt and target, a space between, as the tokenizer reads running text, and the end of sentence. The
 label of a token is the one behind it, where that is the target's or the end: that shift is made here alone. The loss of a row
@@ -35,7 +35,7 @@ from compressor.tasks.rows import Split
 
 
 def read(value: object) -> str | None:
-    """A target without the space around it; None for what is no text, or an empty one."""
+    """A target without surrounding whitespace; None if it is not a text, or empty."""
     return (value.strip() or None) if isinstance(value, str) else None
 
 
@@ -46,19 +46,19 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
 
 
 def targets(path: Path, column: Column, names: list[str]) -> list[str]:
-    """The targets as they stand: the tokenizer makes labels of them."""
+    """The targets unchanged: the tokenizer turns them into labels."""
     return [target for _, target in column]
 
 
 def spread(labels: Sequence[str], names: list[str]) -> dict[str, float]:
-    """Words of the targets."""
+    """Number of words in the targets: mean and longest."""
     words = [len(label.split()) for label in labels]
     return {"target words, mean": sum(words) / len(words), "longest target": max(words)}
 
 
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
-    """Tokens of prompt and target without the end, which is no input, and labels (rows, longest): at each token the next one,
-    from the last of the prompt on, IGNORED elsewhere.
+    """Tokens of prompt and target without the end token, which is no input, and labels (rows, longest): at each token the
+    next one, from the last token of the prompt on, IGNORED elsewhere.
 
     Raises UserError E212 where there is no end of sentence, or a target spells it; E213 for a row that is longer than
     `task.max_length`, or whose prompt or target has no token: nothing is cut off.
@@ -77,11 +77,11 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
         # the space between may be a token of its own: it is said by the model, too
         start = next((number for number, (_, stop) in enumerate(offsets) if stop > len(prompts[row])), None)
         if not start:
-            what = f"the tokenizer makes no token of its own of {whole[row]!r:.60}, or none of its target"
-            raise UserError("E213", what, "Mend or drop the row", place)
+            what = f"the tokenizer produces no separate token for {whole[row]!r:.60}, or none for its target"
+            raise UserError("E213", what, "Fix or remove the row", place)
         if end in ids[start:]:
             what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
-            raise UserError("E212", what, "Take it out of the text: it is put behind each", place)
+            raise UserError("E212", what, "Remove it from the text: it is appended to every target", place)
         rows.append((ids, [IGNORED] * (start - 1) + ids[start:] + [end]))
     longest = max(len(ids) for ids, _ in rows)
     if long := [row for row, (ids, _) in enumerate(rows) if len(ids) > task.max_length]:
@@ -95,8 +95,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 
 
 def check_end(tokenizer, config: Any, folder: Path) -> None:
-    """Raises UserError E212 where a model's config ends a text otherwise than its tokenizer: it would learn to say one end, and
-    generate until another."""
+    """Raises UserError E212 where config and tokenizer disagree on the end token: the model would be trained to write one and
+    generate until the other."""
     told, own = {"config.json": config.eos_token_id}, folder / "generation_config.json"
     if own.is_file():
         told[own.name] = json.loads(own.read_text(encoding="utf-8")).get("eos_token_id", config.eos_token_id)
@@ -107,8 +107,8 @@ def check_end(tokenizer, config: Any, folder: Path) -> None:
 
 
 def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the metrics are made of, by row: (rows, 2) the log-likelihood of its labels and how many of them are the likeliest
-    words; (rows, 1) how many there are."""
+    """Per-row figures for the metrics: (rows, 2) the log-likelihood of the labels and how many of them are the most likely
+    tokens; (rows, 1) the number of labels."""
     rows, true = rows_of(labels), labels[labels != IGNORED]
     top = outputs.max(axis=1)
     spread = np.log(np.exp(outputs - top[:, None]).sum(axis=1, dtype=np.float64))
@@ -122,12 +122,12 @@ TIMED = "Latency and throughput are of one pass over a prompt: tokens generated 
 
 
 def in_perplexity(value: float) -> str:
-    """A likelihood as people say it."""
+    """Format a likelihood as perplexity."""
     return f", perplexity {1 / value:.2f}" if value > 1e-6 else f", perplexity {1 / value:.1e}"
 
 
 def prediction(*_: object) -> None:
-    """Raises UserError E716: generating takes a cache and many steps, which a server here does not do."""
+    """Raises UserError E716: generation needs a cache and many steps, which the servers here do not support."""
     raise UserError("E716", "a model that generates is not served", "Generate with export.generation.greedy.open_generator")
 
 

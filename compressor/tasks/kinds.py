@@ -1,4 +1,4 @@
-"""What differs between kinds of tasks, one object a kind: `kind_of("regression")`. Everything else asks it.
+"""The kinds of tasks and all their differences, one object per kind: `kind_of("regression")`.
 
 A new kind is a file here with a `KIND` row, and a word in `KINDS`.
 """
@@ -32,12 +32,12 @@ Column = Sequence[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of quality. Of a kind's main one, the larger the better: one that falls turns its sign, or is inverted.
+    """A quality metric. Of a kind's main metric, larger is better: one that falls is negated or inverted.
 
-    `value` takes what the kind's `judged` makes of outputs and labels, two arrays (rows, ...). `key` names it in metadata,
-    `name` in sentences; 100 times the value is shown, with `unit` behind it, and in a summary `aside`: the same in other words.
-    `note` is what a reader of a report must know besides. `chance` is what one answer for every row gets, where nothing
-    that was learnt gets it, too.
+    `value` takes the two arrays (rows, ...) that the kind's `judged` computes from outputs and labels. `key` names it in
+    metadata, `name` in sentences; 100 times the value is shown, with `unit` behind it, and in a summary `aside`: the same in
+    other words. `note` is what a reader of a report must know besides. `chance` is the value of one constant prediction for
+    every row, where no trained model gets the same.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two models say the same, whatever the labels are.
+    """Agreement of two models' predictions, whatever the labels are.
 
     `measure` takes two arrays of outputs (answers, outputs) and gives 1.0 where they say the same; how far a hop must reach
     stands in export/parity/bounds.py. `name` heads a column, `words` come before the share. `chance` of (a share, answers) is
@@ -68,7 +68,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of the table of kinds.
+    """One kind of task.
 
     - `example`: (a row's cells, the task, its file and line) -> its texts and its label; raises UserError E206, E207, E214;
     - `outputs`: (task, the training labels) -> the names of the model's outputs; raises UserError E208;
@@ -78,21 +78,21 @@ class Kind:
     - `loss`: (outputs as the model gives them, labels (rows, ...), reduction over rows "mean" or "sum") -> a scalar;
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
     - `metrics`: the first is the one that gates, intervals and reports are about;
-    - `answers`: outputs -> the labels that the model itself would give;
-    - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> what a client is told, a
+    - `answers`: outputs -> the labels that the model itself predicts;
+    - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> what a client gets, a
       dataclass that is shown by `str`; raises UserError E717;
     - `written`: a client's text as the model was trained to read it; raises UserError E717;
     - `auto_class`: whose task head the model has (`compressor.models.hub`);
     - `columns`: the names of the text's and the label's column, where the task gives none;
-    - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which say where the model answers
+    - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which mark where the model predicts
       (`compressor.tasks.answers`); raises UserError E213;
-    - `grain`: labels (rows, ...) -> how far one answer can move the main metric;
+    - `grain`: labels (rows, ...) -> how far one prediction can move the main metric;
     - `pairs`: whether a row may be two texts;
     - `gates`: the metric whose loss is bounded, where that is not the main one;
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
-    - `constant`: targets -> what one answer for every row gets of the first metric at most, None where that says nothing;
-    - `judged`: (outputs (answers, outputs), labels (rows, ...)) -> two arrays (rows, ...) that metrics are made of, so that
-      rows can be drawn; what it makes of a row does not depend on the others.
+    - `constant`: targets -> the most that one constant prediction for every row reaches of the first metric, None if undefined;
+    - `judged`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
+      that rows can be resampled; its result for a row does not depend on the others.
     """
 
     name: str
@@ -120,21 +120,21 @@ class Kind:
 
     @property
     def metric(self) -> Metric:
-        """The main one."""
+        """The kind's main metric."""
         return self.metrics[0]
 
     @property
     def gate(self) -> Metric:
-        """The metric whose loss a hop of another precision bounds."""
+        """The metric whose loss is bounded when the precision changes."""
         return self.gates or self.metric
 
     @property
     def generates(self) -> bool:
-        """Whether outputs are the words of a vocabulary: too many to be stored for the rows of a split."""
+        """Whether outputs are scores of a vocabulary: too many to be stored for the rows of a split."""
         return self.auto_class == GENERATES
 
     def quality(self, found: np.ndarray, known: np.ndarray) -> dict[str, Any]:
-        """Every metric of what was `judged`, the main one with its 95 % bootstrap interval, as they stand in metadata and
+        """Every metric of the arrays from `judged`, the main one with its 95 % bootstrap interval, as recorded in metadata and
         reports."""
         main, values = self.metric, {metric.key: metric.value(found, known) for metric in self.metrics}
         return {
@@ -145,18 +145,18 @@ class Kind:
         }
 
     def unlearnt(self, quality: Mapping[str, Any]) -> bool:
-        """Whether a quality is what one answer for every row gets. (Where all labels are alike, nothing can be better.)"""
+        """Whether a quality equals that of one constant prediction. (Where all labels are equal, nothing can be better.)"""
         return any(metric.chance is not None and quality.get(metric.key) == metric.chance for metric in self.metrics)
 
     def change(self, candidate: np.ndarray, reference: np.ndarray, known: np.ndarray, **options: int) -> tuple[float, float]:
-        """95 % paired bootstrap interval over rows of the main metric's change between what was `judged` of two models; options
-        of `difference_interval`."""
+        """95 % paired bootstrap interval over rows of the change of the main metric between the `judged` arrays of two models;
+        options of `difference_interval`."""
         return difference_interval(self.metric.value, candidate, reference, known, **options)
 
 
 def one_label(read: Callable[[object], Any], what: str, mend: str) -> Callable[..., Example]:
-    """The `example` of a kind with one label a row. `read`: a cell of its column -> the label, None for what is none; `what`
-    says what one is, `mend` how to write it."""
+    """The `example` function of a kind with one label per row. `read`: a cell of its column -> the label, None if invalid;
+    `what` describes a valid label, `mend` how to write it."""
 
     def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
         texts = tuple(row[name] for name in task.text_columns)
@@ -175,12 +175,12 @@ def one_label(read: Callable[[object], Any], what: str, mend: str) -> Callable[.
 
 
 def kind_of(name: str) -> Kind:
-    """The kind called `name`. Raises ValueError for an unknown name."""
+    """The kind with this name. Raises ValueError for an unknown name."""
     if name not in KINDS:
         raise ValueError(f"no kind of task is called {name!r}")
     return importlib.import_module(f"compressor.tasks.{name}").KIND
 
 
 def kind_with(outputs: int) -> Kind:
-    """The kind of a sequence model with so many outputs that says nothing else of itself: a single one is a number."""
+    """The kind of a sequence model by its number of outputs, where nothing else is known: a single output is a regression."""
     return kind_of("regression" if outputs == 1 else "classification")

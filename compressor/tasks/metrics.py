@@ -1,4 +1,4 @@
-"""Quality of outputs against labels, with intervals: a difference without one proves nothing."""
+"""Quality metrics of outputs against labels, with confidence intervals: a difference without one proves nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ RESAMPLES = 2000
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Share of rows whose largest logit is the label's. `logits` (rows, classes), `labels` (rows,)."""
+    """Share of rows whose largest logit is at the label. `logits` (rows, classes), `labels` (rows,)."""
     return float((logits.argmax(axis=1) == labels).mean())
 
 
 def matthews(logits: np.ndarray, labels: np.ndarray) -> float:
     """Matthews correlation of predictions and labels in [-1, 1], for any number of classes (Gorodkin 2004); 0 where one of them
-    is constant. CoLA's metric: guessing the larger class is worth nothing.
+    is constant. CoLA's metric: always predicting the larger class scores 0.
     """
     confusion = np.zeros((logits.shape[1], logits.shape[1]))
     np.add.at(confusion, (labels, logits.argmax(axis=1)), 1.0)
@@ -27,13 +27,13 @@ def matthews(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Share of rows in which two arrays of logits (rows, classes) have the same largest one."""
+    """Share of rows in which two arrays of logits (rows, classes) have the same argmax."""
     return float((reference.argmax(axis=1) == candidate.argmax(axis=1)).mean())
 
 
 def margins(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two arrays of logits (rows, classes) -> two of margins (rows,): by how much the reference puts its likeliest class before
-    its second, which is never negative, and by how much the candidate puts the same class before the same second.
+    """Two arrays of logits (rows, classes) -> two of margins (rows,): the reference's margin between its first and second
+    class, which is never negative, and the candidate's margin between the same two classes.
     """
     second, first = np.argpartition(reference, -2, axis=1)[:, -2:].T
     rows = np.arange(len(reference))
@@ -41,7 +41,7 @@ def margins(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, n
 
 
 def margin_noise(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Standard deviation of the change of `margins`, from its median: a few rows that change much do not count."""
+    """Standard deviation of the change of `margins`, estimated by its median: robust to a few rows that change much."""
     before, after = margins(reference, candidate)
     return float(1.4826 * np.median(np.abs(after - before)))
 
@@ -51,17 +51,17 @@ NOISES = 2
 
 
 def decided_labels_agree(reference: np.ndarray, candidate: np.ndarray, noise: float) -> float:
-    """`labels_agree` where the rows that lie within NOISES x `noise` (of the margin) of the boundary count as agreeing: there
-    rounding alone turns labels, right ones as often as wrong ones."""
+    """`labels_agree`, where rows within NOISES x `noise` (of the margin) of the decision boundary count as agreeing: there
+    rounding alone flips labels, correct ones as often as wrong ones."""
     turned = reference.argmax(axis=1) != candidate.argmax(axis=1)
     return float(1 - (turned & (margins(reference, candidate)[0] > NOISES * noise)).mean())
 
 
 def output_distance(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """How far two arrays of outputs (answers, outputs) lie apart: rms of the change over the spread of the reference.
+    """Distance of two arrays of outputs (predictions, outputs): rms of the change over the spread of the reference.
 
-    Logits count up to a constant a row, which no softmax sees: for two classes this is the rms change of the margin over the
-    margin's standard deviation. 0 where nothing changes; infinite where the reference says the same everywhere.
+    Logits are compared up to a constant per row, which softmax ignores: for two classes this is the rms change of the margin
+    over the margin's standard deviation. 0 where nothing changes; infinite where the reference is constant.
     """
     one, other = (values.astype(np.float64) for values in (reference, candidate))
     if one.shape[1] > 1:
@@ -71,12 +71,12 @@ def output_distance(reference: np.ndarray, candidate: np.ndarray) -> float:
 
 
 def two_errors(share: float, answers: int) -> float:
-    """Two standard errors of a share that so many answers show."""
+    """Two standard errors of a share measured on `answers` predictions."""
     return 2 * float(np.sqrt(share * (1 - share) / answers))
 
 
 def entity_starts(tags: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the first and of the last word of every entity, in order.
+    """Indices of the first and of the last word of every entity, in order.
 
     `tags` (words,) are 0 outside, 2k + 1 at the beginning of an entity of type k, 2k + 2 inside; `rows` (words,) tell sentences
     apart. What goes on behind another type, or behind nothing, begins an entity (conlleval; seqeval's default).
@@ -89,13 +89,13 @@ def entity_starts(tags: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def entity_f1(found: np.ndarray, there: np.ndarray) -> float:
-    """Micro F1, 2 right / (found + there), of entities; 0 where there is none at all. Arguments as `tokens.judged` counts."""
+    """Micro F1 of entities, 2 right / (found + there); 0 without any entity. Arguments as counted by `tokens.judged`."""
     right, said, _ = found.sum(axis=0)
     return float(2 * right / max(said + there[:, 0].sum(), 1))
 
 
 def word_accuracy(found: np.ndarray, there: np.ndarray) -> float:
-    """Share of words with the right tag. Arguments as `tokens.judged` counts."""
+    """Share of words with the right tag. Arguments as counted by `tokens.judged`."""
     return float(found[:, 2].sum() / there[:, 1].sum())
 
 
@@ -104,32 +104,32 @@ LEAST = -700.0
 
 
 def log_likelihood(found: np.ndarray, there: np.ndarray) -> float:
-    """Mean over tokens, in nats; LEAST at least, also of what is no number. Arguments as `generation.judged` counts."""
+    """Mean log-likelihood per token, in nats; at least LEAST, also for NaN. Arguments as counted by `generation.judged`."""
     return float(np.fmax(found[:, 0].sum() / there.sum(), LEAST))
 
 
 def likelihood(found: np.ndarray, there: np.ndarray) -> float:
-    """Geometric mean over tokens of the probability that a model gives them: 1 / perplexity. Arguments as there."""
+    """Geometric mean over tokens of their predicted probability: 1 / perplexity. Arguments as for `log_likelihood`."""
     return float(np.exp(log_likelihood(found, there)))
 
 
 def perplexity(found: np.ndarray, there: np.ndarray) -> float:
-    """exp of the mean negative log-likelihood; 1 is the least. Arguments as there."""
+    """exp of the mean negative log-likelihood; 1 is the minimum. Arguments as for `log_likelihood`."""
     return float(np.exp(-log_likelihood(found, there)))
 
 
 def token_accuracy(found: np.ndarray, there: np.ndarray) -> float:
-    """Share of tokens that are the likeliest behind those before them. Arguments as there."""
+    """Share of tokens that are the most likely next token. Arguments as for `log_likelihood`."""
     return float(found[:, 1].sum() / there.sum())
 
 
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where there is none: one is constant, or no number."""
+    """Correlation in [-1, 1] of outputs (rows, 1) with labels (rows,); 0 where undefined: one is constant, or NaN."""
     return _correlation("pearsonr", outputs, labels)
 
 
 def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """`pearson` of the ranks; equal values share the mean of theirs."""
+    """Spearman correlation: `pearson` of the ranks; equal values share their mean rank."""
     return _correlation("spearmanr", outputs, labels)
 
 
@@ -190,8 +190,8 @@ def paired_changes(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> np.ndarray:
-    """metric(candidate) - metric(reference) on `resamples` draws of the rows with replacement, (resamples,): both are judged on
-    the same draws."""
+    """metric(candidate) - metric(reference) on `resamples` draws of the rows with replacement, (resamples,): both are computed
+    on the same draws."""
     if np.array_equal(candidate, reference):
         return np.zeros(resamples)
     draws = _draws(len(labels), resamples, seed)

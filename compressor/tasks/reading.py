@@ -1,5 +1,5 @@
-"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, each also packed by gzip; checked once, here,
-with the line of each fault."""
+"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, each also gzipped; checked once, here, with
+the line of each fault."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def read_task(task: TaskConfig) -> TaskData:
 
 
 def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Kind) -> Split:
-    """The rows that `subset` draws. Raises UserError E211 when they lack what a training needs."""
+    """The rows that `subset` samples. Raises UserError E211 when they lack what training needs."""
     # the share as it is written: 0.29 of 100 rows are 29, though 0.29 * 100 is below that in floating point
     count = int(Fraction(str(subset.share)) * len(train))
     rows = sorted(random.Random(subset.seed).sample(range(len(train)), count))
@@ -118,40 +118,40 @@ def _is_number(text: Any) -> bool:
 
 
 def read_rows(path: Path) -> Rows:
-    """Every row with the number of its first line. Raises UserError E201, E202, E203, E210, E215, E216."""
+    """Read every row with the number of its first line. Raises UserError E201, E202, E203, E210, E215, E216."""
     readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
     if ending(path) not in readers and os.path.isfile(path):  # a folder or a pipe is called so, whatever its ending
-        mend = f"Use {', '.join(readers)}, or one of these with {PACKED} behind it"
-        raise UserError("E202", f"unknown ending '{ending(path) or path.suffix}'", mend, str(path))
+        mend = f"Use {', '.join(readers)}, optionally compressed ({PACKED})"
+        raise UserError("E202", f"unknown file extension '{ending(path) or path.suffix}'", mend, str(path))
     text = data_text(path)
     return list(readers[ending(path)](text, path))
 
 
 def data_text(path: Path) -> str:
-    """The text of a data file, unpacked where it is packed. Raises UserError E201, E202, E203, E215."""
+    """The text of a data file, decompressed if it is gzipped. Raises UserError E201, E202, E203, E215."""
     content = read_bytes(path, DATA)
     return decode(_unpacked(content, path) if path.suffix == PACKED else content, DATA.encoding, str(path))
 
 
 def _unpacked(content: bytes, path: Path) -> bytes:
-    """What gzip packed, its checksums compared. Raises UserError E201 for what is damaged, E215 for what is too large."""
+    """Decompress gzip data and check its checksums. Raises UserError E201 for damaged data, E215 if it is too large."""
     whole = b""
     while content:  # a file may be several, one behind the other
         reader = zlib.decompressobj(wbits=31)
         try:
             whole += reader.decompress(content, DATA.most + 1 - len(whole))
         except zlib.error as error:
-            raise UserError("E201", f"cannot be unpacked ({error})", "Copy the file again", str(path)) from None
+            raise UserError("E201", f"cannot be decompressed ({error})", "Copy the file again", str(path)) from None
         if len(whole) > DATA.most:
             raise too_large(len(whole), DATA, str(path))
         if not reader.eof:
-            raise UserError("E201", "cannot be unpacked (cut short)", "Copy the file again", str(path))
+            raise UserError("E201", "cannot be decompressed (cut short)", "Copy the file again", str(path))
         content = reader.unused_data
     return whole
 
 
 def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
-    """GLUE's dialect: tabs, no quoting, one row a line."""
+    """Read TSV in GLUE's dialect: tabs, no quoting, one row per line."""
     lines = text.replace("\r\n", "\n").split("\n")
     header = _header(lines[0].split("\t"), path)
     for number, line in enumerate(lines[1:], start=2):
@@ -177,15 +177,15 @@ def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _header(names: list[str], path: Path) -> list[str]:
-    """The names of the columns. Raises UserError E216 for one that stands twice: which of them is meant nobody knows."""
+    """The column names. Raises UserError E216 for a name that occurs twice, because it is ambiguous."""
     if repeated := _repeated(filter(None, names)):
-        what = f"column '{repeated:.60}' stands twice in the header"
+        what = f"column '{repeated:.60}' appears twice in the header"
         raise UserError("E216", what, "Rename or drop one of them", f"{path}:1")
     return names
 
 
 def _repeated(names: Iterable[str]) -> str | None:
-    """The first name that was there before."""
+    """The first name that occurs a second time."""
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)
 
@@ -197,7 +197,7 @@ def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
         try:
             row = DECODER.decode(line)
         except _Repeated as key:
-            what = f"key '{key!s:.60}' stands twice in one object"
+            what = f"key '{key!s:.60}' appears twice in one object"
             raise UserError("E216", what, "Keep one of them", f"{path}:{number}") from None
         except json.JSONDecodeError as error:
             raise UserError("E210", f"not JSON ({error.msg})", "Write one JSON object a line", f"{path}:{number}") from None
@@ -211,13 +211,16 @@ def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
         if not isinstance(row, dict):
             raise UserError("E210", "not a JSON object", "Write one JSON object a line", f"{path}:{number}")
         if "\\u" in line and not _is_unicode(row):
-            what, mend = "half of a character, a lone \\uD800 to \\uDFFF", "Write it whole, or leave it out"
+            what, mend = (
+                "an unpaired surrogate (\\uD800 to \\uDFFF), half of a character",
+                "Write the whole character, or remove it",
+            )
             raise UserError("E210", what, mend, f"{path}:{number}")
         yield number, _Defaulted(row)
 
 
 class _Repeated(Exception):
-    """A key of a JSON object that stands there twice."""
+    """A key that occurs twice in a JSON object."""
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -232,7 +235,7 @@ DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 
 
 def _levels(value: Any) -> int:
-    """How deep lists and objects lie in each other. Level by level: a recursion would end where Python's stack does."""
+    """Nesting depth of lists and objects. Computed level by level: a recursion could exceed Python's stack."""
     count, here = 0, [value]
     while here := [one for one in here if isinstance(one, list | dict)]:
         count += 1
@@ -246,7 +249,7 @@ def _too_deep(path: Path, line: int) -> UserError:
 
 
 def _is_unicode(row: dict) -> bool:
-    """Whether what a row escapes are whole characters: JSON may write surrogates alone."""
+    """Whether a row is valid Unicode: JSON escapes may be lone surrogates."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -255,7 +258,7 @@ def _is_unicode(row: dict) -> bool:
 
 
 def _read_words(text: str, path: Path) -> Iterator[tuple[int, dict]]:
-    """The columns of CoNLL: a word a line, its tag in the last column, an empty line (or -DOCSTART-) between sentences."""
+    """Read columns in CoNLL format: one word per line, its tag last, an empty line (or -DOCSTART-) between sentences."""
     words, tags, first, columns = [], [], 1, None
     for number, line in enumerate([*text.split("\n"), ""], start=1):
         line = line.strip(" \t\r")
@@ -274,7 +277,7 @@ def _read_words(text: str, path: Path) -> Iterator[tuple[int, dict]]:
 
 
 class _Defaulted(dict):
-    """A JSON row: a key that only some rows have reads as None, which the checks above report with its line."""
+    """A JSON row: a key that only other rows have reads as None, which the checks above report with its line."""
 
     def __missing__(self, key: str) -> None:
         return None
@@ -283,6 +286,6 @@ class _Defaulted(dict):
 def _as_row(header: list[str], fields: list[str], where: str) -> dict[str, str]:
     if len(fields) != len(header):
         raise UserError(
-            "E210", f"{len(fields)} fields where the header has {len(header)}", "Mend the row, or the file's ending", where
+            "E210", f"{len(fields)} fields where the header has {len(header)}", "Fix the row, or the file's extension", where
         )
     return dict(zip(header, fields, strict=True))

@@ -1,9 +1,9 @@
-"""Regression: a number for each sentence or pair, e.g. how alike two sentences are (STS-B: 0 to 5).
+"""Regression: a number for each sentence or pair, e.g. how similar two sentences are (STS-B: 0 to 5).
 
 One output, named after the label's column, is trained on the labels as they are, by the mean squared error: labels of a few
 units suit the learning rates and the parity bounds, which are absolute; thousands do not. The main metric is Spearman's, as is
-usual for STS-B: it asks for the order alone, whatever the scale. What order does not show (all too high, too close together)
-the agreement of the parity gate does: it is the concordance of outputs.
+usual for STS-B: it depends on the order alone, whatever the scale. What order does not show (all too high, too close together)
+is shown by the agreement of the parity gate: the concordance of outputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def read(value: object) -> float | None:
-    """A number that is finite in float32; None for anything else, true and false among them."""
+    """A number that is finite in float32; None for anything else, including true and false."""
     if isinstance(value, str):
         number = float(value) if NUMBER.fullmatch(value := value.strip()) else math.nan
     else:
@@ -41,7 +41,7 @@ def read(value: object) -> float | None:
 
 
 def targets(path: Path, column: Column, names: list[str]) -> list[float]:
-    """The labels. Raises UserError E208 where all are one: there is nothing to learn, and no correlation."""
+    """The labels. Raises UserError E208 where all are equal: there is nothing to learn, and no correlation."""
     labels = [label for _, label in column]
     if len(set(labels)) < 2:
         what = f"every row has the label {labels[0]:g}"
@@ -50,18 +50,18 @@ def targets(path: Path, column: Column, names: list[str]) -> list[float]:
 
 
 def lacks(labels: Sequence[float], names: list[str]) -> str | None:
-    """A second number."""
+    """Message where all labels are equal; None otherwise."""
     return None if len(set(labels)) > 1 else "no two different labels"
 
 
 def spread(labels: Sequence[float], names: list[str]) -> dict[str, float]:
-    """Mean, standard deviation and ends of the numbers."""
+    """Mean, standard deviation, minimum and maximum of the labels."""
     return {"mean": float(np.mean(labels)), "sd": float(np.std(labels)), "least": min(labels), "most": max(labels)}
 
 
 def start(model: nn.Module, labels: Sequence[float]) -> None:
-    """Let the output begin at the mean of the labels, where the head has a bias: else the first steps go into that, and Adam
-    remembers their large gradients through all that come after."""
+    """Initialize the output to the mean of the labels, where the head has a bias: otherwise the first steps are spent on that,
+    and Adam's averages keep their large gradients for long."""
     for name in head_names(model):
         if name.endswith(".bias") and model.get_parameter(name).shape == (1,):
             model.get_parameter(name).data.fill_(float(np.mean(labels)))
@@ -75,13 +75,13 @@ def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """0.5 MSE(labels) + 0.5 MSE(teacher). Outputs are (rows, 1)."""
+    """0.5 MSE against the labels + 0.5 MSE against the teacher. Outputs are (rows, 1)."""
     return 0.5 * loss(student, labels) + 0.5 * loss(student, teacher[:, 0])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The number for one text, and what it is called."""
+    """The predicted number for one text, and the name of the label."""
 
     name: str
     value: float

@@ -1,4 +1,4 @@
-"""The rows of one data file as every kind of task has them: texts, labels, and where each row stands."""
+"""The rows of one data file in a common form for all kinds of tasks: texts, labels, and line numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[st
 @dataclass(frozen=True)
 class Split:
     """One file: `texts[i]` has one string, or two for a pair, or a tuple of words; `labels[i]` indexes the task's label names,
-    or is a number, a list of such indices, or a text; `lines[i]` is where the row stands."""
+    or is a number, a list of such indices, or a text; `lines[i]` is the row's line number."""
 
     texts: list[tuple[Any, ...]]
     labels: Labels

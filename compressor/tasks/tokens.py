@@ -4,7 +4,7 @@ Tags are O, B-TYPE and I-TYPE. They are read as IOB2, so that an I-TYPE behind a
 IOB1 and broken sequences then mean what conlleval and seqeval (by default) take them for. The outputs are O and, for every type
 that occurs in training, B-TYPE and I-TYPE: output 2k + 1 begins an entity of type k, 2k + 2 goes on with it.
 
-The first token of a word answers for it. The loss of a row is the mean over its words, that of a batch the mean over its rows:
+The output at a word's first token is its prediction. The loss of a row is the mean over its words, that of a batch over rows:
 so batches add up to the same step however they are cut. The main metric is micro F1 of entities: the same words, the same type.
 """
 
@@ -47,7 +47,7 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
         raise UserError("E206", f"column '{column}' holds {words!r:.60}, not words", WORDS_MEND, f"{path}:{line}")
     for number, word in enumerate(words):
         if not isinstance(word, str) or word.split() != [word]:
-            mend = "Mend it or drop it, with its tag: a word is text without space"
+            mend = "Fix or remove it, with its tag: a word is text without spaces"
             raise UserError("E206", f"word {number + 1} is {word!r:.60}", mend, _place(path, line, number))
     if not isinstance(tags, list):
         mend = 'Give a list with a tag for each word, e.g. ["B-ORG", "O"]'
@@ -56,23 +56,23 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
         raise UserError("E214", f"{len(words)} words and {len(tags)} tags", "Give each word one tag", f"{path}:{line}")
     for number, tag in enumerate(tags):
         if not is_tag(tag):
-            what = f"{tag!r:.60} of word {number + 1} ('{words[number]:.40}') is no tag"
+            what = f"{tag!r:.60} of word {number + 1} ('{words[number]:.40}') is not a tag"
             raise UserError("E207", what, "Write O, B-TYPE or I-TYPE", _place(path, line, number))
     return (tuple(words),), to_iob2(tags)
 
 
 def _place(path: Path, line: int, number: int) -> str:
-    """Where a word stands: in a file of columns, in a line of its own."""
+    """Location of a word for an error message: in a file of word columns its own line, else the line of its row."""
     return f"{path}:{line + number if ending(path) in WORD_FILES else line}"
 
 
 def is_tag(tag: object) -> bool:
-    """O, or B- or I- and a type."""
+    """Whether `tag` is O, or B- or I- with a type."""
     return isinstance(tag, str) and re.fullmatch(r"O|[BI]-\S+", tag) is not None
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """The same entities with a B- at the start of each."""
+    """The same entities in IOB2: each begins with a B- tag."""
     before = pairwise([OUTSIDE, *tags])
     return [f"B-{tag[2:]}" if tag[:2] == "I-" and last[2:] != tag[2:] else tag for last, tag in before]
 
@@ -81,7 +81,7 @@ def outputs(task: TaskConfig, labels: list[list[str]]) -> list[str]:
     """O, then B- and I- of every type, in alphabetical order. Raises UserError E208."""
     types = sorted({tag[2:] for tags in labels for tag in tags if tag != OUTSIDE})
     if not types:
-        raise UserError("E208", "no word has a tag but O", "Training needs an entity", str(task.train))
+        raise UserError("E208", "every word has the tag O", "Training needs at least one entity", str(task.train))
     if 1 + 2 * len(types) > MAX_CLASSES:
         what = f"{len(types)} types of entities"
         raise UserError("E208", what, f"At most {(MAX_CLASSES - 1) // 2}; check task.label", str(task.train))
@@ -89,7 +89,7 @@ def outputs(task: TaskConfig, labels: list[list[str]]) -> list[str]:
 
 
 def targets(path: Path, column: Column, names: list[str]) -> list[list[int]]:
-    """Places of the tags among `names`. Raises UserError E209 for a type that is not there, E208 where there is no entity."""
+    """Indices of the tags in `names`. Raises UserError E209 for an unknown type, E208 where there is no entity."""
     known = {name: number for number, name in enumerate(names)}
     for line, tags in column:
         for number, tag in enumerate(tags):
@@ -98,19 +98,19 @@ def targets(path: Path, column: Column, names: list[str]) -> list[list[int]]:
                 mend = f"Training has: {listed([name[2:] for name in names[1::2]])}"
                 raise UserError("E209", what, mend, _place(path, line, number))
     if all(tag == OUTSIDE for _, tags in column for tag in tags):
-        raise UserError("E208", "no word has a tag but O", "Without an entity there is no F1", str(path))
+        raise UserError("E208", "every word has the tag O", "F1 is undefined without entities", str(path))
     return [[known[tag] for tag in tags] for _, tags in column]
 
 
 def lacks(labels: Sequence[Sequence[int]], names: list[str]) -> str | None:
-    """The first type of which there is no entity."""
+    """Message that names the first type without an entity; None if every type has one."""
     there = {(tag - 1) // 2 for tags in labels for tag in tags if tag}
     missing = set(range(len(names) // 2)) - there
     return f"no entity of type '{names[2 * min(missing) + 1][2:]}'" if missing else None
 
 
 def spread(labels: Sequence[Sequence[int]], names: list[str]) -> dict[str, int]:
-    """Words, and entities of every type: an odd output begins one."""
+    """Number of words, and of entities of every type: an odd output begins an entity."""
     counts = Counter(tag for tags in labels for tag in tags)
     return {"words": counts.total(), **{name[2:]: counts[place] for place, name in enumerate(names) if place % 2}}
 
@@ -133,8 +133,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     places = [first_tokens(own, words) for own, (words,) in zip(offsets, split.texts, strict=True)]
     if lost := [(row, number) for row, own in enumerate(places) for number, place in enumerate(own) if place is None]:
         (row, number), more = lost[0], f", and of {len(lost) - 1} more" if len(lost) > 1 else ""
-        what = f"the tokenizer makes no token of its own of word {number + 1}, {split.texts[row][0][number]!r:.60}{more}"
-        raise UserError("E213", what, "Mend such words or drop them, with their tags", _place(path, split.lines[row], number))
+        what = f"the tokenizer produces no separate token for word {number + 1}, {split.texts[row][0][number]!r:.60}{more}"
+        raise UserError("E213", what, "Fix or remove such words, with their tags", _place(path, split.lines[row], number))
     labels = np.full((len(texts), max(lengths)), IGNORED, dtype=np.int64)
     for row, own in enumerate(places):
         labels[row, own] = split.labels[row]
@@ -142,7 +142,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 
 
 def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What F1 and accuracy count in each row: (rows, 3) right entities, those found, right words; (rows, 2) entities, words."""
+    """Counts per row for F1 and accuracy: (rows, 3) right and predicted entities, right words; (rows, 2) entities, words."""
     rows, size = rows_of(labels), len(labels)
     true, found = labels[labels != IGNORED], outputs.argmax(axis=1)
     ends = np.full(len(true), -1)
@@ -156,7 +156,7 @@ def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class Tagged:
-    """The words of one text and the likeliest tag of each."""
+    """The words of one text and the most likely tag of each."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -166,14 +166,14 @@ class Tagged:
 
 
 def written(text: Any) -> str:
-    """Words with single spaces between, as in training. Raises UserError E717 for a pair, and for nothing."""
+    """Words separated by single spaces, as in training. Raises UserError E717 for a pair, and for an empty text."""
     if not isinstance(text, str) or not text.split():
         raise UserError("E717", f"{text!r:.60} is no text with words", "Give one text, its words apart from each other")
     return " ".join(text.split())
 
 
 def grain(labels: np.ndarray) -> float:
-    """F1 = 2 right / (found + there): one tag takes an entity away and finds one or two wrong ones."""
+    """Largest change of F1 = 2 right / (found + there) by one tag: an entity removed, one or two wrong ones added."""
     true = labels[labels != IGNORED]
     return 3 / max(len(entity_starts(true, rows_of(labels))[0]), 1)
 
@@ -186,7 +186,7 @@ def prediction(names: Sequence[str], logits: np.ndarray, text: str, encoding: En
     words = tuple(text.split(" "))
     places = first_tokens(encoding.offsets, words)
     if None in places:
-        raise UserError("E717", f"word {places.index(None) + 1} of {text!r:.60} is none to the tokenizer", "Take the word out")
+        raise UserError("E717", f"word {places.index(None) + 1} of {text!r:.60} is none to the tokenizer", "Remove the word")
     return Tagged(words, tuple(names[tag] for tag in logits[places].argmax(axis=1)))
 
 

@@ -1,5 +1,5 @@
-"""What a recovering model learns from the dense one beside its outputs, whose loss the kind of task knows: its hidden states,
-block by block (as FitNets, Romero et al. 2015, and TinyBERT, Jiao et al. 2020)."""
+"""Distillation of hidden states: the pruned model learns the dense model's states, block by block, beside its outputs, whose
+loss belongs to the kind of task (as FitNets, Romero et al. 2015, and TinyBERT, Jiao et al. 2020)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def hidden_distance(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: 
 
 
 class HiddenTeacher:
-    """The dense model, alive beside a student that was cut out of it: every block that is left learns the states that the same
-    block of the dense model gives (T5: of the encoder and of the decoder).
+    """The dense model as a live teacher of a student that was pruned from it: every remaining block learns the hidden states of
+    the same block of the dense model (T5: of the encoder and of the decoder).
 
     It costs its own weights in memory and a forward pass at each step; it draws nothing and trains nothing. `logits`: learn
     those, too; with `weight` 0, alone.
@@ -69,7 +69,7 @@ class HiddenTeacher:
 
 @contextmanager
 def _states(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What every block gives in one forward pass, in the order of `blocks`."""
+    """Context that records the output of every block in one forward pass, in the order of `blocks`."""
     found: list[Tensor] = []
 
     def keep(block: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:

@@ -1,4 +1,4 @@
-"""Many tasks on one base (ProPETL section 3.4): batches of one task each, a head for every task, masks that tasks share.
+"""Many tasks on one base (ProPETL section 3.4): batches of one task each, a head per task, masks that tasks share.
 
 `join_heads` makes one model of several tasks; `compressor.methods.apply` then gives each task its mask. Which task computes is
 said by `model.compression.tasks`, and by the keyword `task` of the model's forward. Such a model is trained on a `Mixture`.
@@ -40,7 +40,7 @@ def probabilities(sizes: Sequence[int], temperature: float) -> np.ndarray:
 
 
 class TaskSampler(torch.utils.data.Sampler[int]):
-    """Row numbers of one epoch: `batch` rows of one task for every optimizer step, the tasks laid one behind another.
+    """Row numbers of one epoch, for tasks one after another: `batch` rows of one task in every optimizer step.
 
     A step's task is drawn with `probabilities`. A task hands out its rows in a shuffled order, and in a new one when all were
     seen. Both follow from seed and step alone: an epoch that is taken up in the middle goes on as if it had not stopped.
@@ -63,7 +63,7 @@ class TaskSampler(torch.utils.data.Sampler[int]):
         return drawn.clip(max=len(self.sizes) - 1)  # the last bound may be a rounding below 1
 
     def _rows(self, task: int, taken: int) -> Iterator[int]:
-        """Rows of one task without end, after the first `taken`."""
+        """Endless row numbers of one task, after the first `taken`."""
         size, first = self.sizes[task], sum(self.sizes[:task])
         for number in itertools.count(taken // size):
             order = first + np.random.default_rng([self.seed, 1 + task, number]).permutation(size)
@@ -79,7 +79,7 @@ class TaskSampler(torch.utils.data.Sampler[int]):
 
 
 class Mixture(torch.utils.data.Dataset):
-    """The rows of all tasks, one task behind another; every item says which task it is of."""
+    """The rows of all tasks, one task after another; every item contains the number of its task."""
 
     def __init__(self, parts: Sequence[Rows], temperature: float):
         self.parts, self.temperature = parts, temperature
@@ -94,12 +94,12 @@ class Mixture(torch.utils.data.Dataset):
         return {**self.parts[task][index - self.starts[task]], "task": task}
 
     def sampler(self, batch: int, seed: int) -> TaskSampler:
-        """The order of a training with `batch` rows in an optimizer step."""
+        """The sampler of a training with `batch` rows per optimizer step."""
         return TaskSampler([len(part) for part in self.parts], self.temperature, batch, seed)
 
 
 class PerTask(nn.Module):
-    """In the place of a module of the task head: one for every task, of which the active one computes."""
+    """Replacement for a module of the task head: one module per task, of which the active task's is computed."""
 
     def __init__(self, tasks: Tasks, each: Sequence[nn.Module]):
         super().__init__()
@@ -110,7 +110,7 @@ class PerTask(nn.Module):
 
 
 class TaskScores(nn.Module):
-    """The task masks over one prototype, seen by every block: the active task's mask is the one that is read."""
+    """The task masks over one prototype, shared by every block: the mask of the active task is used."""
 
     def __init__(self, tasks: Tasks, prototype: Own, keep: float):
         super().__init__()
@@ -121,7 +121,7 @@ class TaskScores(nn.Module):
 
 
 def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
-    """One model with the heads of all: of (task, model) pairs on one base the first model, changed in place.
+    """Join the heads of (task, model) pairs on one base into one model: the first, changed in place.
 
     Its forward takes a keyword `task`, the number of the task that computes from then on; `model.compression.tasks` names them.
     """
@@ -143,7 +143,7 @@ def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
 
 
 def _head_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold nothing but the task head, the outermost ones, by path."""
+    """The outermost modules that contain nothing but the task head, by path."""
     head, found = head_names(model), {}
     for path, module in model.named_modules():
         inside = [f"{path}.{leaf}" for leaf, _ in module.named_parameters()]
@@ -154,7 +154,7 @@ def _head_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _choose(model: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dict]:
-    """Forward pre-hook: a batch of the mixture says which task it is of."""
+    """Forward pre-hook that makes the batch's task the active one."""
     task = named.pop("task", None)
     if task is not None:
         compression_of(model).tasks.active = int(task)
@@ -162,7 +162,7 @@ def _choose(model: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dic
 
 
 def trained_parts(model: nn.Module) -> dict[str, int]:
-    """Trained scalars of a model of many tasks beside its heads, by part. What is shared counts once."""
+    """Trained scalars of a model of many tasks without its heads, by part. Shared ones count once."""
     views = [module for module in model.modules() if isinstance(module, Masked)]
     parts = {
         "prototype": [view.prototype for view in views],
@@ -173,7 +173,7 @@ def trained_parts(model: nn.Module) -> dict[str, int]:
 
 
 def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
-    """`Plan.start` for many tasks: every head is stored, and each row computes one of them."""
+    """`Plan.start` for many tasks: every head is stored, and each row uses one of them."""
 
     models = {name: hollow(base_folder, read_task(task).label_names) for name, task in tasks.items()}
     head_macs = max(shape_of(model).head_macs for model in models.values())

@@ -1,4 +1,4 @@
-"""Tune and recover on Hugging Face's Trainer, with optional distillation: from logits computed beforehand, or a live teacher.
+"""Tune and recover on Hugging Face's Trainer, with optional distillation: from precomputed logits, or a live teacher.
 
 A training that is cut off goes on from its last checkpoint and ends in the same bits.
 """
@@ -36,7 +36,7 @@ from compressor.training.unfinished import load_changing, newest, save_changing,
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast: AdamW, linear decay after `warmup` (a share of all steps), gradients clipped to norm 1."""
+    """Length and learning rate: AdamW, linear decay after `warmup` (a fraction of all steps), gradients clipped to norm 1."""
 
     epochs: float
     learning_rate: float
@@ -57,12 +57,12 @@ class Schedule:
         return math.ceil(each * self.epochs)
 
     def rising(self, steps: int) -> int:
-        """Steps of the warm-up among `steps`: the last is never one, or a training of a single step would be at rate 0."""
+        """Number of warm-up steps among `steps`: never the last one, or a training of a single step would have rate 0."""
         return min(math.ceil(steps * self.warmup), max(0, steps - 1))
 
     def halves(self, first: int, steps: int) -> Callable[[int], float]:
-        """Step (from 0) -> share of `learning_rate`: two trainings, of `first` steps and of the rest of `steps`, which ends at
-        `final_learning_rate`. Each has a warm-up and a linear decay of its own."""
+        """Step (from 0) -> fraction of `learning_rate`: two trainings, of `first` steps and of the rest of `steps`, which ends
+        at `final_learning_rate`. Each has its own warm-up and linear decay."""
         later = (self.final_learning_rate or self.learning_rate) / self.learning_rate
 
         def linear(step: int, of: int) -> float:
@@ -113,8 +113,8 @@ class Collator:
 
 
 class SeededGroups(LengthGroupedSampler):
-    """Rows of similar length together, in an order that follows from the seed and the epoch alone: Trainer's own draws from the
-    global random state, which a resumed training does not have as it was.
+    """Rows of similar length together, in an order that depends on the seed and the epoch alone: Trainer's own draws from the
+    global random state, which differs in a resumed training.
     """
 
     def __init__(self, batch_size: int, lengths: list[int], seed: int):
@@ -126,11 +126,11 @@ class SeededGroups(LengthGroupedSampler):
 
 
 class TaskTrainer(Trainer):
-    """Trainer with our loss (that of the task's kind as a mean over the batch, or distillation), our parameter groups, deltas
-    trained by the gradients of their factors, and checkpoints that hold what training moves instead of the whole model.
+    """Trainer with the loss of the task's kind (as a mean over the batch, or distillation), separate parameter groups, deltas
+    trained by the gradients of their factors, and checkpoints of the trained tensors instead of the whole model.
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
-    that may add to the loss, `share` says how much of its rate a step (from 0) has, where that is not one linear decay;
+    that may add to the loss, `share` is the fraction of the rate at a step (from 0), where that is not one linear decay;
     `teacher` is a live one.
     """
 
@@ -176,7 +176,7 @@ class TaskTrainer(Trainer):
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW: decay as Trainer decides it, scores and gates at their own rate, a growing Ω with a step count a scalar."""
+        """AdamW: decay as in Trainer, separate rates for scores and gates, and a step count per scalar for a growing Ω."""
         if self.optimizer is not None:
             return self.optimizer
         decayed = set(self.get_decay_parameter_names(self.model))
@@ -215,7 +215,7 @@ class TaskTrainer(Trainer):
 
 
 class _Grow(TrainerCallback):
-    """Lets Ω grow between backward and the optimizer's step, then clips as Trainer would have."""
+    """Callback that grows Ω between backward and the optimizer's step, then clips gradients as Trainer would have."""
 
     def __init__(self, grower: Grower, clip: float):
         self.grower, self.clip = grower, clip
@@ -230,7 +230,7 @@ class _Grow(TrainerCallback):
 
 
 class _Dense(TrainerCallback):
-    """Gives dense links their draws, fixes the gates among them after `first` steps, and thins clipped gradients."""
+    """Callback for dense links: seeds their random draws, fixes gates after `first` steps, thins clipped gradients."""
 
     def __init__(self, links: Sequence[Dense], seed: int, first: int):
         self.links, self.seed, self.first = links, seed, first
@@ -248,7 +248,7 @@ class _Dense(TrainerCallback):
 
 
 class _Save(TrainerCallback):
-    """A checkpoint whenever `seconds` have passed since the last."""
+    """Callback that saves a checkpoint whenever `seconds` have passed since the last."""
 
     def __init__(self, seconds: float):
         self.seconds, self.last = seconds, time.monotonic()
@@ -262,7 +262,7 @@ class _Save(TrainerCallback):
 
 
 class _Report(TrainerCallback):
-    """Tells the caller about every step and every logged loss; those before a resume are made up for at once."""
+    """Callback that reports every step and logged loss to the caller; after a resume it first reports the steps before."""
 
     def __init__(self, on_step: Callable[[str], None]):
         self.on_step, self.note = on_step, ""
@@ -292,7 +292,7 @@ def train(
     on_stop: Callable[[int], None] = lambda places: None,
     teacher: HiddenTeacher | None = None,
 ) -> list[dict]:
-    """Train what `requires_grad` says, in place; returns the logged losses ({"step", "loss"}).
+    """Train the parameters with `requires_grad`, in place; returns the logged losses ({"step", "loss"}).
 
     On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a
     checkpoint goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no
@@ -315,14 +315,14 @@ def train(
 
 
 def settle(model: nn.Module) -> None:
-    """Leave every change as it is stored, in place: what only training needed is dropped."""
+    """Convert every change to its stored form, in place, dropping what only training needs."""
     settle_links(model)
     thaw(model)
     settle_inserts(model)
 
 
 def _means(losses: list[float], every: int = 10) -> list[dict]:
-    """Mean loss of every `every` steps. Trainer's own means start anew after a resume; these do not."""
+    """Mean loss of every `every` steps. Trainer's own means restart after a resume; these do not."""
     blocks = ((start, losses[start : start + every]) for start in range(0, len(losses), every))
     return [{"step": start + len(block), "loss": round(float(np.mean(block)), 6)} for start, block in blocks]
 
@@ -346,7 +346,7 @@ def trainer_of(
     teacher: HiddenTeacher | None = None,
     **overrides,
 ) -> TaskTrainer:
-    """The Trainer of one training; `overrides` are TrainingArguments that a caller wants otherwise."""
+    """The Trainer of one training; `overrides` replace its TrainingArguments."""
     growing = hasattr(model, "growth")
     arguments = {
         "output_dir": str(work),

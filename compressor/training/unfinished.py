@@ -1,4 +1,4 @@
-"""A training that was cut off: what it needs to go on as if nothing had happened, in a folder that is never published.
+"""Checkpoints of an interrupted training, which resumes with identical results; their folder is never published.
 
 Only trainable parameters and buffers that change are stored, beside what Trainer keeps of optimizer, schedule and random state.
 A manifest is written last, so a checkpoint that was cut off itself is not one.
@@ -22,7 +22,7 @@ CHANGING = "changing.safetensors"
 
 
 def changing(model: nn.Module) -> dict[str, Tensor]:
-    """What training moves: trainable parameters (shared ones once), and the buffers that a change says it moves."""
+    """The tensors that training changes: trainable parameters (shared ones once), and the `moving` buffers of changes."""
     moved = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for path, module in model.named_modules():
         if isinstance(module, Change):
@@ -38,20 +38,20 @@ def save_changing(model: nn.Module, folder: Path) -> None:
 
 @torch.no_grad()
 def load_changing(model: nn.Module, folder: Path) -> None:
-    """Copy what `save_changing` wrote into the model."""
+    """Copy the tensors from `save_changing` into the model."""
     stored = load_file(folder / CHANGING)
     for name, tensor in changing(model).items():
         tensor.copy_(stored[name])
 
 
 def seal(folder: Path) -> None:
-    """Write the sha256 of every file of a complete checkpoint."""
+    """Mark a checkpoint as complete: write the sha256 of every file in it."""
     digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
 
 
 def newest(work: Path) -> Path | None:
-    """The newest complete checkpoint below `work`; damaged ones are removed, and the one before is as good."""
+    """The newest complete checkpoint below `work`; damaged ones are deleted in favour of the one before."""
     found = sorted(work.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
     for folder in found:
         if _is_whole(folder):

@@ -1,4 +1,4 @@
-"""Which file to keep: the fastest, by the clock, that costs no more of the metric than is allowed."""
+"""Choice of the exported file: the fastest by measurement whose loss of the metric is within the budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_EXCLUDED = 0.5
 
 @dataclass(frozen=True)
 class Trial:
-    """One file that may be kept. `excluded` are the matrices that stay fp32 in it, `ms` its median time and `speed` that of the
+    """One candidate file. `excluded` are the matrices that stay fp32 in it, `ms` its median time and `speed` that of the
     fastest fp32 file over it, both of its last run by the clock, `result` its comparison with the fp32 model in PyTorch,
     `verdict` why it is kept or not."""
 
@@ -33,18 +33,18 @@ class Trial:
 
     @property
     def loss(self) -> float:
-        """How much of the task's metric it costs, as a share: 0.005 is half a point."""
+        """Loss of the task's metric as a fraction: 0.005 is half a point."""
         return self.result.metric_reference - self.result.metric_candidate
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in an artifact's metadata."""
+        """The entry in an artifact's metadata, as JSON data."""
         judged = {"loss": self.loss, "agreement": self.result.agreement} if self.result else {}
         names = ("runtime", "precision", "ms", "speed", "within", "verdict")
         return {**{name: getattr(self, name) for name in names}, "excluded": len(self.excluded), **judged}
 
 
 def judged(trial: Trial, result: ParityResult, budget: float) -> Trial:
-    """The trial with its verdict: it must cost `budget` (a share) of the metric at most, and pass its hop's bound."""
+    """The trial with its verdict: its loss of the metric is `budget` (a fraction) at most, and it passes its parity bound."""
     trial = replace(trial, result=result)
     # 1e-9: a loss of exactly the budget must not fail by rounding
     if trial.loss > budget + 1e-9:
@@ -55,7 +55,7 @@ def judged(trial: Trial, result: ParityResult, budget: float) -> Trial:
 
 
 def counts(matrices: int) -> Iterator[int]:
-    """How many matrices are excluded in turn: 1, 2, 4, ... and the most that may be."""
+    """Numbers of matrices to exclude, tried in turn: 1, 2, 4, ... and the maximum allowed."""
     most, count = math.floor(matrices * MOST_EXCLUDED), 1
     while count < most:
         yield count
@@ -71,7 +71,7 @@ def choose(
     judge: Callable[[Trial], Trial],
     spared: Callable[[Trial], Iterator[Trial]],
 ) -> tuple[Trial, list[Trial]]:
-    """(the trial that is kept, all trials with their verdicts: those that were judged in order, then what is slower).
+    """(the trial that is kept, all trials with their verdicts: those that were evaluated, in order, then slower ones).
 
     The fastest is judged first. `clock` times trials in one run, `judge` gives one its verdict; `spared` makes files of an int8
     trial with ever more matrices left in fp32: the first within the budget is timed again beside what is still waiting,

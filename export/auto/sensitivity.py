@@ -1,8 +1,8 @@
-"""int8 in PyTorch: which matrix does it hurt most, and how far do outputs move when all of them are rounded?
+"""Sensitivity to int8, simulated in PyTorch: of every matrix alone, and of the outputs when all are rounded.
 
-No runtime is asked: one file for every matrix would take longest. Both runtimes quantize weights alike; their activations
-differ (dynamic or static), and so does this. Whether a model is good enough is judged on the real files; what a sound file's
-outputs move by is told here (`rounded`), on any task: ONNX Runtime's dynamic int8 moves them as far within a few percent.
+No runtime is used: one file for every matrix would take longest. Both runtimes quantize weights alike; their activations
+differ (dynamic or static), and so does this. Whether a model is good enough is decided on the real files; `rounded` gives
+the change of a sound file's outputs on any task: ONNX Runtime's dynamic int8 changes them as far within a few percent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What the logits lose when this matrix alone is int8: the mean |Δlogit| over the rows that were tried."""
+    """Effect on the logits when this matrix alone is int8: the mean |Δlogit| over the tested rows."""
 
     name: str
     difference: float
@@ -36,8 +36,8 @@ def rank(
     static: bool,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
-    """The matrices of `model` called `names`, the most sensitive first. `ask` gives the answers (answers, outputs) of a model
-    to the rows that are tried.
+    """The matrices of `model` called `names`, the most sensitive first. `ask` computes the predictions (predictions, outputs)
+    of a model for the tested rows.
 
     Weights get one scale an output channel (embeddings one in all), inputs one scale: of all these rows where `static`, else
     of each call. Names that are no module with a matrix are left out. The model comes out as it went in.
@@ -57,8 +57,8 @@ def rank(
 
 @contextlib.contextmanager
 def rounded(model: nn.Module, excluded: Sequence[str] = (), bits: int = 8) -> Iterator[None]:
-    """The model with all its matrices but those `excluded` (and their inputs, scaled anew in each call) rounded at once: the
-    weights to `bits`. The model comes out as it went in.
+    """Context in which all matrices but those `excluded` (and their inputs, scaled anew in each call) are rounded: the weights
+    to `bits`. Afterwards the model is as it was.
     """
     with contextlib.ExitStack() as stack:
         for name, module in list(model.named_modules()):
@@ -68,14 +68,14 @@ def rounded(model: nn.Module, excluded: Sequence[str] = (), bits: int = 8) -> It
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module multiplies with, or looks up in, a matrix of its own called weight."""
+    """Whether a module has its own 2-d weight, which it multiplies with or looks up in."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() == 2
 
 
 @contextlib.contextmanager
 def _watching(modules: dict[str, nn.Module]) -> Iterator[dict[str, Range]]:
-    """Fill a dict with the least and the largest input of every module while the model runs."""
+    """Context that records the minimum and maximum input of every module while the model runs."""
     ranges: dict[str, Range] = {}
 
     def see(name: str):
@@ -95,7 +95,7 @@ def _watching(modules: dict[str, nn.Module]) -> Iterator[dict[str, Range]]:
 
 @contextlib.contextmanager
 def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterator[None]:
-    """One module with its weight rounded to `bits` and its inputs to 8. `inputs` is their range; None: that of each call."""
+    """Context with one module's weight rounded to `bits`, its inputs to 8. `inputs` is their range; None: that of each call."""
 
     def hook(_module: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (_rounded(given[0], inputs or (float(given[0].min()), float(given[0].max()))), *given[1:])
@@ -113,14 +113,14 @@ def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterato
 
 
 def _rounded(values: Tensor, limits: Range) -> Tensor:
-    """Values (any shape) on the 256 steps between the limits, 0 among them."""
+    """Round values (any shape) to 256 levels between the limits; 0 is one of the levels."""
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     scale = max((high - low) / 255, 1e-12)
     return torch.fake_quantize_per_tensor_affine(values, scale, round(-low / scale), 0, 255)
 
 
 def _rounded_weight(module: nn.Module, bits: int) -> Tensor:
-    """The weight in 8 bits (or fewer): one scale an output channel, for an embedding one in all."""
+    """The weight rounded to 8 bits (or fewer): one scale per output channel, a single scale for an embedding."""
     weight = module.weight.detach()
     if isinstance(module, nn.Embedding):
         return _rounded(weight, (float(weight.min()), float(weight.max())))

@@ -1,1 +1,1 @@
-"""Exported models that generate: their files, and greedy decoding over them."""
+"""Exported generative models: their files, and greedy decoding over them."""

@@ -1,4 +1,4 @@
-"""The files of a model that generates, and the proof that they generate what it would."""
+"""The files of a generative model, and the check that they generate the same tokens as the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROMPTS, LONGEST, NEW = 8, 24, 24
 def write_generator(
     graphs: Mapping[str, onnx.ModelProto], folder: Path, *, precisions: Sequence[str], fuse: bool, limit: int
 ) -> dict[str, tuple[Path, ...]]:
-    """FOLDER/NAME.onnx, NAME_int8.onnx and NAME_int4.onnx of every graph; precision -> the paths, in the order of `graphs`."""
+    """Write FOLDER/NAME.onnx, NAME_int8.onnx and NAME_int4.onnx of every graph; precision -> paths, in order of `graphs`."""
     paths: dict[str, tuple[Path, ...]] = {}
     for name, graph in graphs.items():
         whole = fused(graph) if fuse else graph
@@ -49,7 +49,7 @@ def write_generator(
 
 
 def special_tokens(found: Found) -> dict[str, Any]:
-    """What `generate` must know of a model: the tokens that end a text, that pad, and that begin the text behind an encoder."""
+    """The special tokens that `generate` needs: those that end a text, pad it, and begin the text after an encoder."""
     config, said = found.model.config, found.model.generation_config
     ends = said.eos_token_id
     start = said.decoder_start_token_id if config.is_encoder_decoder else None
@@ -62,14 +62,14 @@ def special_tokens(found: Found) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens int64 (rows, length) and their mask, and what an encoder reads beside them."""
+    """Tokens int64 (rows, length) and their mask, and the inputs of an encoder if there is one."""
 
     ids: np.ndarray
     mask: np.ndarray
     source: Encoding | None
 
     def rows(self) -> list[Text]:
-        """One text a row, without padding."""
+        """Each row as a text without padding."""
         alone = []
         for row, mask in enumerate(self.mask):
             there = None if self.source is None else self.source["attention_mask"][row] == 1
@@ -78,7 +78,7 @@ class Text:
         return alone
 
     def turned(self) -> Text:
-        """With the padding of its tokens on the left."""
+        """The same text, with the padding of its tokens on the left."""
         order = np.argsort(self.mask, axis=1, kind="stable")
         return Text(np.take_along_axis(self.ids, order, 1), np.take_along_axis(self.mask, order, 1), self.source)
 
@@ -129,7 +129,7 @@ def compare_generated(
 
 
 def _suspected_block(found: Found, path: Path, text: Text, worst: int) -> str:
-    """The block where a file and its model part in one pass without a past, over the row of the worst token and the longest."""
+    """The block where a file and its model diverge in one pass without a past, over the worst token's row and the longest."""
     if text.source is not None:
         return f"{UNKNOWN} (encoder and decoder are two graphs)"
     lengths = text.mask.sum(axis=1)
@@ -138,7 +138,7 @@ def _suspected_block(found: Found, path: Path, text: Text, worst: int) -> str:
 
 
 def _texts(found: Found, live: Live) -> tuple[Text, list[tuple[int, int, int]]]:
-    """Prompts with what is generated behind them, and (row, place before it, token) of all that is."""
+    """Prompts followed by their generated tokens, and (row, position before it, token) of each of these."""
     most = getattr(found.model.config, "max_position_embeddings", None) or LONGEST + NEW
     longest, new = min(LONGEST, most // 2), min(NEW, most // 2)
     fitting = [row for row in found.rows if len(row["input_ids"]) <= longest]
@@ -157,7 +157,7 @@ def _texts(found: Found, live: Live) -> tuple[Text, list[tuple[int, int, int]]]:
 
 
 def logits_of(live: Live, text: Text, *cuts: int) -> np.ndarray:
-    """Logits (tokens, words) of a text, row after row, fed in one piece or cut at these places: the rest is then on a past."""
+    """Logits (tokens, vocabulary) of a text, row after row, run at once or split at `cuts`: later pieces then run on a past."""
     if isinstance(live, tuple):
         decoder = Decoder(live[1], len(text.ids), encode(live[0], **text.source))
     else:
@@ -167,7 +167,7 @@ def logits_of(live: Live, text: Text, *cuts: int) -> np.ndarray:
 
 
 def torch_logits(model: nn.Module, text: Text) -> np.ndarray:
-    """The same of a torch model, without a cache."""
+    """Logits of a torch model without a cache, in the format of `logits_of`."""
     ids, mask = torch.from_numpy(text.ids), torch.from_numpy(text.mask)
     if text.source is None:
         given = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}

@@ -1,4 +1,4 @@
-"""Greedy generation over ONNX Runtime sessions: the token that is likeliest, fed back until every row has ended. No torch."""
+"""Greedy generation over ONNX Runtime sessions: the most likely token is fed back until every row has ended. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def generate(
     pad: int = 0,
     start: int | None = None,
 ) -> np.ndarray:
-    """The likeliest tokens, int64 (batch, up to `max_new_tokens`); it stops when every row had one of `ends`.
+    """The most likely tokens, int64 (batch, up to `max_new_tokens`); stops when every row contains one of `ends`.
 
     Prompts are int64 (batch, length), with 0 in the mask wherever a row has no token: on the left, the right, or both. Behind
     its end a row is filled with `pad`. `start` begins the text of a decoder that stands behind an encoder.
@@ -55,9 +55,9 @@ def generate(
 
 
 class Decoder:
-    """A live decoder and what it remembers of one batch; called with the next tokens, it gives their logits.
+    """A decoder session with the key and value cache of one batch; a call with the next tokens returns their logits.
 
-    `source` is what `encode` made of the texts that it answers, where it stands behind an encoder.
+    `source` is the result of `encode` for the input texts, where the decoder follows an encoder.
     """
 
     def __init__(self, session: InferenceSession, rows: int, source: Mapping[str, OrtValue] | None = None):
@@ -69,7 +69,7 @@ class Decoder:
         self.mask = np.zeros((rows, 0), np.int64) if "attention_mask" in inputs else None
 
     def __call__(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Logits (batch, tokens, words) of int64 ids (batch, tokens); their mask is 0 where there is none."""
+        """Logits (batch, tokens, vocabulary) of int64 ids (batch, tokens); the mask is 0 where there is no token."""
         feeds = {"input_ids": _value(input_ids), **self.source, **self.past}
         if self.mask is not None:
             self.mask = np.concatenate([self.mask, attention_mask], axis=1)
@@ -82,7 +82,7 @@ class Decoder:
 
 
 def encode(encoder: InferenceSession, input_ids: np.ndarray, attention_mask: np.ndarray) -> dict[str, OrtValue]:
-    """What a decoder attends to of int64 texts (batch, length), under the names of its inputs."""
+    """The encoder's keys and values for int64 texts (batch, length), under the names of the decoder's inputs."""
     names = [value.name for value in encoder.get_outputs()]
     mask = _value(attention_mask)
     states = encoder.run_with_ort_values(names, {"input_ids": _value(input_ids), "attention_mask": mask})
@@ -99,7 +99,7 @@ def _value(array: np.ndarray) -> OrtValue:
 def open_generator(
     folder: Path, precision: str = "fp32", *, threads: int | None = None
 ) -> Callable[[np.ndarray, np.ndarray, int], np.ndarray]:
-    """`generate` on what `compress export` wrote into `folder`, with the ends of its model: (ids, mask, most tokens) -> tokens.
+    """`generate` on a folder of `compress export`, with its model's end tokens: (ids, mask, most tokens) -> tokens.
 
     Raises UserError E602 where the folder is no export of a model that generates, or not of that precision.
     """
@@ -107,18 +107,18 @@ def open_generator(
 
 
 def open_live(folder: Path, precision: str = "fp32", *, threads: int | None = None) -> Live:
-    """The sessions of such an export. Raises UserError E602."""
+    """The ONNX Runtime sessions of an exported generative model. Raises UserError E602."""
     files = facts_of(folder)["files"]
     paths = [folder / one["path"] for one in files.values() if one["precision"] == precision]
     if not paths:
         there = ", ".join(sorted({one["precision"] for one in files.values()}))
-        raise UserError("E602", f"nothing is there in {precision}", f"It has {there}", str(folder))
+        raise UserError("E602", f"no model was exported in {precision}", f"It has {there}", str(folder))
     live = tuple(session(path, threads=threads) for path in paths)
     return live if len(live) > 1 else live[0]
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What stands in the export.json of a model that generates. Raises UserError E602 where there is none."""
+    """Read the export.json of an exported generative model. Raises UserError E602 where there is none."""
     try:
         facts = json.loads((folder / PROOF).read_text(encoding="utf-8"))
         known = isinstance(facts["generation"], dict) and all(

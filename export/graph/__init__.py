@@ -1,1 +1,1 @@
-"""A torch model -> ONNX graphs: tracing, decoders with a cache, half precision, weights of few bits."""
+"""A torch model -> ONNX graphs: tracing, decoders with a cache, half precision, low-bit weights."""

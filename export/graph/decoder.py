@@ -1,4 +1,4 @@
-"""A model that generates -> ONNX with its cache of keys and values going in and out, and every weight of a decoder once.
+"""A generative model -> ONNX, with its key and value cache as inputs and outputs, each decoder weight stored once.
 
 There is one graph for the prompt and for each token after it: a prompt is what comes on an empty past (0 tokens long). A
 decoder: `input_ids` and `position_ids` (batch, sequence), `attention_mask` (batch, past + sequence) and the past
@@ -34,7 +34,7 @@ Blocks = dict[str, Block]
 
 
 def trace_generator(model: nn.Module) -> dict[str, onnx.ModelProto]:
-    """The unfused graphs of a model that generates: `model`, or `encoder_model` and `decoder_model`.
+    """The unfused graphs of a generative model: `model`, or `encoder_model` and `decoder_model`.
 
     Raises UserError E623 for a model whose cache is of another kind than keys and values that grow with the tokens.
     """
@@ -56,7 +56,7 @@ def trace_generator(model: nn.Module) -> dict[str, onnx.ModelProto]:
 
 
 class Step(nn.Module):
-    """A decoder on its past. `shapes`: number of a block with attention -> (heads, head size)."""
+    """A decoder step on a past (cache). `shapes`: number of a block with attention -> (heads, head size)."""
 
     def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, int]]):
         super().__init__()
@@ -77,7 +77,7 @@ def trace_encoder(model: nn.Module) -> onnx.ModelProto:
 
 
 class Encoder(nn.Module):
-    """An encoder, and what the decoder's blocks make of its output once for all tokens. `crossed`: those that attend to it."""
+    """An encoder with the keys and values of the decoder's cross-attention. `crossed`: the blocks that attend to it."""
 
     def __init__(self, model: nn.Module, crossed: list[str]):
         super().__init__()
@@ -92,7 +92,7 @@ class Encoder(nn.Module):
 
 
 def trace_decoder(model: nn.Module) -> onnx.ModelProto:
-    """The second graph: `input_ids` (batch, sequence), `encoder_attention_mask` (batch, source), the past and the encoder's
+    """The decoder's graph: `input_ids` (batch, sequence), `encoder_attention_mask` (batch, source), the past and the encoder's
     keys and values -> `logits` and `present.N.decoder.key` and value.
     """
     with unchanged(model):
@@ -114,7 +114,7 @@ def trace_decoder(model: nn.Module) -> onnx.ModelProto:
 
 
 class StepBehindEncoder(nn.Module):
-    """A decoder on its past and on the keys and values of an encoder."""
+    """A decoder step on its past and on the keys and values of an encoder."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -139,7 +139,7 @@ class StepBehindEncoder(nn.Module):
 
 
 def _cache(blocks: Blocks) -> DynamicCache:
-    """The cache that holds `blocks`; those in between, without attention, hold zeros as `compressor.pruning.emptied` says."""
+    """The cache that holds `blocks`; blocks in between, without attention, hold zeros as in `compressor.pruning.emptied`."""
     cache, like = DynamicCache(), next(iter(blocks.values()))["key"]
     for number in range(max(map(int, blocks)) + 1):
         nothing = like.new_zeros(like.shape[0], 1, like.shape[2], 1)
@@ -163,27 +163,27 @@ def _sample_ids(model: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def _sample_cache(model: nn.Module) -> DynamicCache | EncoderDecoderCache:
-    """What the model remembers of some tokens."""
+    """The model's cache after some sample tokens."""
     ids = _sample_ids(model)
     more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **more).past_key_values
 
 
 def _shapes(cache: DynamicCache) -> dict[str, tuple[int, int]]:
-    """Number of a block -> (heads, head size), of those that attend. Raises UserError E623."""
+    """Number of a block -> (heads, head size), for blocks with attention. Raises UserError E623."""
     strange = [layer for layer in getattr(cache, "layers", [None]) if type(layer) is not DynamicLayer]
     sizes = (
         {} if strange else {str(number): layer.keys.shape for number, layer in enumerate(cache.layers) if layer.is_initialized}
     )
     found = {number: (shape[1], shape[3]) for number, shape in sizes.items() if shape[1] * shape[3] > 1}
     if not found:
-        what = type(strange[0]).__name__ if strange else "no block attends"
-        raise UserError("E623", f"the cache of this model is none of keys and values ({what})", "Export another model")
+        what = type(strange[0]).__name__ if strange else "no block has attention"
+        raise UserError("E623", f"the cache of this model does not hold keys and values ({what})", "Export another model")
     return found
 
 
 def _random(shapes: dict[str, tuple[int, int]], tokens: int) -> Blocks:
-    """Keys and values of a sample."""
+    """Random keys and values of a sample."""
     return {
         number: {name: torch.randn(BATCH, heads, tokens, size) for name in ("key", "value")}
         for number, (heads, size) in shapes.items()

@@ -12,7 +12,7 @@ SINGLE_FILE_LIMIT = 2_000_000_000
 
 
 def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> None:
-    """One file of less than `limit` bytes, or one with PATH.data beside it; `proto` stays as it is."""
+    """Save as one file of less than `limit` bytes, or with a PATH.data file beside it; `proto` is not changed."""
     program = onnx_ir.from_proto(proto)
     # proto.ByteSize() would write the whole message into memory, three times
     if sum(value.const_value.nbytes for value in program.graph.initializers.values()) < limit:

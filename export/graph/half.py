@@ -27,7 +27,7 @@ LARGEST = 1e4
 
 
 def half(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, what lies between them and rotary angles stay in fp32."""
+    """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, the nodes between them and rotary angles stay in fp32."""
     # of an extra
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
@@ -41,7 +41,7 @@ def half(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _kept(proto: onnx.ModelProto) -> Iterator[str]:
-    """The names of the nodes that stay in fp32: KEPT_IN_FP32, ways to angles, and what lies between squares and their root."""
+    """Names of the nodes that stay in fp32: KEPT_IN_FP32, inputs of rotary angles, and nodes between squares and their root."""
     makers = {name: node for node in proto.graph.node for name in node.output}
     for node in proto.graph.node:
         if node.op_type in KEPT_IN_FP32:
@@ -53,7 +53,7 @@ def _kept(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _ancestors(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto], through) -> Iterator[str]:
-    """The names of a node and of all that it is computed from, upwards through those that `through` lets pass."""
+    """Names of a node and of all nodes that it is computed from, upwards through those that `through` accepts."""
     waiting, seen = [node], set()
     while waiting:
         one = waiting.pop()
@@ -64,7 +64,7 @@ def _ancestors(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto], through)
 
 
 def _own_weights(proto: onnx.ModelProto, kept: set[str]) -> None:
-    """Give every node that stays in fp32 weights of its own: the converter makes one cast a use, all with the same name."""
+    """Give every node that stays in fp32 separate weights: the converter makes one cast per use, all with the same name."""
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         if node.name not in kept:
@@ -78,8 +78,8 @@ def _own_weights(proto: onnx.ModelProto, kept: set[str]) -> None:
 
 
 def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Hand on between two nodes in fp32 what the converter casts to fp16 and back (a square would overflow on the way), drop
-    the casts that nobody reads then, and put the nodes into their order."""
+    """Remove the converter's casts to fp16 and back between two fp32 nodes (a square would overflow in between), remove unused
+    casts, and sort the nodes."""
 
     def source(name: str, to: int) -> str | None:
         node = makers.get(name)
@@ -102,7 +102,7 @@ def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def brain(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The unfused fp32 graph in bf16, where `half` would have fp16. Weights are rounded once, from fp32."""
+    """The unfused fp32 graph in bf16, where `half` would use fp16. Weights are rounded once, from fp32."""
 
     def rounded(tensor: onnx.TensorProto) -> onnx.TensorProto:
         values = numpy_helper.to_array(exact.get(tensor.name, tensor)).astype(np.float32)

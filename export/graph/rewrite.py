@@ -36,7 +36,7 @@ def fused(proto: onnx.ModelProto, device: Device = "cpu") -> onnx.ModelProto:
 
 
 def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = (), weight_bits: int = 8) -> onnx.ModelProto:
-    """The graph with int8 weights (one scale a channel) and activations quantized at run time; embeddings are int8 too.
+    """The graph with int8 weights (one scale per channel) and activations quantized at run time; embeddings are int8 too.
 
     The nodes `excluded`, by name, stay as they are. `weight_bits` of 7 is for processors on which products of 8 bits overflow.
     """

@@ -40,7 +40,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
-    """The unfused graph with dynamic axes and the weights inside. Raises UserError E601 for a sample that is too small."""
+    """Trace the unfused graph with dynamic axes and the weights inside. Raises UserError E601 for too small a sample."""
     if min(encoding["input_ids"].shape) < 2:
         raise UserError("E601", f"sample of shape {encoding['input_ids'].shape}", "Give at least 2 rows of 2 tokens")
     # a forward with **kwargs would swallow the others and leave dead inputs in the graph
@@ -80,7 +80,7 @@ def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, 
 
 
 def _name_products(program: onnx_ir.Model) -> None:
-    """Call every product and look-up after the module that it is in, which is how a quantizer is told what to leave alone."""
+    """Name every product and look-up after its module, so that a quantizer can exclude it by name."""
     taken: Counter[str] = Counter()
     for node in program.graph.all_nodes():
         if node.op_type in PRODUCTS:
@@ -91,7 +91,7 @@ def _name_products(program: onnx_ir.Model) -> None:
 
 
 def stamp(graph: onnx.ModelProto, model: nn.Module, source: Reference | None = None) -> onnx.ModelProto:
-    """Note in a traced graph, in place, what its files are: product, task, labels and, where known, the model it comes from.
+    """Record in a traced graph, in place, the origin of its files: product, task, labels and, if known, the source model.
 
     Every file that is made of the graph carries it (ONNX's `metadata_props`): `product` with its version, `task`, `labels` (a
     JSON list by output number), `source` and `source_sha256`. Nothing in it depends on the machine: of a local folder its name.
@@ -109,21 +109,21 @@ def stamp(graph: onnx.ModelProto, model: nn.Module, source: Reference | None = N
 
 
 def portable(source: Reference) -> str:
-    """A reference without the folders of one machine: package:NAME/PATH, a hub id, or the name of a local folder."""
+    """A reference without machine-specific folders: package:NAME/PATH, a hub id, or the name of a local folder."""
     elsewhere = source.reference.startswith("package:") or is_hub_id(source.reference, source.folder)
     return source.reference if elsewhere else source.folder.name
 
 
 def matrices(graph: onnx.ModelProto) -> list[str]:
-    """The nodes of a graph of `trace` whose weights a quantizer turns to int8, in order: linear matrices and embeddings, by the
-    names of their modules. (The products of two activations in attention are none: only OpenVINO's int8 has them.)"""
+    """The nodes of a graph of `trace` whose weights a quantizer converts to int8, in order: linear matrices and embeddings, by
+    the names of their modules. (The products of two activations in attention are not: only OpenVINO's int8 has them.)"""
     weights = {one.name for one in graph.graph.initializer if one.data_type == TensorProto.FLOAT and len(one.dims) == 2}
     return [node.name for node in graph.graph.node if node.op_type in PRODUCTS and weights & set(node.input)]
 
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[nn.Module]:
-    """Put the model in eval mode for a while; modes and the config come back as they were."""
+    """Context with the model in eval mode; modes and config are restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     config = dict(model.config.__dict__)
     try:
@@ -136,7 +136,7 @@ def unchanged(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _name_axes(proto: onnx.ModelProto, axes: Mapping[str, Sequence[str | None]]) -> None:
-    """Give the exporter's symbols (s18, s41, ...) the names of `axes`, wherever they stand, also in sums (s1 + s70)."""
+    """Replace the exporter's symbols (s18, s41, ...) by the names of `axes` everywhere, also in sums (s1 + s70)."""
     names = {}
     for value in proto.graph.input:
         for axis, dim in zip(axes[value.name], value.type.tensor_type.shape.dim, strict=True):

@@ -1,4 +1,4 @@
-"""Weights of a decoder in 8 or 4 bits. Making a token reads every weight once, so bytes are time."""
+"""Weight-only quantization of decoders to 8 or 4 bits: each token reads every weight once, so bytes cost time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ kernel on a CPU: SmolLM2-135M then takes 216 ms of CPU time a token, against 17,
 
 
 def quantized_weights(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
-    """The graph with every constant matrix that states are multiplied with in `bits` (8 or 4): ONNX Runtime's MatMulNBits.
+    """The graph with every constant matrix that activations are multiplied with in `bits` (8 or 4): MatMulNBits operators.
 
     A scale a block of BLOCK inputs, symmetric, rounded to nearest; norms, biases and sums stay fp32, and so do embeddings: one
     that is the head, too, then stands there twice, once in `bits`.
@@ -31,7 +31,7 @@ def quantized_weights(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
 
 
 def _quantizer() -> type:
-    """ONNX Runtime's quantizer. Imported, it would set up logging for the whole process, and print a line a node."""
+    """ONNX Runtime's quantizer, imported without its logging setup for the whole process and its line per node."""
     root, held = logging.getLogger(), logging.NullHandler()
     root.addHandler(held)
     try:
@@ -43,7 +43,7 @@ def _quantizer() -> type:
 
 
 def _as_products(graph: onnx.GraphProto) -> None:
-    """Write what the quantizer passes by as products with constants: a Gemm (GPT-2), a transposed embedding (a tied head)."""
+    """Rewrite what the quantizer skips as products with constants: a Gemm (GPT-2), a transposed embedding (a tied head)."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
     nodes = []
@@ -64,12 +64,12 @@ def _as_products(graph: onnx.GraphProto) -> None:
 
 
 def _plain(given: dict[str, Any]) -> bool:
-    """Whether a Gemm is a product and a sum, as torch's layers are."""
+    """Whether a Gemm is a plain product and sum, as torch's layers are."""
     return given.get("alpha", 1.0) == given.get("beta", 1.0) == 1.0 and not given.get("transA")
 
 
 def _turned(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> str:
-    """The name of a transposed matrix, which is added to the graph."""
+    """Add the transposed matrix to the graph and return its name."""
     name = f"{tensor.name}_turned"
     graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(tensor).T), name))
     return name

@@ -1,1 +1,1 @@
-"""Latency, measured interleaved in processes of their own, and tables that predict it for pruned models."""
+"""Latency, measured interleaved in separate processes, and tables that predict it for pruned models."""

@@ -1,4 +1,4 @@
-"""Latency of several models in one interleaved run, each in a process of its own.
+"""Latency of several models in one interleaved run, each in a separate process.
 
 Runtimes in one process disturb each other (idle thread pools), and machines drift: so every variant gets a worker, every
 round times every variant once, in shuffled order, and only ratios within one run mean anything. On a GPU the clock is the
@@ -33,7 +33,7 @@ LEAST_ROUNDS = 5
 
 
 class Unmeasurable(UserError):
-    """E603: a variant whose worker ended by itself, and its last words."""
+    """E603: a variant whose worker process died, with its last output."""
 
     def __init__(self, variant: str, last: str):
         self.variant, self.last = variant, last
@@ -75,7 +75,7 @@ class Measurement:
     samples_ms: tuple[float, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in measurements.json."""
+        """The entry of this measurement in measurements.json."""
         return {name: value for name, value in asdict(self).items() if name != "variant"}
 
 
@@ -87,7 +87,7 @@ def summarize(variant: str, batch: int, length: int, samples: Sequence[float]) -
 
 
 class Worker:
-    """A process that holds one model and times one call at a time. Lines of JSON in, lines of JSON out."""
+    """A process that holds one model and times one call at a time, over JSON lines on stdin and stdout."""
 
     def __init__(self, variant: Variant, threads: int | None, log: IO[str]):
         self.variant, self.log = variant, log
@@ -121,15 +121,15 @@ class Worker:
         raise Unmeasurable(self.variant.name, last)
 
     def wait_until_loaded(self) -> None:
-        """Raises UserError E603 with the worker's last line when it died."""
+        """Wait until the model is loaded. Raises UserError E603 with the worker's last line if it died."""
         self._receive()
 
     def start(self, batch: int, length: int) -> None:
-        """Let it run one forward pass; `finish` waits for it."""
+        """Start one forward pass in the worker; `finish` waits for it."""
         self._send({"batch": batch, "length": length})
 
     def finish(self) -> float:
-        """Milliseconds of the pass that was started."""
+        """Milliseconds of the pass that `start` began."""
         return self._receive()["ms"]
 
     def time(self, batch: int, length: int) -> float:
@@ -138,11 +138,11 @@ class Worker:
         return self.finish()
 
     def stop(self) -> None:
-        """End the process at once, whatever it is at: it may be compiling for minutes."""
+        """Terminate the process at once, whatever it is doing: it may be compiling for minutes."""
         self.process.terminate()
 
     def close(self) -> None:
-        """End the process; closing its input is what tells it to stop."""
+        """End the process by closing its input."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -155,7 +155,7 @@ class Worker:
 
 @contextlib.contextmanager
 def workers(variants: Sequence[Variant], threads: int | None) -> Iterator[list[Worker]]:
-    """Start every worker and wait until all are loaded; stop all of them, whatever happens."""
+    """Start every worker and wait until all are loaded; all are stopped at the end, also after an error."""
     with contextlib.ExitStack() as stack:
         started = []
         for variant in variants:
@@ -200,7 +200,7 @@ def time_shape(
     seconds: float = math.inf,
     on_round: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """Interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603."""
+    """Time interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603."""
     times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
     # the first call of a shape may compile: side by side, for nothing is timed yet
     for worker in live:

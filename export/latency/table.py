@@ -41,7 +41,7 @@ class LatencyTable:
     """Milliseconds of one forward pass at one batch, length, precision and thread count.
 
     `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is what a block
-    takes whose sublayers are all empty (norms, residuals), `rest_ms` what is outside the blocks. `facts` say what was measured.
+    takes whose sublayers are all empty (norms, residuals), `rest_ms` what is outside the blocks. `facts`: what was measured.
     """
 
     facts: dict[str, Any]
@@ -50,22 +50,22 @@ class LatencyTable:
     rest_ms: float
 
     def sublayer_ms(self, structure: str, units: int) -> float:
-        """One sublayer with so many units left."""
+        """Milliseconds of one sublayer with `units` units left."""
         widths, times = zip(*self.sublayers[structure], strict=True)
         return float(np.interp(units, widths, times))
 
     def ms(self, shape: ModelShape) -> float:
-        """A model whose blocks were cut out of the dense one's."""
+        """Milliseconds of a model whose blocks were pruned from those of the dense one."""
         inside = sum(self.sublayer_ms(name, layer.units(name)) for layer in shape.layers for name in self.sublayers)
         return self.rest_ms + len(shape.layers) * self.block_ms + inside
 
     def to_json(self) -> str:
-        """For a file; `from_json` gives it back."""
+        """The table as JSON; `from_json` reads it."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, facts: Mapping[str, Any]) -> LatencyTable:
-        """The table in `text`, which was measured for `facts` and nothing else. Raises UserError E803."""
+        """Read the table in `text`, which must have been measured for exactly these `facts`. Raises UserError E803."""
         try:
             found = json.loads(text)
             rows = {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in found["sublayers"].items()}
@@ -74,13 +74,13 @@ class LatencyTable:
             raise UserError("E803", "the latency table is unreadable", "Delete the file: it is measured again") from error
         if table.facts != json.loads(json.dumps(facts)):
             raise UserError(
-                "E803", "the latency table is another model's or machine's", "Delete the file: it is measured again"
+                "E803", "the latency table belongs to another model or machine", "Delete the file: it is measured again"
             )
         return table
 
 
 def probes(model: nn.Module) -> list[dict[int, Removal]]:
-    """What is cut to learn the price of every structure that `model` has; blocks that others rely on stay as they are."""
+    """Removals to time for the cost of every structure that `model` has; blocks that others depend on are left as they are."""
     layers = dict(enumerate(layers_of(model)))
     found = []
     for structure in STRUCTURES:
@@ -96,7 +96,7 @@ def probes(model: nn.Module) -> list[dict[int, Removal]]:
 
 
 def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> LatencyTable:
-    """The table that explains the times (ms) of some models best, the least squares of relative errors.
+    """The table that fits the times (ms) of some models best, by least squares of relative errors.
 
     Nothing takes less than no time, and no sublayer less with more units: that is what noise may not suggest.
     """
@@ -104,7 +104,7 @@ def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> 
     knots = {name: sorted(units) for name, units in seen.items() if len(units) > 1}
 
     def terms(shape: ModelShape) -> list[float]:
-        """How often a model has the rest, a block, and each piece between two knots of a structure."""
+        """How often a model contains the rest, a block, and each piece between two knots of a structure."""
         pieces = [(name, low, high) for name, widths in knots.items() for low, high in itertools.pairwise(widths)]
         units = [(np.array([layer.units(name) for layer in shape.layers]), low, high) for name, low, high in pieces]
         return [1.0, len(shape.layers), *(np.clip((there - low) / (high - low), 0, 1).sum() for there, low, high in units)]
@@ -131,7 +131,7 @@ def measure_table(
     rounds: int = 20,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> LatencyTable:
-    """Export the dense `model` (no chains) and its probes, time all of them in one run and fit the table.
+    """Export the dense `model` (no chains) and its pruned probes, time all of them in one run and fit the table.
 
     `encoding` is a sample to trace with, int64 (2 or more, 2 or more). `on_step(n)` is called with n of `steps(model, rounds)`.
     Raises UserError E603, E901.
@@ -151,7 +151,7 @@ def measure_table(
 
 
 def undisturbed(rows: Sequence[Measurement]) -> dict[str, float]:
-    """Milliseconds of every variant of one run at one shape, as if nothing else ran on the machine meanwhile.
+    """Milliseconds of every variant of one run at one shape, corrected for other work on the machine.
 
     Other work adds to a time and never takes from it, more to a long one than to a short one, so medians of a busy machine
     have other ratios than those of a quiet one; the fastest rounds keep theirs. All are raised to the level of medians.
@@ -166,7 +166,7 @@ EXPORT_STEPS = 5
 
 
 def steps(model: nn.Module, rounds: int) -> int:
-    """Length of the bar of `measure_table`."""
+    """Number of progress steps of `measure_table`."""
     return EXPORT_STEPS * (1 + len(probes(model))) + rounds
 
 

@@ -1,4 +1,4 @@
-"""The process behind one variant of a latency run: `python -m export.latency.worker`, JSON lines on stdin and stdout.
+"""The worker process of one variant in a latency run: `python -m export.latency.worker`, JSON lines on stdin and stdout.
 
 torch is imported for PyTorch's variants alone: its thread pool would disturb another runtime's times.
 
@@ -32,7 +32,7 @@ Timer = Callable[[int, int], float]
 
 
 def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lambda: None) -> float:
-    """Of one call, until the device is `settled`; what was begun before it does not count."""
+    """Milliseconds of one call, until the device is `settled` (idle); work begun before the call does not count."""
     settled()
     start = time.perf_counter()
     once()
@@ -56,7 +56,7 @@ def session_timer(variant: dict[str, Any]) -> Timer:
 
 
 def torch_timer(variant: dict[str, Any]) -> Timer:
-    """Times one forward pass of a checkpoint: eager, through torch.compile, or replayed as a CUDA graph."""
+    """Timer of one forward pass of a checkpoint: eager, through torch.compile, or replayed as a CUDA graph."""
     import torch
 
     device, cuda = variant["device"], variant["device"] == "cuda"
@@ -88,7 +88,7 @@ def torch_timer(variant: dict[str, Any]) -> Timer:
 
 
 def torch_model(variant: dict[str, Any]) -> nn.Module:
-    """The model of a checkpoint, compiled where that is the runtime."""
+    """The model of a checkpoint, compiled if the runtime is torch.compile."""
     import torch
 
     from compressor import load
@@ -102,7 +102,7 @@ def torch_model(variant: dict[str, Any]) -> nn.Module:
 
 
 class Replay:
-    """A pass as a CUDA graph, captured after the warm-up on a stream of its own that capturing asks for.
+    """A forward pass as a CUDA graph, captured after the warm-up on a separate stream, as capturing requires.
 
     The graph reads the memory of `forward`'s inputs, so they are held here.
     """
@@ -125,7 +125,7 @@ class Replay:
 
 
 def encoding_of(variant: dict[str, Any], batch: int, length: int) -> Encoding:
-    """What a variant is timed on."""
+    """The sample inputs on which a variant is timed."""
     return encoding(batch, length, variant["vocabulary"], variant["end"])
 
 

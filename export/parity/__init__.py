@@ -1,1 +1,1 @@
-"""Is an exported model still the same function? Comparison of logits, bounds, and the first layer that differs."""
+"""Parity of an exported model with its source: comparison of logits, bounds, and the first layer that differs."""

@@ -21,7 +21,7 @@ scale is wrong by a quarter .9 to 7 times, 4 bits 3 to 11 times (docs/results/ga
 
 @dataclass(frozen=True)
 class Bound:
-    """What a kind of hop may change. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`, or
+    """Bound of a kind of conversion. `difference` is the largest allowed |Δlogit|, times max(1, |logit|) when `relative`, or
     times the largest of those in its row when `of_row`: where every word is one product with one state, it rounds them alike.
 
     Where there is none, `metric_loss` is the most that the task's metric may be shown to fall (a share, or nats a token),
@@ -88,7 +88,7 @@ MATRIX_DIFFERS = 1e-5
 
 
 def row_of(kind: str, task: Kind) -> str:
-    """The row of the table for a kind of hop: one whose outputs are the words of a vocabulary has some of its own."""
+    """The key of a kind of conversion in BOUNDS: for generative tasks some kinds have a separate bound."""
     own = f"{kind}{GENERATED}"
     return own if task.generates and own in BOUNDS else kind
 

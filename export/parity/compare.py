@@ -2,7 +2,7 @@
 
 Where precision is given up on purpose (int8), no single difference is bounded. Refused is then what is *shown* to be wrong: a
 loss of the metric that chance does not explain, labels that change beyond what rounding changes, or outputs that move further
-than rounding to that precision moves them in PyTorch. docs/export.md says which loss is found how often on how many rows.
+than rounding to that precision moves them in PyTorch. docs/export.md lists how often a loss is found on how many rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ONE_SIDED, NINE_OF_TEN = 1.645, 1.282
 
 @dataclass(frozen=True)
 class Loss:
-    """What a hop costs of the metric that gates, positive where it costs something, in its own unit (.01 is a point).
+    """Loss of the gating metric by a conversion, positive where it gets worse, in the metric's unit (.01 is a point).
 
     `at_least` and `at_most` are its one-sided 95 % bounds (paired bootstrap over rows). `allowed` is the bound, and `resolved`
     the smallest true loss that so many rows would refuse 9 times out of 10. `unit` is "points", or "nats a token".
@@ -49,22 +49,22 @@ class Loss:
 
     @property
     def too_large(self) -> bool:
-        """Whether a loss of more than is allowed is shown."""
+        """Whether a loss above the allowed one is shown."""
         # 1e-9: a loss of exactly one point must not fail by rounding
         return self.at_least > self.allowed + 1e-9
 
     @property
     def small_enough(self) -> bool:
-        """Whether a loss of no more than is allowed is shown."""
+        """Whether a loss within the allowed one is shown."""
         return self.at_most <= self.allowed + 1e-9
 
     def in_words(self, loss: float) -> str:
-        """'1.0 points'."""
+        """Format a loss: '1.0 points'."""
         return f"{100 * loss:.1f} points" if self.unit == "points" else f"{loss:.2f} {self.unit}"
 
     @property
     def shown(self) -> str:
-        """'-0.25 points, 90 % interval -0.88 to +0.38': the change, so a loss is negative."""
+        """Format as '-0.25 points, 90 % interval -0.88 to +0.38': the change, so a loss is negative."""
         scale = 100 if self.unit == "points" else 1
         change, low, high = (0.0 - scale * one for one in (self.found, self.at_most, self.at_least))
         return f"{change:+.2f} {self.unit}, 90 % interval {low:+.2f} to {high:+.2f}"
@@ -72,7 +72,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Outputs (answers, outputs) for the checks that need no labels, beside those of the validation rows.
+    """Outputs (predictions, outputs) for the checks that need no labels, in addition to those of the validation rows.
 
     `reference` and `candidate` are the two models' on more rows, or nothing; `rounded` are those of the reference with its
     matrices rounded to the precision in PyTorch, on the validation rows and then on these, or None where that is not known.
@@ -94,9 +94,9 @@ class ParityResult:
     |Δlogit| of the rows that were compared in other batches, `agreement_in_batches` their agreement, `failed_batches` those of
     them beyond the bound.
 
-    Of a precision: `loss` of the metric; `agreement_beyond_noise`, in which labels do not count that rounding alone may turn;
+    For a precision: `loss` of the metric; `agreement_beyond_noise`, which ignores labels that rounding alone may change;
     `distance` of the outputs (`metrics.output_distance`) and `rounding`, that of rounding alone in PyTorch, both on the
-    `answers` of validation rows and of training rows that joined them. `failed` names the checks that refuse: difference,
+    `answers` predictions of validation rows and of added training rows. `failed` names the checks that refuse: difference,
     metric, agreement, rounding, batches. `gated` is False for a file that is only compared with.
     """
 
@@ -125,25 +125,25 @@ class ParityResult:
 
     @property
     def verdict(self) -> str:
-        """passed, refused, or not shown: neither that it loses more of the metric than is allowed, nor that it does not. A file
-        that is only compared with is "beyond its bound" instead of refused."""
+        """passed, refused, or not shown: the rows show neither a loss above the allowed one nor one within it. A file that is
+        only compared with is "beyond its bound" instead of refused."""
         if not self.passed:
             return "refused" if self.gated else "beyond its bound"
         return "not shown" if self.loss is not None and not self.loss.small_enough else "passed"
 
     @property
     def told(self) -> str:
-        """A sentence for what is not shown either way, with the loss that so many rows can resolve; else nothing."""
+        """Sentence about a loss that is shown neither way, with the loss that so many rows can resolve; otherwise empty."""
         if self.verdict != "not shown":
             return ""
         return (
-            f"{self.hop} passes, but {self.rows:,} rows cannot show that it loses no more than "
-            f"{self.loss.in_words(self.loss.allowed)} ({self.loss.shown}); they would refuse a loss of "
+            f"{self.hop} passes, but {self.rows:,} rows cannot rule out a loss of more than "
+            f"{self.loss.in_words(self.loss.allowed)} ({self.loss.shown}); they would detect a loss of "
             f"{self.loss.in_words(self.loss.resolved)} 9 times out of 10"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in an artifact's metadata."""
+        """The entry in an artifact's metadata, as JSON data."""
         return {**asdict(self), "verdict": self.verdict, "told": self.told}
 
 
@@ -158,11 +158,11 @@ def compare(
     batches: tuple[Batches, Batches] = ({}, {}),
     unlabelled: Unlabelled = Unlabelled(),
 ) -> ParityResult:
-    """Compare outputs (answers, outputs) by the bound of the hop's `kind`, as `row_of` has it. Another shape or a NaN fails.
+    """Compare outputs (predictions, outputs) by the bound of a kind of conversion (`row_of`). Another shape or a NaN fails.
 
     `batches` are the same two models on some of the rows in other batches (`in_other_batches` of each): the same bound holds
-    there, but for the metric; and an agreement may be less by what so few answers leave to chance. `unlabelled` is for the
-    checks of a precision that need no labels.
+    there, except for the metric; and an agreement may be less by the sampling error of so few predictions. `unlabelled` is
+    for the checks of a precision that need no labels.
     """
     kind = row_of(kind, task)
     bound, others = BOUNDS[kind], {name: (batches[0][name], theirs) for name, theirs in batches[1].items()}
@@ -219,7 +219,7 @@ def _is_near(bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool
 
 
 def _agrees(bound: Bound, task: Kind, noise: float, reference: np.ndarray, candidate: np.ndarray) -> bool:
-    """Whether outputs agree as far as the kind of hop asks, but for what so many answers leave to chance; False for a NaN."""
+    """Whether outputs agree as far as the kind of conversion requires, less the sampling error; False for a NaN."""
     least = bound.agreement[task.name]
     enough = least - task.agreement.chance(least, len(reference))
     return bool(np.isfinite(candidate).all()) and task.agreement.beyond(reference, candidate, noise) >= enough
@@ -228,7 +228,7 @@ def _agrees(bound: Bound, task: Kind, noise: float, reference: np.ndarray, candi
 def _of_a_precision(
     bound: Bound, reference: np.ndarray, candidate: np.ndarray, unlabelled: Unlabelled, task: Kind
 ) -> tuple[dict[str, Any], tuple[str, ...], float]:
-    """What needs no labels: (facts of the record, checks that refuse, the noise of rounding alone in the margins)."""
+    """Checks that need no labels: (facts for the record, checks that refuse, the margin noise of rounding alone)."""
     if unlabelled.reference is not None:
         reference = np.concatenate([reference, unlabelled.reference])
         candidate = np.concatenate([candidate, unlabelled.candidate])
@@ -244,7 +244,7 @@ def _of_a_precision(
 
 
 def loss_of(bound: Bound, task: Kind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
-    """What the candidate (`theirs`) loses against the reference (`ours`) of the metric that gates; arrays as `Kind.judged`."""
+    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`); arrays as from `Kind.judged`."""
     value, rows = task.gate.value, len(known)
     found = value(ours, known) - value(theirs, known)
     losses = -paired_changes(value, theirs, ours, known, resamples=RESAMPLES)
@@ -254,12 +254,12 @@ def loss_of(bound: Bound, task: Kind, ours: np.ndarray, theirs: np.ndarray, know
 
 
 def unit_of(task: Kind) -> str:
-    """What a loss of the metric that gates is counted in."""
+    """Unit of a loss of the gating metric."""
     return "nats a token" if task.generates else "points"
 
 
 def resolved_loss(allowed: float, error: float, rows: int) -> float:
-    """The smallest true loss that is refused 9 times out of 10, where the found one has this standard error.
+    """The smallest true loss that is refused 9 times out of 10, given the standard error of the measured loss.
 
     A larger loss turns more rows, which widens the error.
     """
@@ -276,10 +276,10 @@ def in_other_batches(
     most: int = 32,
     labels: np.ndarray | None = None,
 ) -> Batches:
-    """A model on up to MORE_ROWS of `rows`, one at a time and in batches of `most` where short and long rows share one.
+    """Outputs of a model on up to MORE_ROWS of `rows`, in batches of 1 and in batches of `most` with short and long rows.
 
-    The batches of `compressor.tasks.features.predict` have rows of similar length: they hardly see padding, and nothing there
-    tells a graph that is right for one batch size alone, or that mixes the rows of a batch. `labels` as there.
+    The batches of `compressor.tasks.features.predict` have rows of similar length: they contain little padding, and cannot
+    detect a graph that is right for one batch size alone, or that mixes the rows of a batch. `labels` as there.
     """
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
     chosen = [order[place] for place in np.linspace(0, len(order) - 1, min(MORE_ROWS, len(order))).astype(int)]
@@ -307,14 +307,14 @@ def in_words(bound: Bound, task: Kind) -> str:
 
 
 def _incomparable(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:
-    """A comparison that cannot be made, which is a failed one."""
+    """The failed result of a comparison that is impossible."""
     infinite, none = float("inf"), (0.0, 0.0)
     figures = (infinite, infinite, 0.0, 0.0, 0.0, none)
     return ParityResult(hop, kind, len(labels), *figures, worst_row, bound, False, {}, {}, (), ("difference",))
 
 
 def why_refused(result: ParityResult) -> str:
-    """What each check that refuses found, in one line."""
+    """The finding of each check that refuses, in one line."""
     of = {
         "difference": f"|Δlogit| {result.max_difference:.3g}, agreement {result.agreement:.1%}, metric "
         f"{result.metric_reference:.4f} -> {result.metric_candidate:.4f}, worst row {result.worst_row} of {result.rows}",
@@ -330,7 +330,7 @@ def why_refused(result: ParityResult) -> str:
 
 
 def failure(result: ParityResult, suspect: str = "") -> CheckError:
-    """E610 with the hop, the figures and, where it is known, the layer that is suspected."""
+    """E610 with the conversion, the figures and, if known, the suspected layer."""
     where = f"; suspected: {suspect}" if suspect else ""
     return CheckError(
         "E610",
@@ -340,6 +340,6 @@ def failure(result: ParityResult, suspect: str = "") -> CheckError:
 
 
 def require(result: ParityResult, suspect: Callable[[], str] = lambda: "") -> None:
-    """Raises CheckError E610 when the comparison failed; only then `suspect` is asked which layer it may be."""
+    """Raises CheckError E610 when the comparison failed; only then `suspect` is called to find the layer."""
     if not result.passed:
         raise failure(result, suspect())

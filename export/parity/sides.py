@@ -18,8 +18,8 @@ from export.runtimes.sessions import failures
 
 @dataclass(frozen=True)
 class Answers:
-    """What one side of a comparison says: logits (answers, outputs) of all rows, of some of them in other batches, and, for the
-    checks that need no labels, of more rows."""
+    """Predictions of one side of a comparison: logits (predictions, outputs) of all rows, of some of them in other batches,
+    and, for the checks that need no labels, of more rows."""
 
     logits: np.ndarray
     batches: Batches
@@ -29,7 +29,7 @@ class Answers:
 def compare_answers(
     hop: str, kind: str, reference: Answers, candidate: Answers, rows: Rows, unlabelled: Unlabelled | None = None
 ) -> ParityResult:
-    """The record of one hop; nothing is raised."""
+    """The record of one comparison; nothing is raised."""
     options = {"batches": (reference.batches, candidate.batches), "unlabelled": unlabelled or Unlabelled()}
     return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, **options)
 
@@ -46,6 +46,6 @@ def runs(hop: str) -> Iterator[None]:
 
 
 def telling_rows(result: ParityResult, rows: Rows, data: Data) -> dict[str, Any]:
-    """The worst row beside the longest one, padded: what a search for the layer looks at."""
+    """The worst row and the longest one, padded: the input for a search for the layer."""
     longest = max(range(len(rows)), key=lambda row: len(rows.tokens[row]["input_ids"]))
     return pad([rows.tokens[result.worst_row], rows.tokens[longest]], data.pad_id)

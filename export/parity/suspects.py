@@ -1,4 +1,4 @@
-"""Where do two models part? The first block whose output differs, for the line that tells of a failed comparison."""
+"""Locating where two models diverge: the first block whose output differs, for the message of a failed comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from export.parity.bounds import BLOCKS_AGREE, MATRIX_DIFFERS, SUSPECT_SHARE
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import runtime_of
 
-BEFORE, AFTER, UNKNOWN = "the embeddings", "the pooler or the task head, behind the last block", "cannot be told"
+BEFORE, AFTER, UNKNOWN = "the embeddings", "the pooler or the task head, behind the last block", "not known"
 Outputs = dict[str, np.ndarray]
 
 
@@ -61,7 +61,7 @@ def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding, runtime: 
 
 
 def outputs_of(model: nn.Module, encoding: Encoding) -> Outputs:
-    """Output of the embeddings, of every block and (as BLOCK/MATRIX) of its matrices, in the anatomy's order.
+    """Outputs of the embeddings, of every block and (as BLOCK/MATRIX) of its matrices, in the order of `MODULES`.
 
     Blocks are numbered as in the dense model. Raises UserError E301 for an architecture without a row.
     """
@@ -72,7 +72,7 @@ def outputs_of(model: nn.Module, encoding: Encoding) -> Outputs:
 
 @contextlib.contextmanager
 def _watching(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Hooks on the blocks and their matrices; what they saw is in the dict when the model has run."""
+    """Context with hooks on the blocks and their matrices; their outputs are in the dict after the model has run."""
     seen: dict[str, Tensor] = {}
     handles, layers = [], layers_of(model)
     numbers = list(kept_of(model)) or [str(number) for number in range(len(layers))]
@@ -102,13 +102,13 @@ def _watching(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _difference(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Largest difference against the spread of the reference; infinite for a NaN."""
+    """Largest difference relative to the spread of the reference; infinite for a NaN."""
     difference = np.abs(candidate - reference).max() / max(float(reference.std()), 1e-12)
     return float(difference) if np.isfinite(difference) else float("inf")
 
 
 def _first_apart(differences: dict[str, float]) -> str:
-    """The first whose difference is a good share of the largest; behind all of them when they are all alike."""
+    """The first name whose difference is a large share of the largest; AFTER if all differences are negligible."""
     largest = max(differences.values(), default=0.0)
     if largest < BLOCKS_AGREE:
         return AFTER

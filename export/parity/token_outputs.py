@@ -1,4 +1,4 @@
-"""Logits of tokens instead of rows, compared by the same table of bounds."""
+"""Comparison of logits per token instead of per row, by the same table of bounds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from export.parity.compare import Batches, ParityResult, compare
 def compare_tokens(
     hop: str, kind: str, reference: np.ndarray, candidate: np.ndarray, *, batches: Sequence[Batches] = ({}, {})
 ) -> ParityResult:
-    """`compare` for logits (tokens, classes) where classes may be the words of a language; the metric is the share of tokens
-    whose likeliest class stays. `batches` as there, the reference's and the candidate's. A worst "row" is a token.
+    """`compare` for logits (tokens, classes) where classes may be a vocabulary; the metric is the share of tokens whose most
+    likely class stays the same. `batches` as there, the reference's and the candidate's. A worst "row" is a token.
 
     Of each token's classes only those that decide go in: the likeliest of both sides, the largest, and those that differ most.
     """

@@ -26,5 +26,5 @@ def feeds_of(session: Session, encoding: dict[str, np.ndarray]) -> dict[str, np.
 
 
 def run(session: Session, encoding: dict[str, np.ndarray]) -> np.ndarray:
-    """Logits (batch, classes) of int64 arrays (batch, length), or (batch, length, words) of a graph that generates."""
+    """Logits (batch, classes) for int64 arrays (batch, length), or (batch, length, vocabulary) from a generative graph."""
     return session.run(["logits"], feeds_of(session, encoding))[0]

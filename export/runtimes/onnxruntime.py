@@ -222,14 +222,14 @@ def open_session(
         # ONNX Runtime would go on with the CPU without a word
         raise UserError(
             "E904",
-            f"{device} was asked for, ONNX Runtime offers {', '.join(session.get_providers())}",
+            f"{device} was requested, ONNX Runtime offers {', '.join(session.get_providers())}",
             "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu",
         )
     return session
 
 
 def check_swapped(path: Path, swapped: Mapping[str, np.ndarray]) -> None:
-    """Raises UserError E645 where a file has no such weights: ONNX Runtime would go on with the file's own without a word."""
+    """Raises UserError E645 where a file has no such weights: ONNX Runtime would silently use the file's own."""
     if not swapped:
         return
     import onnx
@@ -259,17 +259,17 @@ class BoundBatch:
         self.binding.bind_output("logits", device)
 
     def __call__(self) -> None:
-        """One pass, finished when it returns."""
+        """Run one forward pass; it is finished when the call returns."""
         self.session.run_with_iobinding(self.binding)
         self.binding.synchronize_outputs()
 
     def logits(self) -> np.ndarray:
-        """Of the last call, (batch, classes)."""
+        """Logits (batch, classes) of the last call."""
         return self.binding.copy_outputs_to_cpu()[0]
 
 
 def plain_session(model: Path | bytes) -> InferenceSession:
-    """A session on the CPU that runs a graph as it is written: to tell a fault of the file from one of the optimizer.
+    """A CPU session that runs a graph without optimizations: to distinguish faults of the file from those of the optimizer.
 
     Raises what ONNX Runtime raises (`Runtime.failures`): it is for files that `session` has opened before.
     """
@@ -301,7 +301,7 @@ def emulated_session(path: Path) -> InferenceSession:
 
 
 def graph_values(path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Every float value of three axes that the graph computes from `encoding`, in order; nothing is optimized away."""
+    """Every float value with three axes that the graph computes from `encoding`, in order, without graph optimizations."""
     import numpy as np
     import onnx
 

@@ -112,7 +112,7 @@ def export_openvino(
     rows: Sequence[dict[str, np.ndarray]] = (),
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """Write FOLDER/model.xml and FOLDER/model_int8.xml as asked; returns precision -> path.
+    """Write FOLDER/model.xml and FOLDER/model_int8.xml, as in `precisions`; returns precision -> path.
 
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
@@ -145,8 +145,8 @@ def export_openvino(
 def quantized_static(
     model: openvino.Model, rows: Sequence[dict[str, np.ndarray]], excluded: Sequence[str] = ()
 ) -> openvino.Model:
-    """int8 weights (one scale a channel) and activations with scales that were calibrated, by NNCF: SmoothQuant, then bias
-    correction. Embeddings are int8 too. The nodes `excluded`, by name, stay as they are."""
+    """int8 weights (one scale per channel) and activations with calibrated scales, by NNCF: SmoothQuant, then bias correction.
+    Embeddings are int8 too. The nodes `excluded`, by name, stay as they are."""
     names = [value.get_any_name() for value in model.inputs]
     # its bars and its log go to stdout
     with contextlib.redirect_stdout(io.StringIO()):
@@ -160,7 +160,7 @@ def quantized_static(
 
 
 def name_nodes(model: openvino.Model) -> None:
-    """Number the nodes that have no name of their own from 0, so that equal models are equal bytes."""
+    """Number automatically named nodes from 0, so that equal models give equal bytes."""
     for number, node in enumerate(model.get_ordered_ops()):
         if AUTOMATIC_NAME.fullmatch(node.get_friendly_name()):
             node.set_friendly_name(f"{node.get_type_name()}_{number}")
@@ -175,7 +175,7 @@ class Tensor:
 
 
 class OpenVINOSession:
-    """A compiled OpenVINO model with the face of ONNX Runtime's session. Not for several threads at a time.
+    """A compiled OpenVINO model with the interface of ONNX Runtime's session. Not for several threads at a time.
 
     Ids outside the vocabulary are no error to OpenVINO: their embedding is 0.
     """
@@ -197,8 +197,8 @@ class OpenVINOSession:
         return [_tensor(port) for port in self.compiled.outputs]
 
     def run(self, outputs: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs in order; they are copies, so the next run leaves them alone. Raises RuntimeError, also for a name that
-        the model has not."""
+        """The outputs in order; they are copies, so the next run does not change them. Raises RuntimeError, also for an unknown
+        output name."""
         try:
             results = self.request.infer(feeds)
         except RuntimeError:
@@ -221,7 +221,7 @@ def open_session(path: Path, device: Device, threads: int | None) -> OpenVINOSes
     import openvino
 
     if device != "cpu":
-        raise UserError("E904", f"{device} was asked for, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
+        raise UserError("E904", f"{device} was requested, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
     # one request at a time has all threads. f32: where the CPU has bf16 kernels, OpenVINO would use them even for a model
     # in fp32, and the same file would answer otherwise on another machine
     options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}

@@ -84,7 +84,7 @@ class Runtime:
     """The Triton backend that serves its files."""
 
     def file_name(self, precision: str) -> str:
-        """The file of a precision inside an exported folder."""
+        """File name of a precision in an exported folder."""
         return f"model{self.suffix}" if precision == "fp32" else f"model_{precision}{self.suffix}"
 
     def files(self, path: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""ONNX -> TensorRT: an engine where `tensorrt` or TensorRT for RTX is installed, and everywhere the script that builds one.
+"""ONNX -> TensorRT: an engine where `tensorrt` or TensorRT for RTX is installed, and always the script that builds it.
 
 Networks are strongly typed, the one way that TensorRT 10, 11 and RTX share: the types are those of the graph, so fp16 is a
 graph in fp16 (export/graph/half.py) and int8 a graph with QuantizeLinear and DequantizeLinear; no builder flag decides. An
@@ -46,7 +46,7 @@ RUNTIME = Runtime(
 
 @dataclass(frozen=True)
 class Profile:
-    """The shapes an engine is made for, each (rows, tokens): the least, the one it is tuned for, the largest."""
+    """The shapes that an engine supports, each (rows, tokens): the smallest, the one it is tuned for, the largest."""
 
     least: tuple[int, int]
     best: tuple[int, int]
@@ -54,14 +54,14 @@ class Profile:
 
 
 def profile_of(batches: Sequence[int], lengths: Sequence[int]) -> Profile:
-    """The profile that a benchmark's shapes ask for: anything up to the largest, tuned for the middle one."""
+    """The profile for a benchmark's shapes: all shapes up to the largest, tuned for the middle one."""
     batches, lengths = sorted(batches), sorted(lengths)
     best = (batches[len(batches) // 2], lengths[len(lengths) // 2])
     return Profile((1, 1), best, (batches[-1], lengths[-1]))
 
 
 def find_module() -> ModuleType | None:
-    """TensorRT's Python module, whichever is installed, or None."""
+    """The installed Python module of TensorRT, or None."""
     name = next((name for name in MODULES if importlib.util.find_spec(name)), None)
     return importlib.import_module(name) if name else None
 
@@ -85,7 +85,7 @@ def has_two_of_four(proto: onnx.ModelProto) -> bool:
 
 
 def _fits(rows: np.ndarray) -> bool:
-    """Whether (outputs, inputs) has at most 2 non-zeros in each 4 inputs of an output."""
+    """Whether the matrix (outputs, inputs) has at most 2 non-zeros in each 4 inputs of an output."""
     return rows.shape[1] % 4 == 0 and bool(((rows.reshape(-1, 4) != 0).sum(axis=1) <= 2).all())
 
 
@@ -142,7 +142,7 @@ def build_engine(path: Path, folder: Path, profile: Profile, *, sparse: bool = F
 
 
 def _logger(trt: ModuleType, problems: list[str]) -> Any:
-    """A logger that keeps the errors for our own line instead of printing them."""
+    """A logger that collects errors for our error message instead of printing them."""
 
     class Keeper(trt.ILogger):
         def __init__(self) -> None:
@@ -158,7 +158,7 @@ def _logger(trt: ModuleType, problems: list[str]) -> Any:
 def _configure(
     trt: ModuleType, builder: Any, network: Any, profile: Profile, sparse: bool, cache_path: Path
 ) -> tuple[Any, Any]:
-    """The builder's config with profile, sparsity and timing cache; (config, the cache or None)."""
+    """Create the builder's config with profile, sparsity and timing cache: (config, the cache or None)."""
     config, shapes = builder.create_builder_config(), builder.create_optimization_profile()
     for number in range(network.num_inputs):
         shapes.set_shape(network.get_input(number).name, profile.least, profile.best, profile.most)
@@ -173,7 +173,7 @@ def _configure(
 
 
 def library_of(trt: ModuleType) -> str:
-    """tensorrt or tensorrt_rtx: an engine of one is nothing to the other."""
+    """tensorrt or tensorrt_rtx: each can only read its own engines."""
     return trt.__name__.removesuffix("_bindings")
 
 
@@ -182,7 +182,7 @@ def _notes(plan: Path) -> Path:
 
 
 def check_engine(plan: Path, library: str, version: str) -> dict[str, Any]:
-    """What is known of an engine, once it is the file that was built and the reader's library and version built it.
+    """Recorded facts of an engine, after checking its sha256 and the library and version that built it.
 
     Raises UserError E632 (damaged, or nothing is known of it) and E633 (another library or version).
     """
@@ -201,7 +201,7 @@ def check_engine(plan: Path, library: str, version: str) -> dict[str, Any]:
 
 
 def trtexec(onnx_name: str, inputs: Sequence[str], profile: Profile, *, sparse: bool = False) -> list[str]:
-    """The command that builds the same engine with NVIDIA's own tool."""
+    """The command that builds the same engine with NVIDIA's trtexec."""
 
     def shapes(shape: tuple[int, int]) -> str:
         return ",".join(f"{name}:{shape[0]}x{shape[1]}" for name in inputs)

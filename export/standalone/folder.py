@@ -1,4 +1,4 @@
-"""A model from a folder to ONNX, without a pipeline, a task or data, and proven all the same."""
+"""Export of a model folder to ONNX without a pipeline, a task or data, checked against PyTorch all the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def export_folder(
 
 
 def _check_kind(found: Found, precisions: Sequence[str], engine: engines.Profile | None, reference: str) -> None:
-    """Raise UserError E624 for what only the other kind of model can be given."""
+    """Raise UserError E624 for options that this kind of model does not support."""
     generates = found.kind == "generation"
     if "int4" in precisions and not generates:
         raise UserError("E624", "int4 is for models that generate; this is a classifier", "Take int8", reference)
@@ -96,7 +96,7 @@ def _check_kind(found: Found, precisions: Sequence[str], engine: engines.Profile
 
 @contextmanager
 def _tracing(reference: Path) -> Iterator[None]:
-    """Any fault of the exporter is a UserError E622."""
+    """Convert any fault of the exporter to a UserError E622."""
     try:
         yield
     except UserError:
@@ -115,7 +115,7 @@ def _write_classifier(
     engine: engines.Profile | None,
     source: Reference,
 ) -> dict[str, Any]:
-    """The files of a classifier, and what the summary tells of them."""
+    """Write the files of a classifier; returns their part of the summary."""
     with _tracing(found.folder):
         graph = stamp(trace(found.model, pad([found.rows[0], found.rows[-1]], found.pad_id)), found.model, source)
     if "int8" in precisions and weight_bits() < 8:
@@ -144,8 +144,8 @@ def write_generating(
     *,
     required: Sequence[str] = PRECISIONS,
 ) -> dict[str, Any]:
-    """The files of a model that generates, and what the summary tells of them. Raises UserError E622, E623, and CheckError E610
-    for a precision of those `required`; of another the summary says that it failed."""
+    """Write the files of a generative model; returns their part of the summary. Raises UserError E622, E623, and CheckError
+    E610 for a precision in `required`; for any other the summary records the failure."""
     with _tracing(found.folder):
         graphs = {name: stamp(graph, found.model, source) for name, graph in trace_generator(found.model).items()}
     paths = write_generator(graphs, folder, precisions=precisions, fuse=fuse, limit=limit)
@@ -160,7 +160,7 @@ def write_generating(
 
 
 def require_free(out: Path, force: bool) -> None:
-    """Raise UserError E620 where something is at `out` that is not to be replaced."""
+    """Raise UserError E620 where something at `out` must not be replaced."""
     taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
     if taken and not (force and (out / SUMMARY).is_file()):
         fix = "Give another --out" if force else "Give another --out, or --force to replace an export"
@@ -170,7 +170,7 @@ def require_free(out: Path, force: bool) -> None:
 
 @contextmanager
 def replacing(out: Path, force: bool) -> Iterator[Path]:
-    """A new folder that takes the place of `out` when all went well. Raises UserError E620 where something else is there."""
+    """A new folder that replaces `out` if no error occurs. Raises UserError E620 where something else is there."""
     require_free(out, force)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
 
 
 def prove(found: Found, precision: str, path: Path) -> ParityResult:
-    """Compare an exported classifier with its model. Raises CheckError E610 with the block where they part."""
+    """Compare an exported classifier with its model. Raises CheckError E610 with the block where they diverge."""
     sides, worst = [torch_forward(found.model), partial(run, session(path))], found.rows[-1]
     kind = kind_on(precision, "random rows")
     hop = f"PyTorch -> {path.name}"
@@ -207,7 +207,7 @@ def prove(found: Found, precision: str, path: Path) -> ParityResult:
 
 
 def _rounded(found: Found) -> Unlabelled:
-    """What the model says of its rows with all its matrices in int8, in PyTorch."""
+    """The model's predictions for its rows with all its matrices rounded to int8 in PyTorch."""
     with rounded(found.model, bits=weight_bits()):
         return Unlabelled(rounded=predict(torch_forward(found.model), found.rows, found.pad_id))
 

@@ -1,4 +1,4 @@
-"""Any model that can be exported: behind a reference, live, with random rows to try it on."""
+"""Loading any model that can be exported, by its reference, with random rows to run it on."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Found:
 
 
 def find_model(reference: str) -> Found:
-    """The model behind a reference with random rows for it. Raises UserError E303, E304 and E305 (damaged), E621."""
+    """The model of a reference, with random rows for it. Raises UserError E303, E304 and E305 (damaged), E621."""
     folder = find_folder(reference)
     model = _ours(folder) or _stock(reference, folder)
     notes = []
     if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES:
-        notes.append(f"'{model_type}' is not in the anatomy: it can be exported, not pruned")
+        notes.append(f"'{model_type}' is not a supported architecture: it can be exported, not pruned")
     source = folder if (folder / "tokenizer.json").is_file() else _base_of(folder)
     tokenizer = tokenizer_of(source)
     pad_id = tokenizer.pad_token_id
@@ -66,7 +66,7 @@ def find_model(reference: str) -> Found:
 
 
 def _auto_class(config: PretrainedConfig) -> type:
-    """The Auto class that `config.architectures` asks for; where it says nothing that we know, that of sequence classifiers."""
+    """The Auto class for `config.architectures`; if it names none that is known, that of sequence classifiers."""
     try:
         return class_for(config)
     except UserError:
@@ -74,7 +74,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _ours(folder: Path) -> nn.Module | None:
-    """A state, or a checkpoint that stock transformers refuses; None for any other folder."""
+    """Load a state, or a checkpoint that stock transformers rejects; None for any other folder."""
     config = {}
     if (folder / CONFIG).is_file():
         with door("E304", "the folder", str(folder)):
@@ -86,14 +86,14 @@ def _ours(folder: Path) -> nn.Module | None:
 
 
 def _base_of(folder: Path) -> Path:
-    """Where a state's tokenizer is. Raises UserError E304 for any other folder without one."""
+    """The folder of a state's tokenizer. Raises UserError E304 for any other folder without one."""
     if not (folder / STATE_FILE).is_file():
         raise UserError("E304", "no tokenizer.json", "Save the fast tokenizer beside the weights", str(folder))
     return find_folder(read_description(folder)["base"]["reference"])
 
 
 def _stock(reference: str, folder: Path) -> nn.Module:
-    """A Hugging Face folder with a task head that is in its file. Raises UserError E304 (damaged), E621."""
+    """Load a Hugging Face folder whose weights contain a task head. Raises UserError E304 (damaged), E621."""
     if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         raise UserError("E621", "no model.safetensors", "Pickled weights are not read: convert them", str(folder))
     with door("E304", f"model '{reference}'"):
@@ -116,8 +116,8 @@ def _stock(reference: str, folder: Path) -> nn.Module:
 
 
 def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
-    """The model of a config on meta. One that is far larger than its files is refused: what they lack would be filled at
-    random. Raises Damage."""
+    """The model of a config on the meta device. One that is far larger than its files is rejected: missing weights would
+    be filled at random. Raises Damage."""
     stored = sum(tensor.numbers for tensor in stored_tensors(folder).values())
     with torch.device("meta"):
         model = _auto_class(config).from_config(config, trust_remote_code=False)
@@ -130,7 +130,7 @@ def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
 
 
 def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:
-    """ROWS rows of random words, of 2 to MAX_LENGTH tokens (or what the model can number)."""
+    """ROWS rows of random tokens, 2 to MAX_LENGTH long (or up to the model's maximum positions)."""
     draw, config = np.random.default_rng(seed), model.config
     most = min(MAX_LENGTH, getattr(config, "max_position_embeddings", None) or MAX_LENGTH)
     # RoBERTa's positions begin behind its padding: two of them number nothing

@@ -1,4 +1,4 @@
-"""What `compress check` tells beside faults: the rows as the model will see them, and what looks wrong in them.
+"""The report of `compress check` beside faults: the rows as the model will see them, and warnings about them.
 
 Nothing here stops a run: what does is raised by `pipelines.engine.preflight`.
 """
@@ -30,7 +30,7 @@ UNBALANCED = 0.9
 
 
 def account_of(ready: Ready) -> dict[str, Any]:
-    """The rows of every task and the warnings about them, as JSON."""
+    """The rows of every task and the warnings about them, as JSON data."""
     tokenizer = tokenizer_of(ready.base.folder)
     tasks, warnings = {}, []
     for path, task in ready.pipeline.all_tasks.items():
@@ -45,7 +45,7 @@ def account_of(ready: Ready) -> dict[str, Any]:
 
 
 def facts_of(split: Split, kind: Kind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
-    """Rows, labels and lengths in tokens of one split; `cut` are rows of which the model will not see the end."""
+    """Rows, labels and lengths in tokens of one split; `cut` counts rows that are truncated for the model."""
     lengths = np.array(tokens_of(tokenizer, split, kind.generates))
     return {
         "rows": len(split),
@@ -63,20 +63,20 @@ def facts_of(split: Split, kind: Kind, task: TaskConfig, names: list[str], token
 
 
 def warnings_of(splits: dict[str, Split], kind: Kind, task: TaskConfig, facts: dict[str, Any]) -> Iterator[str]:
-    """What a reader of the figures would want to know before training on these rows."""
+    """Warnings about these rows that matter before training on them."""
     for key, one in facts.items():
         if one["cut"]:
             what = f"{one['cut']:,} of {counted(one['rows'])} longer than max_length {task.max_length}, cut there"
             yield f"{key}: {what}: the longest has {one['tokens']['max']:,} tokens"
         if one["constant"] is not None and one["constant"] >= UNBALANCED:
-            yield f"{key}: {one['constant']:.1%} of the rows are of one class: a constant answer gets that accuracy"
+            yield f"{key}: {one['constant']:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
     yield from _shared(splits, kind, task)
     for key in PATH_KEYS:
         yield from _contradictions(key, splits[key], kind, getattr(task, key))
 
 
 def _key(split: Split, row: int, kind: Kind) -> Any:
-    """What makes two rows the same: their texts; where a model generates, the target too, for a prompt may have several."""
+    """Key by which two rows are equal: their texts; for generation also the target, as a prompt may have several."""
     return (split.texts[row], split.labels[row]) if kind.generates else split.texts[row]
 
 
@@ -85,23 +85,23 @@ def _shared(splits: dict[str, Split], kind: Kind, task: TaskConfig) -> Iterator[
     known = {_key(train, row, kind) for row in range(len(train))}
     if both := [row for row in range(len(validation)) if _key(validation, row, kind) in known]:
         lines = _lines(validation, both)
-        what = f"{len(both):,} of {len(validation):,} validation rows stand in the training file, too"
+        what = f"{len(both):,} of {len(validation):,} validation rows are in the training file, too"
         yield f"{what}: quality looks better than it is ({task.validation.name}: {lines})"
 
 
 def _contradictions(name: str, split: Split, kind: Kind, path: Path) -> Iterator[str]:
-    """Equal texts with different labels."""
+    """Warning about equal texts with different labels."""
     if kind.generates:
         return
     first: dict[Any, Any] = {}
     odd = [row for row, text in enumerate(split.texts) if first.setdefault(text, split.labels[row]) != split.labels[row]]
     if odd:
-        what = f"{counted(len(odd))} with the text of an earlier row and another label"
+        what = f"{counted(len(odd))} repeat the text of an earlier row with another label"
         yield f"{name}: {what} ({path.name}: {_lines(split, odd)})"
 
 
 def counted(rows: int) -> str:
-    """'1 row', '2,000 rows'."""
+    """Format a number of rows: '1 row', '2,000 rows'."""
     return f"{rows:,} {'row' if rows == 1 else 'rows'}"
 
 
@@ -111,7 +111,7 @@ def _lines(split: Split, rows: Sequence[int]) -> str:
 
 
 def lines_of(account: dict[str, Any]) -> Iterator[str]:
-    """The account as the terminal shows it."""
+    """The lines of the report that the terminal shows."""
     for task, splits in account["tasks"].items():
         for key, one in splits.items():
             yield f"{task + '.' + key:<16} {counted(one['rows'])}; {labels_told(one)}"
@@ -122,10 +122,10 @@ def lines_of(account: dict[str, Any]) -> Iterator[str]:
 
 
 def labels_told(one: dict[str, Any]) -> str:
-    """'2 classes: 0 48 %, 1 52 %; a constant answer gets 52.0 %', or the spread of numbers, or entities."""
+    """'2 classes: 0 48 %, 1 52 %; a constant prediction gets 52.0 %', or the spread of numbers, or entities."""
     spread, constant = one["labels"], one["constant"]
     if constant is not None:
         parts = [f"{name:.20} ({count / one['rows']:.1%})" for name, count in list(spread.items())[:6]]
         told = f"{len(spread)} classes: {', '.join(parts)}{', ...' if len(spread) > 6 else ''}"
-        return f"{told}; a constant answer gets {constant:.1%}"
+        return f"{told}; a constant prediction gets {constant:.1%}"
     return ", ".join(f"{name} {value:,.4g}" for name, value in list(spread.items())[:8])

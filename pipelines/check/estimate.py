@@ -1,4 +1,4 @@
-"""What a run will need, roughly: time, memory and disk, from closed forms and one short measurement of this machine.
+"""Rough estimate of a run's time, memory and disk, from closed forms and one short measurement of this machine.
 
 The rules, each a figure to be wrong by a factor and not by a power of ten:
 
@@ -34,7 +34,7 @@ LIBRARIES = 1_200_000_000
 
 
 def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any], threads: int, out: Path) -> dict[str, Any]:
-    """Seconds (least, most), bytes of memory and disk, what is free of both, and the lines that tell it.
+    """Seconds (least, most), bytes of memory and disk, free bytes of both, and the lines that report them.
 
     `plans` are the closed forms after every stage, `account` is what `checkup.account_of` found. Adds warnings to it.
     """
@@ -63,7 +63,7 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
 
 
 def rows_of(account: dict[str, Any]) -> dict[str, Any]:
-    """Rows of all tasks together, and the tokens of a mean and of the longest row."""
+    """Rows of all tasks together, and the number of tokens of a mean row and of the longest one."""
     splits = {key: [task[key] for task in account["tasks"].values()] for key in ("train", "validation")}
     counts = {key: sum(one["rows"] for one in found) for key, found in splits.items()}
     tokens = [one for found in splits.values() for one in found]
@@ -82,7 +82,7 @@ def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[s
 
 
 def flops_a_second(threads: int) -> tuple[float, str]:
-    """FLOP/s of a matrix product in float32 where training will run, measured for a quarter of a second, and what that is."""
+    """FLOP/s of a float32 matrix product on the training device, measured for a quarter of a second, and a description."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,7 +104,7 @@ def flops_a_second(threads: int) -> tuple[float, str]:
 
 
 def free_memory() -> int:
-    """Bytes that a process may still take: of the machine, or of its container where that allows less."""
+    """Bytes of memory that a process may still use: of the machine, or of its container where that allows less."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
     try:
         facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -117,6 +117,6 @@ def free_memory() -> int:
 
 
 def free_disk(out: Path) -> int:
-    """Bytes free where the output folder is, or will be."""
+    """Free bytes on the disk of the output folder, which may not exist yet."""
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free

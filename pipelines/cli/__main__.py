@@ -1,4 +1,4 @@
-"""`python -m pipelines.cli`: the command line where `compress` is not on the path."""
+"""`python -m pipelines.cli`: the command line for when `compress` is not on the path."""
 
 from pipelines.cli.commands import main
 

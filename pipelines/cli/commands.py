@@ -53,7 +53,7 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt for SIGINT as usual, and keep in the list that it came. Where it is ignored, it stays so."""
+    """Raise KeyboardInterrupt for SIGINT as usual, and record it in the list. An ignored SIGINT stays ignored."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         yield came
@@ -71,7 +71,7 @@ def _interruptible() -> Iterator[list[int]]:
 
 
 class Folder(click.Path):
-    """A folder that a command writes into: '' is no name for the current one."""
+    """A folder that a command writes to: '' is not accepted as the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -155,12 +155,12 @@ Example: compress sweep pipeline.yaml --stability seeds --runs 10
 @click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
 @work("pipelines.cli.sweep_work:sweep")
 def sweep() -> None:
-    """Run FILE several times and show the mean and the standard deviation of its quality, or what several values of a key do.
+    """Run FILE several times and show the mean and the standard deviation of its quality, or compare several values of a key.
 
     With seeds, run i has the pipeline's seed + i. With subsets the seed stays, and run i trains on a random part of the
     rows. Finished stages are reused: after an interruption the same command goes on where it was. The values lie in
     OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run. With --over, each run has another value of
-    one key (OUT/NAME-sweep-values); what they share is made once. A target out of reach is told, and the others run.
+    one key (OUT/NAME-sweep-values); what they share is made once. A target out of reach is reported, and the others run.
     """
 
 
@@ -169,7 +169,7 @@ def sweep() -> None:
 @click.option("--plan", is_flag=True, help="Show what is left of each layer instead.")
 @work("pipelines.cli.report_work:report")
 def report() -> None:
-    """Show what RUN (a folder such as runs/quickstart) came to, from what it left on disk.
+    """Show the result of RUN (a folder such as runs/quickstart), from its files on disk.
 
     Of a run that failed: the error, the stages that are finished, what is proven so far and what to do. The exit code is 0
     then, too, for it was shown; `compress verify` gives 3.
@@ -185,7 +185,7 @@ def report() -> None:
 @click.option("--metrics-port", default=8002, show_default=True, type=click.IntRange(0, 65535))
 @work("pipelines.cli.serve_work:serve")
 def serve() -> None:
-    """Serve the models that RUN (a folder such as runs/quickstart) deployed, with Triton on 127.0.0.1.
+    """Serve the models deployed by RUN (a folder such as runs/quickstart), with Triton on 127.0.0.1.
 
     Ctrl-C or SIGTERM ends the server; the exit code is then 0.
     """
@@ -194,12 +194,12 @@ def serve() -> None:
 @main.command(epilog="Example: compress verify runs/quickstart")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--no-serve", is_flag=True, help="Do not start Triton on what was deployed.")
-@click.option("--stage", metavar="STAGE", help="Run the hops of this stage only; files are looked at all the same.")
+@click.option("--stage", metavar="STAGE", help="Run the comparisons of this stage only; files are checked all the same.")
 @click.option("--model", metavar="FOLDER", help="Where the pretrained model is now, if it has moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
 @work("pipelines.cli.verify_work:verify")
 def verify() -> None:
-    """Prove a finished RUN once more from its artifacts: files, every hop, the deployed model. Nothing is written.
+    """Verify a finished RUN again from its artifacts: files, every conversion, the deployed model. Nothing is written.
 
     The exit code is 3 where a check failed, in the run itself too, or where the last attempt at the run did not finish.
     """
@@ -208,7 +208,7 @@ def verify() -> None:
 @main.command(epilog="Example: compress export ./classifier --out ./onnx --precision fp32,int8")
 @click.argument("folder")
 @click.option("--out", required=True, type=Folder(), help="Folder for what is written.")
-@click.option("--precision", default="fp32,int8", show_default=True, help="What to write, with commas between.")
+@click.option("--precision", default="fp32,int8", show_default=True, help="Precisions to write, separated by commas.")
 @click.option("--no-fuse", is_flag=True, help="Leave out ONNX Runtime's own operators: the graph then runs elsewhere, too.")
 @click.option("--tensorrt", is_flag=True, help="Write fp16 for TensorRT, too: the engine, or the script that builds it.")
 @click.option("--batch", default=[1, 8, 32], multiple=True, type=click.IntRange(1), help="Rows the engine is made for.")
@@ -217,7 +217,7 @@ def verify() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @work("pipelines.cli.export_work:export")
 def export() -> None:
-    """Export a classifier, or a model that generates, to ONNX without a pipeline, and prove it on random rows.
+    """Export a classifier, or a generative model, to ONNX without a pipeline, and check it on random rows.
 
     int8 and int4 of a model that generates are those of its weights. FOLDER is a Hugging Face folder, a hub id,
     package:NAME/PATH, or a checkpoint that this project made.
@@ -233,7 +233,7 @@ def export() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every score, or tag.")
 @work("pipelines.cli.serve_work:predict")
 def predict() -> None:
-    """Ask the MODEL that is served at URL (host:port) for the label, the number, or the tags of each TEXT."""
+    """Predict the label, the number, or the tags of each TEXT with the MODEL that is served at URL (host:port)."""
 
 
 INIT_EXAMPLES = """\b
@@ -260,7 +260,7 @@ Example: compress init data/
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @work("pipelines.init.make:init")
 def init() -> None:
-    """Write a pipeline file for DATA, a file or a folder of files: it says what was guessed, and runs as it is.
+    """Write a pipeline file for DATA, a file or a folder of files: it states what was guessed, and runs without changes.
 
     Files called train and dev, valid or test are found by their names. Rows are .tsv, .csv, .jsonl, words with tags .conll or
     .txt; each may be packed (.gz).
@@ -274,7 +274,7 @@ def init() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @work("pipelines.doctor.examine:doctor")
 def doctor() -> None:
-    """Look at packages, processor, memory, disk and Triton, and say what to fix.
+    """Check packages, processor, memory, disk and Triton, and show what to fix.
 
     The exit code is 0 where `compress run quickstart` can run, whatever the warnings, and 3 where a fault would stop it.
     """

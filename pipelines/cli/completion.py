@@ -1,4 +1,4 @@
-"""What a shell completes: click does it for commands, options and folders; here for pipeline files and bundled recipes."""
+"""Shell completion: click completes commands, options and folders; this adds pipeline files and bundled recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PipelineName(click.ParamType):
     name = "text"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Recipes and .yaml files that begin so; where there is none, the shell completes paths."""
+        """Recipes and .yaml files with this prefix; without any, the shell completes paths."""
         recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
         files = sorted(glob.glob(f"{glob.escape(incomplete)}*.yaml"))
         names = [name for name in (*recipes, *files) if name.startswith(incomplete)]

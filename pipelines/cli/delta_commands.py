@@ -1,4 +1,4 @@
-"""`compress delta`: look at delta files, merge them, compare them, bring them into other formats."""
+"""`compress delta`: show, merge, compare and convert delta files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def apply() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
 @work("pipelines.cli.delta_work:diff")
 def diff() -> None:
-    """Compare A and B place by place: norms of ΔW, their cosine, and the overlap of their supports (Jaccard).
+    """Compare A and B matrix by matrix: norms of ΔW, their cosine, and the overlap of their supports (Jaccard).
 
     The overlap is of the sparse places, or of the masks over a shared prototype. No base is needed. Below the table stands why
     a place has no cosine.
@@ -59,7 +59,7 @@ def diff() -> None:
 @click.option("--head/--no-head", default=True, show_default=True, help="Write the task head too.")
 @work("pipelines.cli.delta_work:convert")
 def convert() -> None:
-    """Bring SRC (a state folder, a delta file or a peft folder) into the format of DST.
+    """Convert SRC (a state folder, a delta file or a peft folder) to the format of DST.
 
     A peft folder is LoRA where every change is of low rank, and Super-Tuning where some are sparse (DSEE, selective). It names
     its base by a hub id or a folder; it holds no labels.

@@ -46,7 +46,7 @@ def info(file: Path, as_json: bool) -> None:
     ]
     table(("change", "place", "blocks", "scalars", "indices", "mask entries"), rows)
     stored, kept = facts["stored"], facts["kept"]
-    click.echo(f"trained  {facts['trained']:,} (head apart)")
+    click.echo(f"trained  {facts['trained']:,} (without the task head)")
     width, scalars, indices = (stored[key] for key in ("width", "scalars", "indices"))
     entries = stored["mask_entries"] + stored["pruned_entries"]
     click.echo(f"bits     {width} x {scalars:,} + 32 x {indices:,} + {entries:,} = {stored['bits']:,}")
@@ -112,7 +112,7 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _above(places: list[str]) -> str:
-    """The outer modules that all places lie in, joined by dots: lines are wide enough without them."""
+    """The outer modules that all paths share, joined by dots: they are left out to keep lines short."""
     levels = zip(*(place.split(".")[:-2] for place in places), strict=False)
     return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
 
@@ -137,7 +137,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
 
 
 def _loadable(reference: str, dst: Path) -> str:
-    """What transformers loads a base by: its hub id, or else its folder here, which is said."""
+    """The reference by which transformers loads a base: its hub id, or else its local folder, with a note to the user."""
     folder = find_folder(reference)
     if is_hub_id(reference, folder):
         return reference
@@ -147,7 +147,7 @@ def _loadable(reference: str, dst: Path) -> str:
 
 
 def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
-    """The live model behind a source, and whether its task head is a trained one."""
+    """The live model of a source, and whether its task head is trained."""
     if (src / CONFIG).is_file():
         return _open_peft(src, base, labels)
     if labels:
@@ -181,7 +181,7 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
 
 
 def _quiet() -> AbstractContextManager[None]:
-    """transformers reports on every load of a base without a task head, which is every load here."""
+    """Suppress transformers' report on loading a base without a task head, which occurs in every load here."""
     return captured(Path(os.devnull))
 
 

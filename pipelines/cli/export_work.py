@@ -65,7 +65,7 @@ def _parity_cells(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _shapes(inputs: dict[str, list]) -> str:
-    """Inputs of a graph in words; the past of a decoder is counted only."""
+    """Format the inputs of a graph; the past of a decoder is only counted."""
     own = {name: dims for name, dims in inputs.items() if not name.startswith("past_key_values.")}
     past = f"; past_key_values of {len(inputs) - len(own)} tensors" if len(own) < len(inputs) else ""
     return ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in own.items()) + f" (int64){past}"

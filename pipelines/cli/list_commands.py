@@ -1,4 +1,4 @@
-"""`compress list`: what a pipeline can be made of."""
+"""`compress list`: the building blocks of a pipeline."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ METHOD_KEYS = (
 
 @click.group("list", epilog="Example: compress list stages")
 def list_() -> None:
-    """List what a pipeline can be made of."""
+    """List the building blocks of a pipeline."""
 
 
 @list_.command(epilog="Example: compress list recipes")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 def recipes(as_json: bool) -> None:
-    """List the pipelines that come with the program: what each does, how long it takes, and its command."""
+    """List the bundled pipelines: what each does, how long it takes, and its command."""
     from pipelines.file.config import RECIPES
 
     rows = [_recipe(path) for path in sorted(RECIPES.glob("*.yaml"))]
@@ -54,7 +54,7 @@ def recipes(as_json: bool) -> None:
 
 
 def _recipe(path: Path) -> dict[str, str | int]:
-    """What the comment at the top of a recipe says: a first sentence, and `About N minutes`."""
+    """Parse the comment at the top of a recipe: its first sentence, and `About N minutes`."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     comment = " ".join(line.removeprefix("#").strip() for line in lines)
     minutes = int(re.search(r"About (\d+) minutes on two cores", comment)[1])
@@ -65,7 +65,7 @@ def _recipe(path: Path) -> dict[str, str | int]:
 @list_.command(epilog="Example: compress list schema --out pipeline.schema.json")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
 def schema(out: Path | None) -> None:
-    """Print the JSON schema of a pipeline file, by which editors complete and check keys (docs/first_steps.md)."""
+    """Print the JSON schema of a pipeline file, with which editors complete and check keys (docs/first_steps.md)."""
     from pipelines.file.schema import schema_text
 
     if out is None:
@@ -82,7 +82,7 @@ def schema(out: Path | None) -> None:
 @click.argument("name", required=False, metavar="[STAGE]")
 @click.option("--json", "as_json", is_flag=True, help="Print names, artifacts and the JSON schema of every config.")
 def stages(name: str | None, as_json: bool) -> None:
-    """List the stages and their keys; of one STAGE every key, with type, default, bounds and meaning."""
+    """List the stages and their keys; for one STAGE every key, with type, default, bounds and meaning."""
     from pipelines.engine.stage import all_stages, load_stage
 
     table = list(all_stages()) if name is None else [load_stage(name)]
@@ -105,7 +105,7 @@ def stages(name: str | None, as_json: bool) -> None:
 
 
 def _keys_of(name: str, summary: str) -> None:
-    """Every key of a stage, and of the mappings inside it, a table each."""
+    """Show every key of a stage, and of the mappings inside it, in one table each."""
     from pipelines.file.schema import tables
 
     click.echo(f"{name}: {summary}")
@@ -120,7 +120,7 @@ def _keys_of(name: str, summary: str) -> None:
 @list_.command(epilog="Example: compress list methods --json")
 @click.option("--json", "as_json", is_flag=True, help="Print every property of every method.")
 def methods(as_json: bool) -> None:
-    """List the tuning methods, with the closed form of what each trains."""
+    """List the tuning methods, with the closed form of their trainable parameters."""
     from compressor.methods import NAMES, method
 
     rows = [{key: getattr(method(name), key) for key in METHOD_KEYS} for name in NAMES]
@@ -138,7 +138,7 @@ def methods(as_json: bool) -> None:
 
 
 def _merges(mergeable: bool | dict[str, bool]) -> str:
-    """What a method's line says about merging; nothing where it always can be."""
+    """Note on merging for a method's line; empty where it is always possible."""
     if isinstance(mergeable, bool):
         return "" if mergeable else "; not mergeable"
     return f"; mergeable with {', '.join(kind for kind, can in mergeable.items() if can)}"
@@ -148,7 +148,7 @@ def _merges(mergeable: bool | dict[str, bool]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print every property of every architecture.")
 @click.option("--discover", metavar="MODEL", help="Propose a row for the architecture of MODEL, which has none, and prove it.")
 def architectures(as_json: bool, discover: str | None) -> None:
-    """List the architectures: what can be tuned in them, and what can be removed."""
+    """List the architectures: what can be tuned and what can be removed in each."""
     from compressor.models.architectures import ARCHITECTURES, facts_of
 
     if discover is not None:
@@ -188,7 +188,7 @@ def _discover(reference: str, as_json: bool) -> None:
 
 
 def _keys(config: type[BaseModel]) -> Iterator[str]:
-    """Keys of a config; a list of mappings is shown by the keys of one of them, as users write it."""
+    """Keys of a config; a list of mappings is shown by the keys of one mapping, as in a pipeline file."""
     from pipelines.file.faults import models_in
 
     for name, field in config.model_fields.items():

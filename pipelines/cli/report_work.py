@@ -27,8 +27,8 @@ def report(run: Path, plan: bool) -> None:
 
 
 def _show_report(run: Path) -> None:
-    """How the last attempt at a run went, the summary of its report and where that is. Raises UserError E805 where there is
-    neither, E803 for damaged files."""
+    """Show the status of the last attempt at a run, the summary of its report and its path. Raises UserError E805 where there
+    is neither, E803 for damaged files."""
     attempt, page = last_attempt(run), run / "report.html"
     reported = (run / "report.json").is_file()
     if attempt is not None and not attempt.finished:
@@ -45,7 +45,7 @@ def _show_report(run: Path) -> None:
 
 
 def _show_unfinished(attempt: Attempt) -> None:
-    """What an attempt that did not finish came to: its error, its stages, what is proven so far, and what to do."""
+    """Show an unfinished attempt: its error, its stages, the parity checks so far, and what to do."""
     click.echo(attempt.headline())
     if attempt.error:
         for line in attempt.error.shown():

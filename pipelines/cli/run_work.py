@@ -28,7 +28,7 @@ def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> N
 
 
 def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None:
-    """What a dry run found: reuse or run for every stage, then the account before and after."""
+    """Show a dry run's result: reuse or run for every stage, then the plan's table before and after."""
     count = len(pipeline.stages) if until is None else pipeline.number(until, "--until") + 1
     for number, entry in enumerate(pipeline.stages[:count], start=1):
         place = f"[{number:>{len(str(count))}}/{count}]"
@@ -38,7 +38,7 @@ def _show_plan(pipeline: Pipeline, result: RunResult, until: str | None) -> None
 
 
 def _show_summary(result: RunResult) -> None:
-    """The summary of the run's report and where it is, or the quality of every task that was trained with others."""
+    """Show the summary of the run's report and its path, or the quality of every task of a multi-task training."""
     if (result.folder / "report.json").is_file():
         summary(result.folder)
     for artifact in result.artifacts.values():

@@ -55,7 +55,7 @@ def predict(
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does."""
+    """Context in which SIGTERM ends the block as Ctrl-C does."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -29,5 +29,5 @@ def summary(run: Path) -> None:
 
 
 def near(place: Path) -> Path:
-    """The path relative to the current folder where it lies below that."""
+    """The path relative to the current folder if it is below that."""
     return place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place

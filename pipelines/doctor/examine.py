@@ -87,11 +87,11 @@ def doctor(out: Path, as_json: bool) -> None:
                 click.echo(f"{'':<8} {'':<17} fix: {finding.fix}")
     if faults:
         names = ", ".join(finding.name for finding in faults)
-        raise CheckError("E905", f"compress run quickstart cannot run here: {names}", "Fix what is called a fault above")
+        raise CheckError("E905", f"compress run quickstart cannot run here: {names}", "Fix the faults listed above")
 
 
 def examine(out: Path) -> list[Finding]:
-    """Every finding. Raises nothing: a look that fails is a finding, too."""
+    """Collect every finding. Raises nothing: a check that fails is a finding, too."""
     versions = {name: distribution(name) for name in (*NEEDED, *SERVING, *WRITING, *EXTRA)}
     probes = _probes([name for name, version in versions.items() if version])
     looks: list[Callable[[], Iterator[Finding]]] = [
@@ -116,11 +116,11 @@ def _safely(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from look()
     except Exception as error:  # the doctor must not fall ill: whatever is odd about this machine is told
         name = getattr(look, "__name__", "look").replace("_", " ").strip("<>")
-        yield Finding(name, WARNING, f"could not be looked at ({type(error).__name__}: {error})", "Please report this")
+        yield Finding(name, WARNING, f"could not be checked ({type(error).__name__}: {error})", "Please report this")
 
 
 def _probes(names: list[str]) -> dict[str, Probe]:
-    """Import each in a process of its own, two at a time; the driver is asked in one, too."""
+    """Import each package in a separate process, two at a time; one more process queries the GPU driver."""
     modules = {name: module for name in names if (module := MODULES.get(name, name))}
     with ThreadPoolExecutor(2) as pool:
         asked = {name: pool.submit(_probe, PROBE, module) for name, module in modules.items()}

@@ -16,7 +16,7 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, `ok`, `warning` or `fault`, what was found, and how to fix it."""
+    """One line of the report: what was examined, `ok`, `warning` or `fault`, the result, and how to fix it."""
 
     name: str
     status: str
@@ -26,7 +26,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """What an import in a process of its own came to: its facts, or why it failed."""
+    """Result of an import in a separate process: its facts, or why it failed."""
 
     facts: dict[str, Any]
     error: str = ""

@@ -22,17 +22,15 @@ LEAST_SHARED = 2**25
 
 
 def instructions() -> Iterator[Finding]:
-    """What the processor can, and what follows for the choice of a precision."""
+    """The processor's instruction sets, and what follows for the choice of a precision."""
     facts = processor()
     names = set(facts["instructions"])
     shown = f"{facts['cpu']}; {', '.join(facts['instructions']) or 'no instructions known'}"
     yield Finding("processor", OK, shown)
     if platform.machine() in ("x86_64", "AMD64") and "avx2" not in names:
-        yield Finding(
-            "avx2", WARNING, "not there: everything is several times slower", "Take a processor of the last ten years"
-        )
+        yield Finding("avx2", WARNING, "missing: everything is several times slower", "Use a processor of the last ten years")
     if not names & {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}:
-        what = "no VNNI: int8 of ONNX Runtime is slow and may saturate; expect less of it"
+        what = "no VNNI: int8 of ONNX Runtime is slow and may saturate"
         yield Finding("int8", WARNING, what, "export: {precision: auto} keeps what is fast and good, and fp32 always works")
     else:
         yield Finding("int8", OK, "in hardware" + (", with AMX tiles" if "amx_int8" in names else ""))
@@ -41,24 +39,24 @@ def instructions() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """Cores, and what the environment says of them."""
+    """Number of cores, and the thread settings in the environment."""
     cores, quota, asked = physical_cores(), cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
     limit = f", a quota of {quota:g} by the container" if quota else ""
     yield Finding("cores", OK, f"{cores} to compute on, {len(os.sched_getaffinity(0))} of {os.cpu_count()} allowed{limit}")
     if asked and not (asked.split(",")[0].strip().isdecimal() and int(asked.split(",")[0]) > 0):
-        yield Finding("OMP_NUM_THREADS", WARNING, f"{asked[:40]!r} is no number of threads", "unset OMP_NUM_THREADS")
+        yield Finding("OMP_NUM_THREADS", WARNING, f"{asked[:40]!r} is not a number of threads", "unset OMP_NUM_THREADS")
     elif asked and int(asked.split(",")[0]) > cores:
         what = f"{asked[:40]}, more than there are cores; {cores} are used"
         yield Finding("OMP_NUM_THREADS", WARNING, what, "unset OMP_NUM_THREADS, or `threads` in the pipeline")
     elif asked:
-        yield Finding("OMP_NUM_THREADS", OK, f"{asked[:40]}: so many threads where a pipeline names none")
+        yield Finding("OMP_NUM_THREADS", OK, f"{asked[:40]}: the threads of a pipeline that sets none")
     if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
         what = "not PASSIVE: idle threads spin and take cores from those that work"
         yield Finding("OMP_WAIT_POLICY", WARNING, what, "export OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0")
 
 
 def memory() -> Iterator[Finding]:
-    """Of the machine, what is free of it, and the container's limit."""
+    """Memory of the machine, free memory, and the container's limit."""
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
     facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -84,7 +82,7 @@ def memory_limit(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Triton's Python backend speaks through /dev/shm, of which containers have 64 MB."""
+    """Findings on /dev/shm, through which Triton's Python backend communicates; containers have 64 MB of it."""
     place = Path("/dev/shm")
     if not place.is_dir() or not os.access(place, os.W_OK):
         yield Finding(
@@ -97,7 +95,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def disk(out: Path) -> Iterator[Finding]:
-    """Room and permission where runs lie, and where temporary files do."""
+    """Free space and write permission for the folders of runs and of temporary files."""
     for name, place, option in ((f"{out}/", out, "another --out"), ("temporary", Path(tempfile.gettempdir()), "TMPDIR=FOLDER")):
         there = _nearest(place)
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -109,7 +107,7 @@ def disk(out: Path) -> Iterator[Finding]:
 
 
 def caches() -> Iterator[Finding]:
-    """Where the hub's models and the server's note are kept, and whether the hub may be asked."""
+    """Folders of the hub's cache and of the server's record, and whether access to the hub is allowed."""
     home = Path(os.environ.get("HOME") or "~").expanduser()
     base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or base / "huggingface") / "hub")
@@ -126,7 +124,7 @@ def caches() -> Iterator[Finding]:
 
 
 def _nearest(place: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """The folder itself, or its nearest parent that exists."""
     return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists() or path.is_symlink())
 
 

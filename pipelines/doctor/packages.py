@@ -27,7 +27,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) -> Iterator[Finding]:
-    """Every package: there, of a version that fits, and importable."""
+    """Findings on every package: installed, in a supported version, and importable."""
     ranges, tested = required(), constraints()
     for name in versions:
         needed = name not in EXTRA
@@ -72,7 +72,7 @@ def required() -> dict[str, str]:
 
 
 def constraints() -> dict[str, str]:
-    """Distribution -> the version that was tested; nothing where the source is not at hand."""
+    """Distribution -> the version that was tested; empty where the source is not available."""
     path = ROOT / "constraints.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     pairs = (line.split("==") for line in lines if line.count("==") == 1 and not line.startswith("#"))
@@ -80,7 +80,7 @@ def constraints() -> dict[str, str]:
 
 
 def fits(version: str, allowed: str) -> bool:
-    """Whether a version is in a range such as '>=5.23,<6'; of a build such as 2.13.0+cpu the part before the plus counts."""
+    """Whether a version is in a range such as '>=5.23,<6'; for a build such as 2.13.0+cpu the part before the plus counts."""
     number = _numbers(version)
     for clause in allowed.split(","):
         sign, bound = re.fullmatch(r"\s*(>=|<=|==|!=|~=|<|>)\s*(.+?)\s*", clause).groups()
@@ -100,13 +100,13 @@ def fits(version: str, allowed: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """'2.13.0+cpu' -> (2, 13, 0, 0)."""
+    """Parse a version: '2.13.0+cpu' -> (2, 13, 0, 0)."""
     parts = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])]
     return tuple([*parts, 0, 0, 0, 0][:4])
 
 
 def two_runtimes() -> Iterator[Finding]:
-    """onnxruntime and onnxruntime-gpu write the same files."""
+    """Fault where onnxruntime and onnxruntime-gpu are both installed: they write the same files."""
     names = [name for name in ("onnxruntime", *ALTERNATIVES["onnxruntime"]) if _installed(name)]
     if len(names) > 1:
         fix = f"pip uninstall -y {' '.join(names)}; then install one: pip install '{PROJECT}[cpu]', or [gpu]"
@@ -120,12 +120,12 @@ def _installed(name: str) -> bool:
 
 
 def cuda(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) -> Iterator[Finding]:
-    """A graphics card, as the driver, torch and ONNX Runtime see it."""
+    """Findings on the GPU, according to the driver, torch and ONNX Runtime."""
     card = probes["driver"].facts
     torch, runtime = (probes[name].facts if name in probes else {} for name in ("torch", "onnxruntime"))
     providers = runtime.get("providers", [])
     words = f"{card['name']}, CUDA {card['cuda'] // 1000}.{card['cuda'] % 1000 // 10}" if card else "none"
-    yield Finding("graphics card", OK, f"{words}, as the driver says")
+    yield Finding("graphics card", OK, f"{words}, as the driver reports")
     if torch:
         built = f"built for CUDA {torch['cuda']}" if torch["cuda"] else "built for the CPU"
         yield _torch_finding(bool(card), torch, built, (versions.get("torch") or "torch 0").split(" ")[1])
@@ -139,12 +139,12 @@ def cuda(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) -> Ite
 def _torch_finding(card: bool, torch: Mapping[str, Any], built: str, version: str) -> Finding:
     number = version.partition("+")[0]
     if card and not torch["cuda"]:
-        return Finding("torch on", WARNING, f"{built}: it leaves the graphics card idle", f"pip install torch=={number}")
+        return Finding("torch on", WARNING, f"{built}: it cannot use the graphics card", f"pip install torch=={number}")
     if card and not torch["available"]:
-        return Finding("torch on", WARNING, f"{built}, and sees no card", "Install the driver that its CUDA needs")
+        return Finding("torch on", WARNING, f"{built}, and finds no GPU", "Install the driver that its CUDA needs")
     if torch["cuda"] and not card:
         fix = f"pip install torch=={number} --index-url https://download.pytorch.org/whl/cpu"
-        return Finding("torch on", WARNING, f"{built}, gigabytes for a card that is not there; it works", fix)
+        return Finding("torch on", WARNING, f"{built}, with gigabytes of CUDA packages and no GPU; it works", fix)
     return Finding("torch on", OK, f"{built}, {torch['cards']} cards")
 
 

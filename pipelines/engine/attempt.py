@@ -1,4 +1,4 @@
-"""run.json: how the last attempt at a run went, whether it ended well, badly or not at all."""
+"""run.json: the state of the last attempt at a run, whether it finished, failed or was interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DONE, CHECKS_FAILED, FAILED, STOPPED, RUNNING = "done", "failed checks", "failed
 
 
 class StageRecord(Stored):
-    """A stage that is finished."""
+    """A finished stage."""
 
     id: str
     stage: str
@@ -29,7 +29,7 @@ class StageRecord(Stored):
 
 
 class ErrorRecord(Stored):
-    """What ended the attempt: the parts of its line, the stage it came from and that stage's log ('' where there is none)."""
+    """The error that ended the attempt: the parts of its message, its stage and that stage's log ('' if there is none)."""
 
     code: str
     what: str
@@ -46,8 +46,8 @@ class ErrorRecord(Stored):
 
 
 class Attempt(Stored):
-    """The last attempt at a run. `stage` is the one it is at, or ended at; `parity` are the records of every comparison so
-    far, each with the id of its stage."""
+    """The last attempt at a run. `stage` is its current or last stage; `parity` are the records of every comparison so far,
+    each with the id of its stage."""
 
     status: Literal["done", "failed checks", "failed", "stopped", "running"]
     started: float
@@ -63,11 +63,11 @@ class Attempt(Stored):
 
     @property
     def finished(self) -> bool:
-        """Whether the lock file and the report are this attempt's."""
+        """Whether the lock file and the report belong to this attempt."""
         return self.status in (DONE, CHECKS_FAILED)
 
     def headline(self) -> str:
-        """One sentence on how it ended."""
+        """One sentence about how the attempt ended."""
         at = f" in stage '{self.stage}'" if self.stage else ""
         after = f"{human_seconds(max(self.seconds, 0))} after its start"
         return {
@@ -79,7 +79,7 @@ class Attempt(Stored):
         }[self.status]
 
     def fault(self) -> CompressError:
-        """The error that ended it, as a check of the run sees it."""
+        """The error that ended the attempt, in the form reported by a check of the run."""
         if self.error is None:
             return CheckError("E808", self.headline(), "Run the same command again: it continues where this one ended")
         what = f"{self.headline()}: {' '.join(self.error.shown())}"
@@ -87,7 +87,7 @@ class Attempt(Stored):
 
 
 def last_attempt(folder: Path) -> Attempt | None:
-    """What run.json of a run folder says; None where there is none. Raises UserError E803, E801 (cannot be read)."""
+    """Read run.json of a run folder; None where there is none. Raises UserError E803, E801 (cannot be read)."""
     path = folder / RUN_FILE
     try:
         return Attempt.model_validate_json(path.read_bytes())
@@ -101,20 +101,20 @@ def last_attempt(folder: Path) -> Attempt | None:
 
 
 def write_attempt(folder: Path, facts: dict[str, Any]) -> None:
-    """Replace run.json. A path that is no UTF-8 is written with escapes."""
+    """Replace run.json. A path that is not UTF-8 is written with escapes."""
     content = json.dumps(facts, indent=1, ensure_ascii=False)
     write_atomic(folder / RUN_FILE, f"{content}\n".encode("utf-8", "backslashreplace"))
 
 
 def error_record(error: CompressError, stage: str, log: Path | None) -> dict[str, Any]:
-    """An error as `ErrorRecord` has it."""
+    """An error in the form of `ErrorRecord`."""
     parts = {key: getattr(error, key) for key in ("code", "what", "mend", "where")}
     several = [str(one) for one in error.errors] if isinstance(error, UserErrors) and len(error.errors) > 1 else []
     return {**parts, "stage": stage, "log": str(log) if log else "", **({"lines": several} if several else {})}
 
 
 def checks_failed(failures: list[dict[str, Any]] | tuple[dict[str, Any], ...], where: str = "") -> CheckError:
-    """E615, the one line that a run with failed checks ends in."""
+    """E615, the error line at the end of a run with failed checks."""
     named = ", ".join(f"{one['code']} in {one['stage']}" for one in failures)
     checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
-    return CheckError("E615", f"{checks} failed: {named}", "Each is told above; what is proven is in the report", where)
+    return CheckError("E615", f"{checks} failed: {named}", "Each is listed above; the report shows what was proven", where)

@@ -1,4 +1,4 @@
-"""A disk that is full and a folder that may not be written, told as such from wherever they come."""
+"""Coded errors for a full disk and a folder without write permission, from wherever they are raised."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING_LEFT = 2**16
 
 
 def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | None:
-    """E804 for an error that comes of a full disk, E801 for one of a missing permission, None for any other.
+    """E804 for an error caused by a full disk, E801 for one by a missing permission, None for any other.
 
     `folder` is what was written to, named where the error names no file. What an error was raised from, or raised while
     handling, is looked at too: a library may wrap it, and so may our own errors.
@@ -37,7 +37,7 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
         return None  # told already
     for one in _chain(error):
         if (number := _full(one)) is not None:
-            return UserError("E804", FULL[number], "Make room; finished stages are kept", _place(one, folder))
+            return UserError("E804", FULL[number], "Free disk space; finished stages are kept", _place(one, folder))
     if isinstance(error, CompressError):
         return None
     if isinstance(error, OSError) and error.errno in DENIED:
@@ -47,15 +47,15 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
 
 
 def nothing_left(folder: Path) -> UserError | None:
-    """E804 where the disk of `folder` has no room at all: native libraries write less than they should, and say nothing."""
+    """E804 where the disk of `folder` is full: native libraries then write incomplete files without an error."""
     there = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
     if there is None or shutil.disk_usage(there).free >= NOTHING_LEFT:
         return None
-    return UserError("E804", FULL[errno.ENOSPC], "Make room; finished stages are kept", str(folder))
+    return UserError("E804", FULL[errno.ENOSPC], "Free disk space; finished stages are kept", str(folder))
 
 
 def shortened(text: str, most: int = 400) -> str:
-    """The text on one line, its middle left out where it is long."""
+    """The text on one line, with its middle left out if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 2 :]}"
 
@@ -74,7 +74,7 @@ def _place(error: BaseException, folder: Path | None) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that it came of, each once."""
+    """The error and all its causes and contexts, each once."""
     waiting, seen = [error], set()
     while waiting:
         one = waiting.pop()

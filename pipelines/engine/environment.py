@@ -1,4 +1,4 @@
-"""The machine and the packages that results come from: they enter fingerprints and run.json."""
+"""The machine and the package versions that results depend on: part of fingerprints and of run.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str 
 
 
 def distribution(name: str) -> str | None:
-    """'numpy 1.26.4': the distribution that provides a package, and its version; None where none is installed."""
+    """'numpy 1.26.4': the distribution that provides a package, and its version; None where it is not installed."""
     for one in (name, *ALTERNATIVES.get(name, ())):
         try:
             return f"{one} {importlib.metadata.version(one)}"
@@ -42,9 +42,9 @@ def product() -> str:
 
 @functools.cache
 def accelerator() -> str | None:
-    """Name of the first graphics card that CUDA offers to this process, None without one.
+    """Name of the first GPU that CUDA offers to this process, None without one.
 
-    The driver is asked, because it knows CUDA_VISIBLE_DEVICES and answers without an import of torch.
+    It is read from the driver, which respects CUDA_VISIBLE_DEVICES and needs no import of torch.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -58,7 +58,7 @@ def accelerator() -> str | None:
 
 
 def machine(stages: Iterable[Stage], threads: int | None, extras: Iterable[str] = ()) -> dict[str, Any]:
-    """What seconds were measured on, and the versions of the packages that the stages declare, and of `extras`.
+    """The machine on which seconds were measured, and the versions of the stages' declared packages and of `extras`.
 
     `accelerator` is there only where a graphics card is.
     """

@@ -16,7 +16,7 @@ from pipelines.file.yaml_source import KeyPath
 
 
 def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
-    """What the stage declares, and nothing else."""
+    """The inputs that the stage declares, and nothing else."""
     pipeline, entry = run.pipeline, run.entries[number]
     stage = entry.row
     everything = "*" in stage.accepts
@@ -40,7 +40,7 @@ def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
 
 
 def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
-    """sha256 over everything that decides the stage's result."""
+    """sha256 over everything that affects the stage's result."""
     entry, inputs = run.entries[number], inputs_of(run, number, earlier)
     stage = entry.row
     content = {str(path): {"sha256": sha256, "ending": ending(path)} for path, sha256 in run.ready.data.items()}
@@ -76,6 +76,6 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
 
 
 def by_key(tasks: dict[KeyPath, Any]) -> dict[str, Any]:
-    """{("task",): x} -> {"task": x}; {("tasks", "a"): x} -> {"tasks": {"a": x}}."""
+    """Nest values by key path: {("task",): x} -> {"task": x}; {("tasks", "a"): x} -> {"tasks": {"a": x}}."""
     many = {path[1]: facts for path, facts in tasks.items() if len(path) > 1}
     return {"tasks": many} if many else {"task": tasks[("task",)]}

@@ -45,9 +45,9 @@ class RunResult:
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived; `exit_code` is 130 or 143. Libraries clean up for it as for any KeyboardInterrupt.
+    """Raised on SIGINT or SIGTERM; `exit_code` is 130 or 143. Libraries clean up for it as for any KeyboardInterrupt.
 
-    `told` is set when the user has seen it.
+    `told` is set when the user has been informed.
     """
 
     def __init__(self, number: int):
@@ -58,7 +58,7 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class StageWorkspace:
-    """What a stage is given to write in and to speak with."""
+    """The runner's implementation of a stage's `Workspace`."""
 
     folder: Path
     log_folder: Path
@@ -81,7 +81,7 @@ class StageWorkspace:
 
 @dataclass
 class Run:
-    """One invocation: its places, its options and what it has done so far."""
+    """One invocation: its folders, its options and its state so far."""
 
     ready: Ready
     out: Path
@@ -124,14 +124,14 @@ class Run:
 
     @property
     def log(self) -> Path | None:
-        """The log of the stage it is at."""
+        """Log file of the current stage, or None."""
         path = self.folder / "logs" / f"{self.current}.log"
         return path if self.current and path.is_file() else None
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into Stopped, in the main thread (the only one that gets signals)."""
+    """Convert SIGINT and SIGTERM to Stopped, in the main thread (the only one that receives signals)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,12 +149,12 @@ def stopping() -> Iterator[None]:
 
 @contextlib.contextmanager
 def holding(run: Run) -> Iterator[None]:
-    """Make the folders and hold the run's process lock. Raises UserError E801, E802."""
+    """Create the folders and hold the run's process lock. Raises UserError E801, E802."""
     try:
         for folder in (run.folder / "logs", run.store.root):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"cannot be made ({error.strerror})"
+        what = f"cannot be created ({error.strerror})"
         raise disk_fault(error) or UserError("E801", what, "Choose another folder with --out", str(folder)) from None
     try:
         with lock(run.folder / "run.lock"):

@@ -1,4 +1,4 @@
-"""pipeline.lock.yaml: what a finished run was made from, and the sha256 of every file it made."""
+"""pipeline.lock.yaml: the inputs of a finished run, and the sha256 of every file that it wrote."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 class Stored(BaseModel):
-    """Strict: what is read is what is used. Keys of later versions do no harm."""
+    """Strict base class: values are not converted. Unknown keys of later versions are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class Failure(Stored):
-    """A check that failed and did not stop the run; `stage` is the id of the stage whose check it was."""
+    """A check that failed without stopping the run; `stage` is the id of its stage."""
 
     stage: str
     code: str
@@ -37,12 +37,12 @@ class Failure(Stored):
     mend: str
 
     def line(self) -> str:
-        """As an error shows itself."""
+        """The failure as one line, in the format of errors."""
         return f"{self.code} {self.what}. {self.mend}".replace("\n", " ")
 
 
 class LockedStage(Stored):
-    """A stage that is finished. Its artifact's folder is made of `stage` and `fingerprint`: neither can leave the store."""
+    """A finished stage. Its artifact's folder is named by `stage` and `fingerprint`, which cannot lead out of the store."""
 
     id: Name
     stage: Annotated[str, StringConstraints(pattern=r"^[a-z_]+$")]
@@ -55,14 +55,14 @@ class LockedStage(Stored):
 
 
 class LockedModel(Stored):
-    """The base."""
+    """The pretrained base model."""
 
     reference: str
     sha256: Sha256
 
 
 class Lock(Stored):
-    """The whole file. A run has either one task or several; the name of a sweep's variant has two parts."""
+    """The whole lock file. A run has either one task or several; the name of a sweep's variant has two parts."""
 
     name: Annotated[str, StringConstraints(pattern=rf"^{_NAME}(/{_NAME})?$")]
     model: LockedModel
@@ -84,7 +84,7 @@ class Lock(Stored):
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """The lock file as plain data of the form of `Lock`. Raises UserError E803 for anything else, E801 (may not be read)."""
+    """Read the lock file as plain data in the form of `Lock`. Raises UserError E803 if invalid, E801 (permission denied)."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError
@@ -99,7 +99,7 @@ def read_lock(path: Path) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """Data of a file that our own writer could have written. Raises YAMLError or ValueError."""
+    """Parse a file that this project's writer could have written. Raises YAMLError or ValueError."""
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.AliasEvent):  # a few of them can stand for gigabytes

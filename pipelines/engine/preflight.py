@@ -1,4 +1,4 @@
-"""Everything that can be known before a run writes its first byte: the user's mistakes are found here."""
+"""All checks that are possible before a run writes its first byte: mistakes of the user are found here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from serving.bundle import install
 
 @dataclass(frozen=True)
 class Ready:
-    """A pipeline whose model and data are there: the resolved base and the data files' sha256, by path."""
+    """A pipeline whose model and data exist: the resolved base, and the data files' sha256 by path."""
 
     pipeline: Pipeline
     base: BaseModelReference
@@ -56,7 +56,7 @@ def check_inputs(pipeline: Pipeline) -> Ready:
 
 
 def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserError]:
-    """Faults of the files of the task at `path`, each with the line and the key of the pipeline that name the file."""
+    """Faults in the files of the task at `path`, each with the line and the key of the pipeline that names the file."""
     task, faults = pipeline.all_tasks[path], []
     for one in with_place(error, pipeline.source.where(path)).errors:
         key = next((key for key in PATH_KEYS if f"{one.where}:".startswith(f"{getattr(task, key)}:")), None)
@@ -66,7 +66,7 @@ def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserE
 
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
-    """E113 for every length that the absolute positions of the model in this folder cannot number."""
+    """E113 for every length that exceeds the absolute positions of the model in this folder."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config)
     asked = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
@@ -80,9 +80,9 @@ def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
 
 
 def check_tokens(ready: Ready) -> None:
-    """Raise UserErrors E212, E213 for rows that the tokenizer makes unfit for training, before anything is written.
+    """Raise UserErrors E212, E213 for rows that cannot be used for training once tokenized, before anything is written.
 
-    Only where a row can be refused: what is merely cut is told by `compress check`.
+    Only for rows that can be refused: rows that are merely cut are reported by `compress check`.
     """
     folder, faults = ready.base.folder, []
     for path, task in ready.pipeline.all_tasks.items():
@@ -97,13 +97,13 @@ def check_tokens(ready: Ready) -> None:
 
 
 def make_plan(ready: Ready) -> Plan | None:
-    """The closed-form account of all stages, the last of `make_plans`; None when no stage changes it."""
+    """The closed-form plan after all stages, the last of `make_plans`; None when no stage changes it."""
     plans = make_plans(ready)
     return plans[-1] if plans else None
 
 
 def make_plans(ready: Ready) -> list[Plan]:
-    """The closed-form account after every stage. Raises UserErrors with the place of the stage that cannot be (E5xx), and of
+    """The closed-form plan after every stage. Raises UserErrors with the place of the stage that is impossible (E5xx), and of
     rows that the tokenizer makes unfit (`check_tokens`); UserError E304 where transformers cannot make a model or a tokenizer
     of the base.
 
@@ -134,7 +134,7 @@ LONGEST_NAME = 255
 
 
 def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
-    """Raise UserError E801 unless the run folder `out`/`name` with `files` in it, and the store, can be written.
+    """Raise UserError E801 unless the run folder `out`/`name`, `files` in it, and the store can be written.
 
     Writes nothing.
     """

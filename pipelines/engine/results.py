@@ -18,7 +18,7 @@ from pipelines.file.config import without_id
 
 
 def write_account(run: Run, status: str, error: CompressError | None = None) -> None:
-    """run.json: how far this attempt is, and how it ended. Raises OSError."""
+    """Write run.json: the progress of this attempt, and how it ended. Raises OSError."""
     base = run.ready.base
     facts = {
         "status": status,
@@ -38,7 +38,7 @@ def write_account(run: Run, status: str, error: CompressError | None = None) -> 
 
 
 def publish_results(run: Run) -> None:
-    """Put this run's lock file, and what a user asks for first, in the place of an earlier run's: reports, files of tasks."""
+    """Replace an earlier run's lock file and results for the user by those of this run: reports, files of tasks."""
     results: dict[Path, Path] = {}
     for artifact in run.artifacts:
         for path in sorted(artifact.folder.glob("report.*" if artifact.kind == "report" else f"{TASKS}/*")):
@@ -53,7 +53,7 @@ def publish_results(run: Run) -> None:
 
 
 def _lock_file(run: Run) -> bytes:
-    """pipeline.lock.yaml: the resolved config, and the fingerprint and sha256s of every artifact; failed checks, if any."""
+    """Content of pipeline.lock.yaml: resolved config, fingerprint and sha256s of every artifact; failed checks, if any."""
     pipeline, entries = run.pipeline, {entry.id: entry for entry in run.entries}
     stages = [
         {

@@ -1,4 +1,4 @@
-"""Runs a pipeline: what is in the store is reused, what is missing is made, and only whole results are ever published."""
+"""Running a pipeline: artifacts in the store are reused, missing ones are made, and only complete ones are published."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def _prepare(pipeline: Pipeline, out: Path, from_: str | None, until: str | None
     last = len(pipeline.stages) - 1 if until is None else pipeline.number(until, "--until")
     first = len(pipeline.stages) if from_ is None else pipeline.number(from_, "--from")
     if from_ is not None and first > last:
-        raise UserError("E111", f"--from {from_} comes after --until {until}", "Exchange them, or drop one")
+        raise UserError("E111", f"--from {from_} comes after --until {until}", "Swap them, or drop one")
     again = {pipeline.number(entry, "--force") for entry in force} | set(range(first, len(pipeline.stages)))
     return Run(check_inputs(pipeline), out.absolute(), pipeline.threads or default_threads(), frozenset(again), last)
 
 
 def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
-    """The artifacts at the start of the pipeline that will be reused; what comes after the first gap is not known yet.
+    """The artifacts at the start of the pipeline that will be reused, up to the first stage that must run.
 
-    A damaged one may be such a gap: the run itself will tell, and write down that it failed.
+    A damaged artifact may count as missing: the run itself then reports it, and records that it failed.
     """
     found: list[Artifact] = []
     for number, entry in enumerate(run.entries):
@@ -106,7 +106,7 @@ def _console() -> Console:
 
 
 def _execute(run: Run, console: Console) -> RunResult:
-    """Every stage in order, with run.json written however it ends."""
+    """Run every stage in order; run.json is written however the run ends."""
     display = Display(console, len(run.entries), max(len(entry.id) for entry in run.entries))
     try:
         write_account(run, RUNNING)
@@ -141,7 +141,7 @@ def _execute(run: Run, console: Console) -> RunResult:
 
 
 def _attempt(run: Run, number: int, display: Display) -> None:
-    """One stage. A check that fails ends the run, unless the stage is optional."""
+    """Run one stage. A check that fails ends the run, unless the stage is optional."""
     entry = run.entries[number]
     try:
         _advance(run, number, display)
@@ -152,14 +152,14 @@ def _attempt(run: Run, number: int, display: Display) -> None:
 
 
 def _note_failure(run: Run, entry: Entry, failure: dict[str, Any], display: Display) -> None:
-    """Write down, and say, a check that failed and does not end the run."""
+    """Record and print a failed check that does not end the run."""
     known = {key: str(failure[key]) for key in ("code", "what", "mend")}
     run.failures.append({"stage": entry.id, **known})
     display.result("FAILED {code} {what}. {mend}".format(**known).replace("\n", " "))
 
 
 def _advance(run: Run, number: int, display: Display) -> None:
-    """Reuse or make the artifact of one stage, and write down which."""
+    """Reuse or make the artifact of one stage, and record which."""
     entry, mark = run.entries[number], fingerprint_of(run, number, run.artifacts)
     stage, clock = entry.row, time.monotonic()
     artifact = _reusable(run, number, mark)
@@ -186,7 +186,7 @@ def _advance(run: Run, number: int, display: Display) -> None:
 
 
 def _reusable(run: Run, number: int, mark: str) -> Artifact | None:
-    """The stage's artifact from the store, compared with its sha256s; None when there is none or it is to be made again."""
+    """The stage's artifact from the store, verified by its sha256s; None when it is missing or must be made again."""
     entry = run.entries[number]
     artifact = None if number in run.again else run.store.find(entry.name, mark, entry.id)
     if artifact is not None:
@@ -195,7 +195,7 @@ def _reusable(run: Run, number: int, mark: str) -> Artifact | None:
 
 
 def _perform(run: Run, number: int, stage: Stage, work: Path, unfinished: Path, display: Display) -> dict[str, Any]:
-    """Call the stage's `run` with its output in its log. Raises its CompressErrors with a place, E804, or E899."""
+    """Call the stage's `run` with its output in its log. Raises its CompressErrors with a location, E804, or E899."""
     entry, logs = run.entries[number], run.folder / "logs"
     log_path = logs / f"{entry.id}.log"
     log, cache, again = logging.getLogger(f"compress.{entry.id}"), run.store.cache, number in run.again
@@ -216,7 +216,7 @@ def _perform(run: Run, number: int, stage: Stage, work: Path, unfinished: Path, 
 
 
 def _stage_fault(run: Run, number: int, error: Exception, log_path: Path) -> CompressError:
-    """What ends a stage as an error with a code and, for a mistake of the user, a place."""
+    """Convert the exception that ended a stage to an error with a code and, for a mistake of the user, a location."""
     if fault := disk_fault(error, run.out):
         return fault
     if isinstance(error, UserError):
@@ -230,7 +230,7 @@ def _stage_fault(run: Run, number: int, error: Exception, log_path: Path) -> Com
 
 
 def _settle(stage: Stage, seed: int, threads: int) -> None:
-    """The same random state and thread count for a stage whether or not others ran in this process before it."""
+    """Set random state and thread count for a stage, so that earlier stages in this process have no effect on it."""
     random.seed(seed)
     if "torch" in stage.packages:
         np.random.seed(seed)

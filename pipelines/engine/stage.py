@@ -32,7 +32,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
 class StageConfig(BaseModel):
-    """Base of every stage's typed config. `id` names a stage that appears twice; it defaults to `tune`, `tune-2`, ..."""
+    """Base class of the stages' configs. `id` names a stage that appears twice; it defaults to `tune`, `tune-2`, ..."""
 
     # validate_default: `epochs: 2` written out and left out are the same 2.0, and so the same fingerprint
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -66,7 +66,7 @@ CountOrShare = Annotated[Annotated[StrictInt, Field(le=limits.COUNT)] | StrictFl
 
 @dataclass(frozen=True)
 class Problem:
-    """A fault that a stage sees in its place in the pipeline; `key` is the path inside its config, `()` for the stage."""
+    """A fault that a stage finds in its place in the pipeline; `key` is the path inside its config, `()` for the stage."""
 
     code: str
     what: str
@@ -117,7 +117,7 @@ class BaseModelReference:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a stage may see: the base, the task (or the many), the seed and the artifacts it declares (earlier ones, in order).
+    """The inputs of a stage: the base, the task (or tasks), the seed and the earlier artifacts that it declares, in order.
 
     `threads` is for the sessions and processes that a stage starts; torch in this process has it already.
     """
@@ -142,20 +142,20 @@ class Inputs:
 
 
 class Progress(Protocol):
-    """One bar: `advance(n)` moves it, `note` shows a short live figure beside it (a loss, a file name)."""
+    """A progress bar: `advance(n)` moves it, `note` shows a short live figure beside it (a loss, a file name)."""
 
     def advance(self, steps: int = 1) -> None: ...
     def note(self, text: str) -> None: ...
 
 
 class Workspace(Protocol):
-    """Where a stage writes and how it speaks. `folder` is empty and private; the runner publishes it when `run` returns.
+    """Output interface of a stage. `folder` is empty and private; the runner publishes it when `run` returns.
 
     `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
     cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
     `cache` (it may not exist yet) keeps what is measured once on a machine, for every run; `again` says that the user asked
-    to make this stage anew. `say` puts one line into the terminal that stays. `proven` takes the record of every comparison as
-    soon as there is one: a run that ends early still has what was proven so far.
+    to make this stage anew. `say` prints one permanent line in the terminal. `proven` takes the record of every comparison as
+    soon as there is one: a run that ends early still has the records so far.
     """
 
     folder: Path
@@ -171,7 +171,7 @@ class Workspace(Protocol):
 
 
 def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
-    """What most stages say of `tasks`: E117."""
+    """The fault E117 that most stages report for `tasks`."""
     if many:
         mend = "Leave it out, or give the pipeline the task it is about: `task` instead of `tasks`"
         yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", mend)
@@ -179,7 +179,7 @@ def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
 
 @dataclass(frozen=True)
 class Stage:
-    """A row of the stage table.
+    """One stage of the stage table.
 
     What a stage does is said by its traits; nothing else compares the name of a stage. `trains` updates parameters by gradients
     on the task's data, `removes` cuts units or masks weights, `merges` folds deltas into the weights. `outcome` is what that
@@ -198,7 +198,7 @@ class Stage:
     CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages go on without its artifact.
 
     In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "mend"})
-    that failed though it went on: the run tells them, and ends with exit code 3.
+    that failed though it went on: the run reports them, and ends with exit code 3.
     """
 
     name: str
@@ -246,7 +246,7 @@ class Stage:
 
 
 def load_stage(name: str) -> Stage:
-    """The stage called `name`. Raises UserError E103 for an unknown name."""
+    """The stage with this name. Raises UserError E103 for an unknown name."""
     if name not in STAGE_NAMES:
         raise UserError("E103", f"unknown stage '{name}'", f"Stages: {', '.join(STAGE_NAMES)}")
     return importlib.import_module(f"pipelines.stages.{name}.config").STAGE
@@ -259,5 +259,5 @@ def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
 
 
 def all_stages() -> Iterator[Stage]:
-    """Every stage of the table, in its order."""
+    """Every stage, in the order of `STAGE_NAMES`."""
     return (load_stage(name) for name in STAGE_NAMES)

@@ -1,4 +1,4 @@
-"""The artifact store: folders that are whole or absent, named by the fingerprint of everything that decides their content.
+"""The artifact store: folders that are complete or absent, named by a fingerprint of everything that affects their content.
 
 `DIR/.store/STAGE-FINGERPRINT/` holds a stage's files and `artifact.json`: kind, sha256 of every file, metadata; no time, no
 machine, no absolute path, so that equal work gives equal bytes. `artifact.sha256` seals that, in the form of `sha256sum`. A
@@ -27,22 +27,22 @@ SEAL = "artifact.sha256"
 
 
 def canonical(value: Any) -> bytes:
-    """JSON in one form only: sorted keys, no spaces, UTF-8. Equal values give equal bytes in every process."""
+    """Canonical JSON: sorted keys, no spaces, UTF-8. Equal values give equal bytes in every process."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def fingerprint(parts: dict[str, Any]) -> str:
-    """sha256 over the canonical JSON of what decides an artifact's content."""
+    """sha256 over the canonical JSON of everything that affects an artifact's content."""
     return hashlib.sha256(canonical(parts)).hexdigest()
 
 
 def digest(artifact: Artifact) -> str:
-    """sha256 over kind, files and metadata: what a later stage can see of an artifact."""
+    """sha256 over kind, files and metadata: everything that a later stage can read from an artifact."""
     return fingerprint({"kind": artifact.kind, "files": artifact.files, "metadata": artifact.metadata})
 
 
 class Locked(Exception):
-    """Another process holds a lock; `pid` is what it wrote there."""
+    """Another process holds a lock; `pid` is the process id in the lock file."""
 
     def __init__(self, pid: str):
         super().__init__(pid)
@@ -88,12 +88,12 @@ def _acquire(handle: int, on_wait: Callable[[str], None] | None) -> None:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace a file by new content, or leave it as it was."""
+    """Replace a file's content atomically: on failure it stays as it was."""
     replace_files({path: content})
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Replace several files, in order: all new content is on the disk before the first of them moves to its place."""
+    """Replace several files, in order: all new content is on disk before the first file is replaced."""
     beside = {path: path.with_name(f".{path.name}.new") for path in contents}
     try:
         for path, content in contents.items():
@@ -108,7 +108,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
 
 def sealed(content: bytes, name: str = MANIFEST) -> bytes:
-    """The seal of a file called `name`: `sha256sum -c artifact.sha256` checks that of a manifest, too."""
+    """Checksum line of a file called `name`: `sha256sum -c artifact.sha256` checks that of a manifest, too."""
     return f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode()
 
 
@@ -125,17 +125,17 @@ KEEP_UNFINISHED = 7 * 24 * 3600
 
 
 class Store:
-    """The artifacts below one folder. Reading needs no lock; making one is `with store.making(...)`."""
+    """The artifacts below one folder. Reading needs no lock; an artifact is made in `with store.making(...)`."""
 
     def __init__(self, root: Path):
         self.root = root
 
     def folder(self, stage: str, fingerprint: str) -> Path:
-        """Where an artifact is, or would be."""
+        """The folder of an artifact, whether it exists or not."""
         return self.root / f"{stage}-{fingerprint[:16]}"
 
     def find(self, stage: str, fingerprint: str, entry: str) -> Artifact | None:
-        """The published artifact, or None. Its files are not looked at: `verify` does that.
+        """The published artifact, or None. Its files are not checked: `verify` does that.
 
         Raises UserError E803 when its manifest is unreadable, is not what was published, or another stage's.
         """
@@ -149,7 +149,7 @@ class Store:
         return Artifact(folder, folder.name, manifest["kind"], manifest["stage"], entry, files, manifest["metadata"])
 
     def verify(self, artifact: Artifact) -> None:
-        """Compare every file with the manifest, sizes first. Raises UserError E803 naming the first that differs."""
+        """Check every file against the manifest, sizes first. Raises UserError E803 naming the first that differs."""
         folder, entry = artifact.folder, artifact.entry
         sizes = {name: file["size"] for name, file in _manifest(folder, entry)["files"].items()}
         own = (folder / MANIFEST, folder / SEAL)
@@ -165,7 +165,7 @@ class Store:
 
     @contextlib.contextmanager
     def making(self, stage: str, fingerprint: str, on_wait: Callable[[str], None]) -> Iterator[Path]:
-        """An empty work folder for one artifact, ours alone. Whatever is still there at the end is removed.
+        """An empty work folder for one artifact, locked for this process. Anything left in it at the end is removed.
 
         While another process makes the same artifact, calls `on_wait` with its pid and waits.
         """
@@ -181,15 +181,15 @@ class Store:
 
     @property
     def cache(self) -> Path:
-        """Where stages keep what they measure once on a machine."""
+        """Folder for what stages measure once per machine."""
         return self.root / ".cache"
 
     def unfinished(self, stage: str, fingerprint: str) -> Path:
-        """Where a stage that is cut off leaves what it goes on from. Inside `making` it is ours alone."""
+        """Folder in which an interrupted stage leaves what it resumes from. Inside `making` no other process uses it."""
         return self.root / f".unfinished-{self.folder(stage, fingerprint).name}"
 
     def publish(self, work: Path, stage: str, fingerprint: str, kind: str, metadata: dict[str, Any]) -> None:
-        """Write the manifest of a work folder and move it to its place, on the disk before it is seen there."""
+        """Write the manifest of a work folder and move the folder into the store; files are synced to disk before."""
         files = {str(path.relative_to(work)): {"sha256": sha256_of(path), "size": path.stat().st_size} for path in _files(work)}
         manifest = {"kind": kind, "stage": stage, "fingerprint": fingerprint, "files": files, "metadata": metadata}
         content = f"{json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
@@ -210,7 +210,7 @@ class Store:
         shutil.rmtree(self.unfinished(stage, fingerprint), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what killed processes left behind, unfinished trainings after a week; what a living one works on stays."""
+        """Remove remains of killed processes, unfinished trainings after a week; what a running process uses stays."""
         old = [left for left in self.root.glob(".unfinished-*") if time.time() - left.stat().st_mtime > KEEP_UNFINISHED]
         for left in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
             name = left.name.split("-", 1)[1]
@@ -220,7 +220,7 @@ class Store:
 
 
 def _manifest(folder: Path, entry: str) -> dict[str, Any]:
-    """The manifest of an artifact, exactly as it was published. Raises UserError E803."""
+    """Read the manifest of an artifact, checked against its seal. Raises UserError E803."""
     try:
         content, seal = (folder / MANIFEST).read_bytes(), (folder / SEAL).read_bytes()
     except FileNotFoundError as error:

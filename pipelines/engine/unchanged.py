@@ -1,4 +1,4 @@
-"""What is hashed is what is used: the data files and the base of a run, watched from the first hash to the last stage."""
+"""Checks that the data files and the base do not change during a run, from the first hash to the last stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mark = tuple[int, ...]
 
 
 class Originals:
-    """The data files and the base that a run's fingerprints name.
+    """The data files and the base model in a run's fingerprints.
 
     A stage may use what it read only when the files held what was hashed before it began, hold it at its end, and nobody
     touched them in between: one that is exchanged and put back has equal bytes again, and other marks.
@@ -26,14 +26,14 @@ class Originals:
         self._marks = self._look()
 
     def before(self) -> None:
-        """Look whether anything was touched since the last look, before a stage begins. Raises UserError E807."""
+        """Check for files touched since the last check, before a stage begins. Raises UserError E807."""
         marks = self._look()
         if marks != self._marks:
             self._marks = marks
             self._compare()
 
     def require(self) -> None:
-        """Hash everything again. Raises UserError E807 unless the files hold what the fingerprints say, untouched since."""
+        """Hash all files again. Raises UserError E807 unless they match the fingerprints and were not touched since."""
         self._compare()
         for path, mark in self._look().items():
             if mark != self._marks.get(path):
@@ -46,7 +46,7 @@ class Originals:
             try:
                 found = sha256_of(path)
             except OSError:
-                raise _changed("went away while the run was reading it", path) from None
+                raise _changed("disappeared while the run was reading it", path) from None
             if found != sha256:
                 raise _changed("changed while the run was reading it", path)
         try:
@@ -75,5 +75,5 @@ def _mark(path: Path) -> Mark | None:
 
 
 def _changed(what: str, path: Path) -> UserError:
-    mend = "Nothing of this stage was kept: run the same command again, and leave the file alone meanwhile"
+    mend = "Nothing of this stage was kept: run the same command again, and do not change the file meanwhile"
     return UserError("E807", what, mend, str(path))

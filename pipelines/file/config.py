@@ -31,17 +31,17 @@ class PipelineFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=NAME_PATTERN, max_length=limits.NAME, description="of the run's folder")
+    name: str = Field(pattern=NAME_PATTERN, max_length=limits.NAME, description="name of the run's folder")
     model: str = Field(
         min_length=1, max_length=limits.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
     )
-    task: TaskConfig | None = Field(default=None, description="what is learnt: kind, files and columns")
+    task: TaskConfig | None = Field(default=None, description="the task: kind, files and columns")
     tasks: dict[str, TaskConfig] | None = Field(
         default=None, min_length=1, max_length=limits.TASKS, description="many tasks by name, instead of task"
     )
-    seed: int = Field(default=0, ge=0, lt=2**32, description="of every random number")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="seed of every random number")
     threads: int | None = Field(default=None, ge=1, le=1024, description="default: OMP_NUM_THREADS, or the physical cores")
-    stages: list[Any] = Field(min_length=1, max_length=limits.STAGES, description="what is done, from top to bottom")
+    stages: list[Any] = Field(min_length=1, max_length=limits.STAGES, description="the stages, run from top to bottom")
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class Pipeline:
 
     @property
     def all_tasks(self) -> dict[KeyPath, TaskConfig]:
-        """The one task or the many, by their places in the file."""
+        """The one task or the many, by their key paths in the file."""
         return {("task",): self.task} if self.task else {("tasks", name): task for name, task in self.tasks.items()}
 
     def where(self, number: int) -> str:
-        """Place of the stage `number` (from 0) in its file, for errors."""
+        """Location of the stage `number` (from 0) in its file, for errors."""
         return self.source.where(self.source.locate(("stages", number, self.stages[number].name)))
 
     def number(self, entry_id: str, option: str) -> int:
-        """Place of an entry in `stages`. Raises UserError E111, naming the option that asked for it."""
+        """Index of an entry in `stages`. Raises UserError E111, naming the option that refers to it."""
         ids = [entry.id for entry in self.stages]
         if entry_id not in ids:
             raise UserError("E111", f"{option}: no stage '{entry_id}' in this pipeline", nearest(entry_id, ids, "Stages"))
@@ -81,7 +81,7 @@ class Pipeline:
 
 
 def find_pipeline(name: str) -> Path:
-    """The file called `name`, or the bundled recipe of that name. Raises UserError E110."""
+    """Path of the pipeline file `name`, or of the bundled recipe of that name. Raises UserError E110."""
     recipes = {recipe.stem: recipe for recipe in sorted(RECIPES.glob("*.yaml"))}
     try:
         if Path(name).exists():
@@ -98,7 +98,7 @@ def find_pipeline(name: str) -> Path:
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     """Read, override (`tune.rank=8`) and check a pipeline file.
 
-    Raises UserErrors with every fault found: E101 to E109, and what the stages' own checks say about their places.
+    Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks of their places.
     """
     source = read_yaml(path)
     if not isinstance(source.data, dict):
@@ -137,7 +137,7 @@ def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
 
 
 def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
-    """No task, both forms, names of tasks that no file can have, or kinds that go alone."""
+    """Faults of the tasks: none, both forms, names that no file can have, or kinds that cannot be combined with others."""
     if top.task is None and top.tasks is None:
         yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
     if top.task is not None and top.tasks is not None:
@@ -150,11 +150,11 @@ def _task_faults(source: Source, top: PipelineFile) -> Iterator[UserError]:
     for name, task in (top.tasks or {}).items():
         if kind_of(task.kind).auto_class != SEQUENCES:
             what = f"a task of kind {task.kind} cannot share a base with others yet"
-            yield UserError("E118", what, "Give it a pipeline of its own, as task", source.where(("tasks", name, "kind")))
+            yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))
 
 
 def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
-    """The first stage that does not go with one task, or with many: the rest would say the same."""
+    """Fault of the first stage that does not support one task, or many: the others would repeat it."""
     for place, entry in enumerate(entries):
         for problem in entry.row.with_tasks(entry.config, many):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
@@ -163,7 +163,7 @@ def _unfit_faults(source: Source, entries: Sequence[Entry], many: bool) -> Itera
 
 
 def _collect(action: Callable[..., object], *arguments: object) -> list[UserError]:
-    """The faults that a call raises."""
+    """Call a function and return the faults that it raises."""
     try:
         action(*arguments)
     except UserErrors as error:
@@ -174,7 +174,7 @@ def _collect(action: Callable[..., object], *arguments: object) -> list[UserErro
 
 
 def _normalize(source: Source) -> None:
-    """A stage may be written as a bare word, `- merge`: that is the mapping `merge:` without values."""
+    """Rewrite stages given as a bare word, `- merge`, as the mapping `merge:` without values."""
     stages = source.data.get("stages")
     for number, item in enumerate(stages if isinstance(stages, list) else ()):
         if isinstance(item, str):
@@ -182,14 +182,14 @@ def _normalize(source: Source) -> None:
 
 
 def _raw_stages(source: Source) -> list[tuple[int, str, Any]]:
-    """(place, stage name, raw config) of every item that looks like a stage."""
+    """(index, stage name, raw config) of every item that has the form of a stage."""
     stages = source.data.get("stages")
     items = enumerate(stages) if isinstance(stages, list) else ()
     return [(place, *next(iter(item.items()))) for place, item in items if isinstance(item, dict) and len(item) == 1]
 
 
 def _ids(source: Source) -> dict[int, str]:
-    """Place -> id of every stage: its own, or its name, or name-2, name-3, ... when those are taken."""
+    """Index -> id of every stage: the one given, or its name, or name-2, name-3, ... when those are taken."""
     raw = _raw_stages(source)
     explicit = {
         place: config["id"] for place, _, config in raw if isinstance(config, dict) and isinstance(config.get("id"), str)
@@ -228,7 +228,7 @@ def _override(source: Source, text: str) -> None:
 
 
 def _start_of(source: Source, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
-    """Where an override begins, a top-level key or a stage by its id, and the parts that are left."""
+    """Where an override begins (a top-level key, or a stage by its id), and the remaining parts of its key."""
     ids = {entry_id: place for place, entry_id in _ids(source).items()}
     first = str(parts[0])
     if first in PipelineFile.model_fields and parts != ["stages"]:
@@ -243,7 +243,7 @@ def _start_of(source: Source, parts: list[str | int], mark: str) -> tuple[KeyPat
 
 
 def _step(source: Source, path: KeyPath, part: str | int, mark: str) -> KeyPath:
-    """One part further down. A list stands for its `items`, and a mapping without `items` for a list of one."""
+    """Follow one part of an override's key. A list stands for its `items`, and a mapping without `items` for a list of one."""
     here = source.get(path)
     if (isinstance(here, list) and part == "items") or (isinstance(here, dict) and part in ("items", 0) and part not in here):
         return path
@@ -256,7 +256,7 @@ def _step(source: Source, path: KeyPath, part: str | int, mark: str) -> KeyPath:
 
 
 def _from_here(path: KeyPath, value: Any) -> Any:
-    """A path given on the command line is relative to the current folder, not to the pipeline file."""
+    """Resolve a path from the command line relative to the current folder, not to the pipeline file."""
     if not isinstance(value, str):
         return value
     data_file = path[0] in ("task", "tasks") and path[-1] in PATH_KEYS
@@ -298,7 +298,7 @@ def _shape_faults(source: Source) -> Iterator[UserError]:
 
 
 def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
-    """What is wrong with the order of stages that are right in themselves."""
+    """Faults in the order of stages that are valid by themselves."""
     said: set[tuple[str, str]] = set()
     for place, entry in enumerate(entries):
         earlier, stage = tuple(entries[:place]), entry.row
@@ -316,7 +316,7 @@ def _order_faults(source: Source, entries: Sequence[Entry]) -> Iterator[UserErro
 
 
 def _unused(source: Source, entries: Sequence[Entry]) -> Iterator[UserError]:
-    """A select whose places nobody reads: the next select hides them, a prune cuts the matrices that they index."""
+    """Fault of a select whose Ω is never used: the next select replaces it, or a prune cuts the matrices that it indexes."""
     for place, entry in enumerate(entries):
         if not entry.row.chooses_places:
             continue
@@ -341,7 +341,7 @@ def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
 
 
 def without_id(config: StageConfig) -> dict[str, Any]:
-    """A stage's config as plain data: what decides the result, so not its id, nor keys that say nothing.
+    """The part of a stage's config that affects the result, as plain data: without its id and keys without a value.
 
     A key that a later version adds, and that nobody gives, leaves old artifacts what they are.
     """
@@ -349,6 +349,6 @@ def without_id(config: StageConfig) -> dict[str, Any]:
 
 
 def with_place(error: UserError, where: str) -> UserErrors:
-    """The error (or each of several) with a place, where it has none of its own."""
+    """The error (or each of several) with a location added where it has none."""
     several = error.errors if isinstance(error, UserErrors) else [error]
     return UserErrors([one if one.where else UserError(one.code, one.what, one.mend, where) for one in several])

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in our codes and plain sentences, each with the place in the pipeline file."""
+"""Conversion of pydantic's errors to our codes and plain sentences, each with its location in the pipeline file."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ BOUNDS = {
 
 
 def nearest(name: str, known: Sequence[str], introduction: str) -> str:
-    """ "Did you mean 'rank'?", or the list of what there is."""
+    """Suggestion for an unknown name: "Did you mean 'rank'?", or the list of known names."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean '{near[0]}'?" if near else f"{introduction}: {', '.join(known) or 'none'}"
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it, short."""
+    """A short form of a value for an error message."""
     if value is None:
         return "empty"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -53,7 +53,7 @@ def shown(value: Any) -> str:
 
 
 def validated(model: type[Model], source: Source, path: KeyPath) -> tuple[Model | None, list[UserError]]:
-    """The value at `path` as a `model`, and what is wrong with it: E102 unknown key, E105 missing key, E104 wrong value."""
+    """The value at `path` validated as a `model`, and its faults: E102 unknown key, E105 missing key, E104 wrong value."""
     raw = source.get(path)
     raw = {} if raw is None else raw
     value, details = None, []
@@ -65,7 +65,7 @@ def validated(model: type[Model], source: Source, path: KeyPath) -> tuple[Model 
 
 
 def coerced(model: type[BaseModel], raw: Any) -> list[dict[str, Any]]:
-    """Details of the scalars that pydantic would quietly convert: '8' or true where a number belongs, 1 for true."""
+    """Details of the scalars that pydantic would silently convert: '8' or true where a number belongs, 1 for true."""
     try:
         # as JSON, where even strict validation takes a list for a tuple and text for a path
         model.model_validate_json(json.dumps(raw), strict=True)
@@ -75,7 +75,7 @@ def coerced(model: type[BaseModel], raw: Any) -> list[dict[str, Any]]:
 
 
 def explain(details: list[dict[str, Any]], model: type[BaseModel], source: Source, path: KeyPath) -> list[UserError]:
-    """Pydantic's details, one UserError a mistake."""
+    """Convert pydantic's details to UserErrors, one per mistake."""
     missing = {(path_of(detail, source, path), detail["loc"][-1]) for detail in details if detail["type"] == "missing"}
     faults: list[UserError] = []
     misspelt = set()
@@ -93,13 +93,13 @@ def explain(details: list[dict[str, Any]], model: type[BaseModel], source: Sourc
 
 
 def path_of(detail: dict[str, Any], source: Source, path: KeyPath) -> KeyPath:
-    """Where a detail points in the file; for a missing or unknown key, the mapping around it."""
+    """Key path of a detail in the file; for a missing or unknown key, that of the mapping around it."""
     inner = detail["loc"][:-1] if detail["type"] in ("missing", "extra_forbidden") else detail["loc"]
     return source.locate((*path, *inner))
 
 
 def wrong_values(details: list[dict[str, Any]], source: Source, path: KeyPath) -> Iterator[UserError]:
-    """The E104 faults. The branches of a union (`int | float`) become one sentence; the deepest fault of it speaks."""
+    """The E104 faults. The branches of a union (`int | float`) become one sentence, about the deepest fault among them."""
     by_path: dict[KeyPath, list[dict[str, Any]]] = {}
     for detail in details:
         if detail["type"] not in ("missing", "extra_forbidden"):
@@ -112,7 +112,7 @@ def wrong_values(details: list[dict[str, Any]], source: Source, path: KeyPath) -
 
 
 def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
-    """(what, mend) of the faults of one value."""
+    """(what, mend) for the faults of one value."""
     for detail in details:
         context, kind = detail.get("ctx", {}), detail["type"]
         if kind in BOUNDS:
@@ -138,12 +138,12 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
 
 
 def quoted(detail: dict[str, Any]) -> list[str]:
-    """The choices of a Literal, from pydantic's "'a', 'b' or 'c'"."""
+    """Parse the choices of a Literal from pydantic's "'a', 'b' or 'c'"."""
     return detail["ctx"]["expected"].split("'")[1::2]
 
 
 def fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> dict[str, Any]:
-    """Fields of the config that pydantic's location names, found through lists and unions; a part may be a union's tag."""
+    """Fields of the config at pydantic's location, through lists and unions; a part may be a union's tag."""
     choices: dict[str, type[BaseModel]] = {}
     for part in location:
         if isinstance(part, str) and part in model.model_fields:
@@ -155,7 +155,7 @@ def fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> dict[s
 
 
 def tagged_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """(tag, model) for every model of a union whose members are tagged, wherever inside a type."""
+    """(tag, model) for every member of a tagged union, anywhere inside a type."""
     tags = [one.tag for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Tag)]
     yield from ((tag, model) for tag in tags for model in models_in(annotation))
     for inner in get_args(annotation):

@@ -1,4 +1,4 @@
-"""The largest values that configs take: beyond any use, so that a slip of the keyboard is refused instead of run for a year.
+"""Upper bounds of config values: far beyond any use, so that a typing mistake is rejected instead of run for a year.
 
 Every number and every list of a config has an upper bound; a test walks all stages and names the key that lacks one.
 """

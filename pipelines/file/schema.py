@@ -21,12 +21,12 @@ Schema = dict[str, Any]
 
 
 def schema_text() -> str:
-    """The schema of a pipeline file, as it is written."""
+    """The JSON schema of a pipeline file as text."""
     return json.dumps(pipeline_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def pipeline_schema() -> Schema:
-    """JSON schema of a pipeline file: what `compress check` takes, but for what only its own checks know (order, methods)."""
+    """JSON schema of a pipeline file: everything that `compress check` accepts, except checks in code (order, methods)."""
     top, forms = _tidy(PipelineFile.model_json_schema(ref_template=REFERENCE)), {}
     definitions = top.pop("$defs")
     for stage in all_stages():
@@ -40,7 +40,7 @@ def pipeline_schema() -> Schema:
 
 
 def stage_schema(name: str) -> tuple[Schema, dict[str, Schema]]:
-    """(what may stand behind the name of a stage, the definitions that it refers to)."""
+    """(schemas of what may follow the name of a stage, the definitions that they refer to)."""
     stage, config = load_stage(name), config_schema(name)
     definitions, own = config.pop("$defs", {}), stage.config.__name__
     definitions[own] = config
@@ -55,7 +55,7 @@ def stage_schema(name: str) -> tuple[Schema, dict[str, Schema]]:
 
 
 def config_schema(name: str) -> Schema:
-    """The schema of a stage's config, with what its validators take besides."""
+    """The schema of a stage's config, including what its validators accept besides."""
     config = load_stage(name).config
     schema = _tidy(config.model_json_schema(ref_template=REFERENCE))
     config.amend_schema(schema)
@@ -63,8 +63,8 @@ def config_schema(name: str) -> Schema:
 
 
 def _tidy(part: Any) -> Any:
-    """Without the titles that only repeat the keys, with the bounds of counts and shares; `oneOf` of kinds that only code can
-    tell apart becomes `anyOf`."""
+    """Remove titles that only repeat the keys, add the bounds of counts and shares; `oneOf` of kinds that only code can
+    distinguish becomes `anyOf`."""
     if isinstance(part, list):
         return [_tidy(one) for one in part]
     if not isinstance(part, dict):
@@ -83,7 +83,7 @@ def _tidy(part: Any) -> Any:
 
 
 def _counts(forms: list[Schema]) -> bool:
-    """Whether this is how pydantic shows `CountOrShare`, of whose bounds it does not know the lower."""
+    """Whether this is pydantic's schema of `CountOrShare`, which lacks the lower bounds."""
     return forms[0].get("type") == "integer" and forms[1] == {"type": "number"}
 
 
@@ -108,7 +108,7 @@ def tables(name: str) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _models(form: Schema) -> Iterator[str]:
-    """Names of the definitions that a key's values may be."""
+    """Names of the definitions that a key's values may match."""
     if "$ref" in form:
         yield form["$ref"].rpartition("/")[2]
     for part in (*form.get("anyOf", ()), *([form["items"]] if "items" in form else ())):
@@ -121,7 +121,7 @@ def _row(key: str, form: Schema, required: bool) -> Row:
 
 
 def _value(value: Any) -> str:
-    """A default as a pipeline file would say it; nothing for null."""
+    """Format a default as in a pipeline file; '' for null."""
     if value is None or value == list(MODULES):
         return "" if value is None else "all"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', "")
@@ -131,7 +131,7 @@ NAMES = {"integer": "integer", "number": "number", "string": "text", "boolean": 
 
 
 def _type(form: Schema) -> str:
-    """What a value may be, in words."""
+    """The type of a value, in words."""
     if "anyOf" in form:
         words = list(dict.fromkeys(filter(None, map(_type, form["anyOf"]))))
         if words[1:] == [f"list of {words[0]}"]:
@@ -160,7 +160,7 @@ BOUNDS = {
 
 
 def _bounds(form: Schema) -> Iterator[str]:
-    """What a value must keep to; of a count or a share, both."""
+    """The bounds of a value, in words; for a count or a share, both."""
     if SHARE in form.get("anyOf", ()) and form["anyOf"][0].get("type") == "integer":
         yield "≥ 1, or a share > 0 and < 1"
         return

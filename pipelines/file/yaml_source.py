@@ -1,4 +1,4 @@
-"""YAML text -> plain data in which every value remembers its line, read by YAML 1.2's core schema.
+"""YAML text -> plain data with the line of every value, parsed by YAML 1.2's core schema.
 
 PyYAML speaks YAML 1.1, where `5e-4` is text, `no` is false, `12:30` is 750 and the last of two equal keys wins. Here only
 its parser is used; what a scalar means, and that a key comes once, is decided below.
@@ -30,7 +30,7 @@ PIPELINE = FileKind(
     most=256 * 1024,
     missing=("E101", "Check the path"),
     folder=("E101", "Name the .yaml file inside it"),
-    size=("E101", "Name the pipeline, not the data: rows stand in files of their own"),
+    size=("E101", "Name the pipeline file, not a data file"),
     encoding="E101",
 )
 
@@ -64,19 +64,19 @@ def scalar(text: str) -> str | int | float | bool | None:
 
 
 def dotted(path: KeyPath) -> str:
-    """('stages', 1, 'tune', 'rank') -> 'stages[1].tune.rank'; of a long key the beginning."""
+    """('stages', 1, 'tune', 'rank') -> 'stages[1].tune.rank'; a long key is shortened."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in path).removeprefix(".")
 
 
 @dataclass
 class Source:
-    """The data of one file, and where each value stands: `marks` maps a key path to 'FILE:LINE' or to a --set option."""
+    """The data of one file, and the location of each value: `marks` maps a key path to 'FILE:LINE' or to a --set option."""
 
     data: Any
     marks: dict[KeyPath, str] = field(default_factory=dict)
 
     def locate(self, path: KeyPath) -> KeyPath:
-        """The path as the file spells it: parts that the file leaves out (a config's implied wrappers) are dropped."""
+        """The path as written in the file: parts that the file leaves out (a config's implied wrappers) are dropped."""
         found, here = [], self.data
         for part in path:
             if part in here if isinstance(here, dict) else isinstance(here, list) and part in range(len(here)):
@@ -85,14 +85,14 @@ class Source:
         return tuple(found)
 
     def get(self, path: KeyPath) -> Any:
-        """The value at a path that `locate` gave; None where the file has none."""
+        """The value at a path from `locate`; None where the file has none."""
         here = self.data
         for part in path:
             here = here.get(part) if isinstance(here, dict) else here[part]
         return here
 
     def where(self, path: KeyPath) -> str:
-        """'pipeline.yaml:7: stages[1].tune.rank', with the line of the nearest part that the file holds."""
+        """'pipeline.yaml:7: stages[1].tune.rank', with the line of the nearest part that the file contains."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.marks:
                 mark = self.marks[path[:length]]
@@ -100,7 +100,7 @@ class Source:
         return dotted(path)
 
     def put(self, path: KeyPath, value: Any, mark: str) -> None:
-        """Set the value at `path`, whose parent exists, and note where it came from."""
+        """Set the value at `path`, whose parent exists, and record where it came from."""
         self.get(path[:-1])[path[-1]] = value
         for stale in [known for known in self.marks if known[: len(path)] == path]:
             del self.marks[stale]
@@ -113,7 +113,7 @@ def read_yaml(path: Path) -> Source:
 
 
 def parse(text: str, name: str) -> Source:
-    """Parse YAML text; `name` is what errors call it. Raises UserErrors E101, E104, E106."""
+    """Parse YAML text; `name` is the file's name in errors. Raises UserErrors E101, E104, E106."""
     try:
         root = _Bounded(text, name).get_single_node()
     except yaml.YAMLError as error:
@@ -130,7 +130,7 @@ def parse(text: str, name: str) -> Source:
 
 
 def first_of(faults: list[UserError]) -> list[UserError]:
-    """As many as are read; the last says how many there are besides."""
+    """The first MOST_FAULTS faults; the last one mentions how many more there are."""
     if len(faults) <= MOST_FAULTS:
         return faults
     last, more = faults[MOST_FAULTS - 1], len(faults) - MOST_FAULTS
@@ -138,7 +138,7 @@ def first_of(faults: list[UserError]) -> list[UserError]:
 
 
 class _Bounded(yaml.SafeLoader):
-    """PyYAML's composer, which stops at the first tag, at the level that is too deep and at the value that is too many.
+    """PyYAML's composer, stopping at the first tag, at a level that is too deep and at too many values.
 
     It looks at events as they come, so what follows is never scanned: a file of brackets is refused at its thirty-first.
     """
@@ -166,11 +166,11 @@ class _Bounded(yaml.SafeLoader):
 
 
 def _too_many(place: str) -> UserError:
-    return UserError("E101", f"more than {MAX_VALUES:,} values", "Name the pipeline, not the data: rows stand elsewhere", place)
+    return UserError("E101", f"more than {MAX_VALUES:,} values", "Name the pipeline file, not a data file", place)
 
 
 class _Builder:
-    """Walks the node graph once, writing down lines and faults."""
+    """Walks the node graph once, recording lines and faults."""
 
     def __init__(self, name: str):
         self.name = name
@@ -182,7 +182,7 @@ class _Builder:
         """Whether a value stands at several places, by aliases."""
 
     def build(self, node: yaml.Node, path: KeyPath, line: int | None = None, above: tuple[int, ...] = ()) -> Any:
-        """The value of a node. `line` is its key's line; `above` are the nodes around it, to see an alias that holds itself."""
+        """The value of a node. `line` is its key's line; `above` are the nodes around it, to detect a recursive alias."""
         self.count += 1
         line = node.start_mark.line + 1 if line is None else line
         self.marks[path] = f"{self.name}:{line}"
@@ -191,7 +191,7 @@ class _Builder:
         if len(above) == MAX_DEPTH:
             raise UserError("E101", "nested too deeply", f"Write at most {MAX_DEPTH} levels", self.marks[path])
         if id(node) in above or (self.count > MAX_VALUES and self.repeated):
-            raise UserError("E101", "aliases that multiply or hold themselves", "Write the values out", self.marks[path])
+            raise UserError("E101", "aliases that multiply or contain themselves", "Write the values out", self.marks[path])
         if self.count > MAX_VALUES:
             raise _too_many(self.marks[path])
         above = (*above, id(node))
@@ -204,7 +204,12 @@ class _Builder:
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         if node.style is not None:  # quoted or a block: text
             if any("\ud800" <= letter <= "\udfff" for letter in node.value):
-                self.fault("E101", "half of a character, a lone \\uD800 to \\uDFFF", "Write it whole, or leave it out", path)
+                self.fault(
+                    "E101",
+                    "an unpaired surrogate (\\uD800 to \\uDFFF), half of a character",
+                    "Write the whole character, or remove it",
+                    path,
+                )
             return node.value
         try:
             return scalar(node.value)

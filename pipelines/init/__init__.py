@@ -1,1 +1,1 @@
-"""`compress init`: from a user's data to a pipeline file that runs as it is."""
+"""`compress init`: from a user's data to a pipeline file that runs without changes."""

@@ -1,4 +1,4 @@
-"""What columns of data sets are usually called, the likeliest first."""
+"""Usual column names of data sets, the most likely first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compress init`: which files of a folder train and validate, and what is in them, header or not."""
+"""`compress init`: finding the training and validation files of a folder, and reading them, with or without a header."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True)
 class Table:
-    """One data file: its rows, column by column. `copy` says why a pipeline cannot read it as it is, and needs a copy."""
+    """One data file: its rows, column by column. `copy` is the reason why a pipeline needs a copy of it in another form."""
 
     path: Path
     rows: Sequence[dict[str, Any]]
@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Files:
-    """The training file, and what validates: a file, or None. `test` is a file called test."""
+    """The training file, and the validation file or None. `test` is a file called test."""
 
     train: Path
     validation: Path | None = None
@@ -57,14 +57,14 @@ class Files:
 
 
 def role_of(path: Path) -> str | None:
-    """train, validation or test, by the words of a file's name; None for any other file."""
+    """The role of a file (train, validation or test) by the words of its name; None for any other file."""
     stem = path.name.removesuffix(PACKED).removesuffix(ending(path)).lower()
     words = set(re.split(r"[^a-z]+", stem))
     return next((role for role, names in ROLES.items() if words & set(names)), None)
 
 
 def find_files(data: Path) -> Files:
-    """The files in a folder, or a file and what lies beside it. Raises UserError E201 (there is none), E130 (not clear)."""
+    """The files in a folder, or a file and those beside it. Raises UserError E201 (there is none), E130 (ambiguous)."""
     require_name(data.absolute())
     if not data.exists():
         raise UserError("E201", "no such file or folder", "Give a data file, or a folder with them", str(data))
@@ -80,19 +80,19 @@ def _in_folder(folder: Path) -> Files:
     files = _data_files(folder)
     if not files:
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
-        mend = f"Give files that end in {', '.join(ENDINGS)}, packed ({PACKED}) or not"
-        raise UserError("E130", f"no data files here; there is: {there}", mend, str(folder))
+        mend = f"Give files that end in {', '.join(ENDINGS)}, optionally compressed ({PACKED})"
+        raise UserError("E130", f"no data files in this folder, which holds: {there}", mend, str(folder))
     by_role = _by_role(files, folder)
     train = _only(by_role["train"], folder, "train")
     if train is None and len(files) > 1:
-        what = f"which of {', '.join(path.name for path in files[:5])} trains?"
+        what = f"which of {', '.join(path.name for path in files[:5])} holds the training rows?"
         raise UserError("E130", what, "Name it: compress init FILE --validation FILE", str(folder))
     train = train or files[0]
     return Files(train, _only(by_role["validation"], folder, "validate"), _only(by_role["test"], folder, "test"))
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Files that may hold rows, by their names."""
+    """Files that may contain rows, by their names."""
     try:
         found = [path for path in sorted(folder.iterdir()) if path.is_file() and ending(path) in ENDINGS]
     except OSError as error:
@@ -103,7 +103,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def require_name(path: Path) -> None:
-    """Raise UserError E130 for a name that neither a terminal nor a pipeline file can hold."""
+    """Raise UserError E130 for a name that is not UTF-8, which neither a terminal nor a pipeline file can show."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -115,7 +115,7 @@ def _by_role(files: Sequence[Path], data: Path) -> dict[str, list[Path]]:
 
 
 def _only(files: list[Path], data: Path, purpose: str) -> Path | None:
-    """The one file of a role, or None. Raises UserError E130 for several."""
+    """The only file of a role, or None. Raises UserError E130 for several."""
     if len(files) < 2:
         return files[0] if files else None
     if purpose == "test":
@@ -125,7 +125,7 @@ def _only(files: list[Path], data: Path, purpose: str) -> Path | None:
 
 
 def read_table(path: Path) -> Table:
-    """The rows of a file. One without a header has the columns column1, column2, ..., and lines of `prompt||target` are such.
+    """Read the rows of a file. Without a header its columns are column1, column2, ..., or those of `prompt||target`.
 
     Raises UserError E201, E202, E203, E204, E205 (an empty header), E210.
     """
@@ -143,7 +143,7 @@ def read_table(path: Path) -> Table:
 
 
 def _fields(path: Path) -> list[list[str]]:
-    """Every line that is not empty, in its fields; nothing is asked of them. Raises UserError E201, E203, E215."""
+    """Every non-empty line, split into fields, without further checks. Raises UserError E201, E203, E215."""
     text = data_text(path)
     if ending(path) == ".csv":
         try:
@@ -155,8 +155,8 @@ def _fields(path: Path) -> list[list[str]]:
 
 
 def is_header(fields: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line names columns: one that is usual, or else no number, no sentence, and nothing that its own column
-    holds as a value."""
+    """Whether the first line names columns: it contains a usual name, or else no number, no sentence, and no value of its own
+    column."""
     first, rest = fields[0], fields[1:]
     if KNOWN & {name.strip().lower() for name in first}:
         return True
@@ -180,7 +180,7 @@ def _unnamed(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]
 
 
 def _prompts(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]]:
-    """Rows of lines `prompt||target`. Raises UserError E210 for a line that is none."""
+    """Rows from lines of the form `prompt||target`. Raises UserError E210 for a line of another form."""
     for number, (line,) in enumerate(fields, start=1):
         if line.count(BETWEEN) != 1:
             what = f"row {number} is not of the form prompt{BETWEEN}target, as the first"
@@ -198,7 +198,7 @@ def split_rows(table: Table, share: float, label: str | None) -> tuple[Table, Ta
     for numbers in groups.values():
         chosen |= set(draw.sample(numbers, min(round(share * len(numbers)), len(numbers) - 1)))
     if not chosen:
-        what = f"a share of {share:g} of {len(table.rows)} rows is none"
+        what = f"a share of {share:g} of {len(table.rows)} rows is no row"
         raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
     why = f"{share:.0%} of the rows are set apart to validate"
     sides = ([row for number, row in enumerate(table.rows) if (number in chosen) == there] for there in (False, True))

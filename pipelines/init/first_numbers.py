@@ -27,7 +27,7 @@ FIXED_SECONDS = 100
 
 
 def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, float, str]:
-    """(max_length, tokens of a row in the mean, why): all rows whole where nothing may be cut, else 99 of 100.
+    """(max_length, mean tokens of a row, reason): no row is cut where that is not allowed, else at most one in 100.
 
     Raises UserError E213 where rows that may not be cut are longer than the model has positions.
     """
@@ -51,7 +51,7 @@ def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, flo
 
 
 def token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, list[int]]:
-    """Tokens of every row, as they will be read."""
+    """Number of tokens of every row, as they will be read in training."""
     tokenizer, counts = tokenizer_of(folder), {}
     for role, split in (("train", read.train), ("validation", read.validation)):
         columns = [list(column) for column in zip(*split.texts, strict=True)]
@@ -65,7 +65,7 @@ def token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, li
 
 
 def has_places(folder: Path, kind: str) -> bool:
-    """Whether robust PCA surely finds 16 places in each matrix: of an encoder that is not narrow."""
+    """Whether robust PCA reliably finds 16 entries in each matrix: for an encoder that is not narrow."""
     return kind != "generation" and normalized(config_of(folder)).hidden_size >= 256
 
 
@@ -76,7 +76,7 @@ def kept_share(asked: int | None, rows: int) -> float | None:
 
 
 def time_of(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) -> str:
-    """How long a run will take, roughly: FLOPs of its trainings and measurements over what a core does."""
+    """Rough time of a run, in words: FLOPs of its trainings and measurements over the speed of the cores."""
     threads = default_threads()
     forward = plan.dense.flops(max(int(mean), 1)) if plan else 0
     used = rows["train"] * (facts.kept or 1)

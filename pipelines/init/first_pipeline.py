@@ -16,8 +16,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
 
 @dataclass(frozen=True)
 class Facts:
-    """What the file says, and why. `kept` is the share of the rows to train on (None for all), `sparse` whether robust
-    PCA finds places in so wide a model, `deploys` whether a Triton is installed that `deploy` could prove the model on."""
+    """Content of the pipeline file, with reasons. `kept` is the share of the rows to train on (None for all), `sparse` whether
+    robust PCA finds entries in so wide a model, `deploys` whether a Triton is installed for the checks of `deploy`."""
 
     name: str
     data: str
@@ -38,12 +38,12 @@ class Facts:
 
     @property
     def classifies(self) -> bool:
-        """Whether there is a task head: all kinds but generation."""
+        """Whether the model gets a task head: all kinds but generation."""
         return self.kind != "generation"
 
 
 def quoted(value: str) -> str:
-    """A text as YAML, with quotes where it would be read as something else."""
+    """A text as YAML, with quotes where it would otherwise be parsed as something else."""
     try:
         plain = PLAIN.fullmatch(value) and not value.endswith(":") and ": " not in value and scalar(value) == value
     except ValueError:
@@ -52,13 +52,13 @@ def quoted(value: str) -> str:
 
 
 def pipeline_text(facts: Facts) -> str:
-    """The whole file."""
+    """The text of the whole pipeline file."""
     parts = [_head(facts) + _task(facts), _training(facts), _pruning(facts), _recovery(facts), _export(facts)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def _comment(text: str) -> str:
-    """A reason as a comment: one line, whatever the data holds."""
+    """A reason as a one-line comment, without unprintable characters."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
@@ -91,7 +91,7 @@ def _task(facts: Facts) -> str:
     return f"""task:
   # classification, regression, tokens or generation; guessed: {_comment(facts.why["kind"])}
   kind: {facts.kind}
-  # Files: .tsv, .csv, .jsonl, .conll, .txt, packed (.gz) or not; relative to this file
+  # Files: .tsv, .csv, .jsonl, .conll, .txt, optionally compressed (.gz); relative to this file
   train: {quoted(facts.train)}
   validation: {quoted(facts.validation)}
   # Columns{pair}; guessed: {_comment(facts.why["text"])}
@@ -130,7 +130,7 @@ def _modules(facts: Facts) -> str:
 
 
 def _batch(facts: Facts) -> int:
-    """Rows of a step: of a model that generates few, since each of its tokens has logits for a whole vocabulary."""
+    """Batch size: small for generation, since each token has logits for a whole vocabulary."""
     return 32 if facts.classifies else 8
 
 

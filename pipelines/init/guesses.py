@@ -1,4 +1,4 @@
-"""`compress init`: what a table of rows is for: the kind of task and its columns, each guess with its reason."""
+"""`compress init`: guessing the kind of task and its columns from a table of rows, each guess with its reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_CLASSES, MOST_GRADES = 200, 20
 
 @dataclass(frozen=True)
 class Guess:
-    """A task's kind and columns, and why."""
+    """A task's kind and columns, and the reasons."""
 
     kind: str
     text: tuple[str, ...]
@@ -31,19 +31,19 @@ class Guess:
 
 @dataclass(frozen=True)
 class Column:
-    """What one column holds."""
+    """Properties of one column."""
 
     name: str
     values: Sequence[Any]
 
     @cached_property
     def texts(self) -> list[str]:
-        """Its values as text, without the space around them."""
+        """The column's values as text, without surrounding whitespace."""
         return ["" if value is None else str(value).strip() for value in self.values]
 
     @cached_property
     def distinct(self) -> list[str]:
-        """Every value once, numbers in their order."""
+        """The column's distinct values, numbers in numeric order."""
         found = set(self.texts)
         return sorted(found, key=float) if self.numbers else sorted(found)
 
@@ -61,44 +61,44 @@ class Column:
 
     @property
     def fractions(self) -> bool:
-        """Numbers, at least one of them written with a decimal point."""
+        """Whether the values are numbers, at least one of them written with a decimal point."""
         return self.numbers and any(not text.lstrip("+-").isdigit() for text in self.texts)
 
     @cached_property
     def wordy(self) -> bool:
-        """Several words to a value."""
+        """Whether the values have several words on average."""
         words = sum(len(text.split()) for text in self.texts) / len(self.texts)
         return not self.lists and not self.numbers and words >= 2.5
 
     @property
     def free(self) -> bool:
-        """Sentences, of which few are there twice."""
+        """Whether the values are sentences, few of which occur twice."""
         return self.wordy and 2 * len(self.distinct) > len(self.texts)
 
     @property
     def classes(self) -> bool:
-        """Few values, none of them empty, each on several rows."""
+        """Whether there are few distinct values, none of them empty, each on several rows."""
         most = min(MOST_CLASSES, max(len(self.texts) // 2, 2))
         return self.filled and not self.free and 2 <= len(self.distinct) <= most
 
     @property
     def counted(self) -> bool:
-        """Classes that are the integers 0, 1, .. without a gap."""
+        """Whether the values are classes 0, 1, .. without a gap."""
         return self.classes and self.distinct == [str(number) for number in range(len(self.distinct))]
 
     @property
     def labels(self) -> bool:
-        """Whether these may be labels: classes, or numbers."""
+        """Whether the values may be labels: classes, or numbers."""
         return self.filled and (self.classes or (self.numbers and len(self.distinct) > 1))
 
     def sample(self) -> str:
-        """Some of its values, for a message."""
+        """Some of the column's values, for a message."""
         shown = ["".join(letter if letter.isprintable() else " " for letter in text[:30]) for text in self.distinct[:4]]
         return ", ".join(shown) + (", ..." if len(self.distinct) > len(shown) else "")
 
 
 def guess(table: Table, text: Sequence[str] = (), label: str | None = None, kind: str | None = None) -> Guess:
-    """What the rows are for; `text`, `label` and `kind` where the user said so.
+    """Guess the task of the rows; `text`, `label` and `kind` are the user's choices, if any.
 
     Raises UserError E205 (a column that was named is not there), E131 (not clear what a column is for).
     """
@@ -115,9 +115,9 @@ def guess(table: Table, text: Sequence[str] = (), label: str | None = None, kind
         if known:
             why = f"columns called {known[0]} and {known[1]}"
             return Guess("generation", known[:1], known[1], {"kind": why, "text": why, "label": why})
-    label, why_label = (label, "as you said") if label else _label(table, columns, text)
-    text, why_text = (tuple(text), "as you said") if text else _text(table, columns, label)
-    kind, why_kind = (kind, "as you said") if kind else _kind(table, columns[label])
+    label, why_label = (label, "as given") if label else _label(table, columns, text)
+    text, why_text = (tuple(text), "as given") if text else _text(table, columns, label)
+    kind, why_kind = (kind, "as given") if kind else _kind(table, columns[label])
     return Guess(kind, text, label, {"kind": why_kind, "text": why_text, "label": why_label})
 
 
@@ -127,7 +127,7 @@ def _is_tagged(table: Table, columns: dict[str, Column]) -> bool:
 
 
 def _tagged(table: Table, columns: dict[str, Column], text: Sequence[str], label: str | None) -> Guess:
-    """Words with tags. Raises UserError E131 where no column has them, or the file has no tags."""
+    """Guess for words with tags. Raises UserError E131 where no column has them, or the file has no tags."""
     words = text[0] if text else _named(WORDS, columns)
     tags = label or _named(TAGS, [name for name in columns if name != words])
     if not words or not tags:
@@ -135,7 +135,7 @@ def _tagged(table: Table, columns: dict[str, Column], text: Sequence[str], label
         raise UserError("E131", f"no columns of words and of tags among {', '.join(columns)}", mend, str(table.path))
     first = next((tag for row in columns[tags].values if isinstance(row, list) for tag in row if not is_tag(tag)), None)
     if first is not None and ending(table.path) in WORD_FILES:
-        what = f"{first!r:.60} is no tag (O, B-TYPE, I-TYPE), and a {ending(table.path)} file has a word and its tag a line"
+        what = f"{first!r:.60} is not a tag (O, B-TYPE, I-TYPE), and a {ending(table.path)} file has a word and its tag a line"
         mend = "For a table with tabs or commas, let the name end in .tsv or .csv"
         raise UserError("E131", what, mend, str(table.path))
     why = "a word and its tag in each line" if ending(table.path) in WORD_FILES else "lists of words and of tags"
@@ -143,7 +143,7 @@ def _tagged(table: Table, columns: dict[str, Column], text: Sequence[str], label
 
 
 def _prompted(columns: dict[str, Column], kind: str | None) -> tuple[str, str] | None:
-    """The columns of prompts and of texts that follow, unless another column has labels."""
+    """The columns of prompts and of target texts, unless another column has labels."""
     for pair in PROMPTS:
         found = _both(pair, columns)
         if found is None:
@@ -155,7 +155,7 @@ def _prompted(columns: dict[str, Column], kind: str | None) -> tuple[str, str] |
 
 
 def _label(table: Table, columns: dict[str, Column], text: Sequence[str]) -> tuple[str, str]:
-    """The column of labels: by its name, else the only one that can be. Raises UserError E131."""
+    """The column of labels: by its name, else the only candidate. Raises UserError E131."""
     left = {name: column for name, column in columns.items() if name not in text}
     for name in _all_named(LABELS, left):
         if left[name].labels:
@@ -168,11 +168,11 @@ def _label(table: Table, columns: dict[str, Column], text: Sequence[str]) -> tup
         if len(chosen) == 1:
             return chosen[0].name, f"{why}: {chosen[0].sample()}"
     seen = "; ".join(f"{column.name} ({column.sample()})" for column in (able or list(left.values()))[:6])
-    raise UserError("E131", f"which column holds the labels? {seen}", "Say it: --label COLUMN", str(table.path))
+    raise UserError("E131", f"which column holds the labels? {seen}", "Name it: --label COLUMN", str(table.path))
 
 
 def _text(table: Table, columns: dict[str, Column], label: str) -> tuple[tuple[str, ...], str]:
-    """The column of the text, or two of a pair. Raises UserError E131."""
+    """The column of the text, or the two columns of a pair. Raises UserError E131."""
     left = {name: column for name, column in columns.items() if name != label and not column.lists and not column.numbers}
     for pair in PAIRS:
         if found := _both(pair, left):
@@ -185,12 +185,12 @@ def _text(table: Table, columns: dict[str, Column], label: str) -> tuple[tuple[s
     if len(free) == 2:
         return (free[0], free[1]), f"two columns with sentences: a pair (one alone: --text {free[0]})"
     seen = "; ".join(f"{name} ({columns[name].sample()})" for name in (free or list(columns))[:6])
-    mend = "Say it: --text COLUMN, or --text COLUMN,COLUMN for a pair"
+    mend = "Name it: --text COLUMN, or --text COLUMN,COLUMN for a pair"
     raise UserError("E131", f"which column holds the text? {seen}", mend, str(table.path))
 
 
 def _kind(table: Table, label: Column) -> tuple[str, str]:
-    """classification or regression, by the labels. Raises UserError E131 for what is neither."""
+    """classification or regression, by the labels. Raises UserError E131 if they fit neither."""
     count = len(label.distinct)
     if label.numbers and (label.fractions or count > MOST_GRADES):
         return "regression", f"'{label.name}' holds {count} different numbers, {label.distinct[0]} to {label.distinct[-1]}"
@@ -198,12 +198,12 @@ def _kind(table: Table, label: Column) -> tuple[str, str]:
         more = ". If they are grades, say --kind regression" if label.numbers and count > 3 else ""
         return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"
     what = f"column '{label.name}' holds {count} different texts: no classes, and no numbers"
-    mend = "Name another --label, or say --kind generation where these are texts to be written"
+    mend = "Name another --label, or say --kind generation if the model is to write these texts"
     raise UserError("E131", what, mend, str(table.path))
 
 
 def _all_named(names: Sequence[str], columns: dict[str, Column]) -> list[str]:
-    """The columns that bear one of the names, in the order of the names, whatever their case."""
+    """The columns with one of these names, in the order of the names, ignoring case."""
     spelt = {name.strip().lower(): name for name in columns}
     return [spelt[name] for name in names if name in spelt]
 
@@ -218,7 +218,7 @@ def _both(pair: tuple[str, str], columns: dict[str, Column]) -> tuple[str, str] 
 
 
 def labelled(table: Table, guessed: Guess, train: Table) -> bool:
-    """Whether a file called test can validate: it has labels, of those that occur in training."""
+    """Whether a file called test can be used for validation: it has labels, all of which occur in training."""
     if guessed.label not in table.columns or not set(guessed.text) <= set(table.columns):
         return False
     column = Column(guessed.label, table.values(guessed.label))

@@ -1,4 +1,4 @@
-"""`compress init`: from a user's data to a pipeline file that runs as it is."""
+"""`compress init`: from a user's data to a pipeline file that runs without changes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OF_ASKED = ("validation", "split", "label", "kind", "rows", "schema", "force")
 
 @dataclass(frozen=True)
 class Asked:
-    """The command line: None where nothing was said."""
+    """Options of the command line; None for those that were not given."""
 
     data: Path
     out: Path
@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Made:
-    """The files that were written, and how long a run will take, in words."""
+    """The files that were written, and the estimated time of a run, in words."""
 
     files: list[Path]
     time: str
@@ -87,7 +87,7 @@ def _shell(path: Path) -> str:
 
 
 def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
-    """Read the data, guess, and write the pipeline file and what goes beside it: all of them, or nothing.
+    """Read the data, guess the task, and write the pipeline file and the files beside it: all of them, or none.
 
     Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file is there), E2xx and E3xx for
     what is wrong with data and model, E801 and E804 where nothing can be written.
@@ -96,7 +96,7 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
     _check_free(asked, [asked.out])
     train, validation, guessed = _read(asked, files)
     if validation.path == files.test:
-        say("note", f"{files.test.name} validates, for want of a dev file: it is then no test any more")
+        say("note", f"{files.test.name} is used for validation, as there is no dev file: it no longer serves as a test")
     for title in ("kind", "text", "label"):
         value = {"kind": guessed.kind, "text": ", ".join(guessed.text), "label": guessed.label}[title]
         say(title, f"{value}: {guessed.why[title]}")
@@ -124,7 +124,7 @@ def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
 
 
 def _chosen(asked: Asked, files: Files) -> Files:
-    """The files, with what the user said of them."""
+    """The data files, after applying the user's options."""
     if asked.split and asked.validation:
         raise UserError("E130", "--split and --validation exclude each other", "Leave one of them out")
     if asked.split:
@@ -139,7 +139,7 @@ def _chosen(asked: Asked, files: Files) -> Files:
 
 
 def _read(asked: Asked, files: Files) -> tuple[Table, Table, Guess]:
-    """Both tables, and what the columns are for."""
+    """Both tables, and the guessed task."""
     train = read_table(files.train)
     text = (",".join(asked.text),) if ",".join(asked.text) in train.columns else asked.text
     guessed = guess(train, text, asked.label, asked.kind)
@@ -155,7 +155,7 @@ def _read(asked: Asked, files: Files) -> tuple[Table, Table, Guess]:
 
 
 def _name(data: Path) -> str:
-    """What the pipeline is called: the folder, or the file where its name says more than `train`."""
+    """Name of the pipeline: that of the folder, or of the file unless it is called `train` or the like."""
     place = data.absolute()
     own = place.name.removesuffix(PACKED).removesuffix(ending(place))
     word = own if place.is_dir() or role_of(place) is None else place.parent.name
@@ -163,7 +163,7 @@ def _name(data: Path) -> str:
 
 
 def _model(reference: str | None, kind: str) -> Path:
-    """The folder of the model. Raises UserError E132 where none is given and the default will not do, E301 to E304."""
+    """The folder of the model. Raises UserError E132 where none is given and the default does not fit, E301 to E304."""
     if reference is None:
         if kind == "generation":
             mend = "Name a GPT-2 or a Llama: --model HuggingFaceTB/SmolLM2-135M, or a folder"
@@ -178,7 +178,7 @@ def _model(reference: str | None, kind: str) -> Path:
 
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """A folder beside the pipeline file, to write in before anything takes its place. Raises UserError E801, E804."""
+    """Context with a folder beside the pipeline file, to write in before any file is replaced. Raises UserError E801, E804."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".init-", dir=out.absolute().parent))
     except OSError as error:
@@ -194,7 +194,7 @@ def _beside(out: Path) -> Iterator[Path]:
 
 
 def _placed(table: Table, role: str, name: str, out: Path, scratch: Path) -> Path:
-    """The file that the pipeline will read: the user's own, or a copy that is written here."""
+    """The data file that the pipeline will read: the user's, or a copy written to `scratch`."""
     if not table.copy:
         return table.path.absolute()
     path = scratch / f"{name}-{role}.jsonl"
@@ -205,26 +205,24 @@ def _placed(table: Table, role: str, name: str, out: Path, scratch: Path) -> Pat
 
 
 def _check_free(asked: Asked, paths: Sequence[Path]) -> None:
-    """Raise UserError E133 for a file that would be replaced."""
+    """Raise UserError E133 for an existing file that would be replaced."""
     more = [asked.out.parent / SCHEMA_FILE] if asked.schema else []
     for path in (*paths, *more):
         if (path.exists() or path.is_symlink()) and not asked.force:
-            raise UserError(
-                "E133", "there is such a file already", "Choose another --out, or replace it with --force", str(path)
-            )
+            raise UserError("E133", "the file exists already", "Choose another --out, or replace it with --force", str(path))
 
 
 SCHEMA_FILE = "pipeline.schema.json"
 
 
 def _task(guessed: Guess, paths: dict[str, Path]) -> tuple[TaskConfig, TaskData]:
-    """The task, and all that its files hold. Raises UserErrors E2xx."""
+    """The task, and the content of its files. Raises UserErrors E2xx."""
     text = guessed.text[0] if len(guessed.text) == 1 else list(guessed.text)
     try:
         task = TaskConfig(kind=guessed.kind, **paths, text=text, label=guessed.label)
     except ValueError as error:
         told = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError("E131", told, "Mend --text, --label or --kind") from None
+        raise UserError("E131", told, "Fix --text, --label or --kind") from None
     return task, read_task(task)
 
 
@@ -237,7 +235,7 @@ def _facts(
     found: dict[str, Any],
     why_length: str,
 ) -> Facts:
-    """Everything that the file says; `found` are the numbers in it."""
+    """All facts for the pipeline file; `found` are the numbers in it."""
     try:
         find_bundle()
         deploys = True
@@ -261,7 +259,7 @@ def _facts(
 
 
 def _reference(model: str, out: Path) -> str:
-    """A folder as the pipeline file names it; anything else as it is."""
+    """A folder as a path in the pipeline file; any other reference unchanged."""
     place = Path(model).expanduser()
     if model.startswith("package:") or not place.is_dir():
         return model
@@ -270,13 +268,13 @@ def _reference(model: str, out: Path) -> str:
 
 
 def _seen_from(out: Path, path: Path) -> str:
-    """A path relative to the pipeline file where it lies below that, else absolute."""
+    """A path relative to the pipeline file's folder if it is inside, else absolute."""
     folder = out.absolute().parent
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
 def _write_and_check(facts: Facts, asked: Asked, paths: dict[str, Path], scratch: Path, model: Path) -> Plan | None:
-    """Write the pipeline into `scratch` and check it as `compress check` does. Raises what that raises."""
+    """Write the pipeline into `scratch` and check it as `compress check` does. Raises the same errors."""
     path = scratch / asked.out.name
     path.write_text(pipeline_text(facts), encoding="utf-8")
     if asked.schema:
@@ -289,7 +287,7 @@ def _write_and_check(facts: Facts, asked: Asked, paths: dict[str, Path], scratch
 
 
 def _move(scratch: Path, out: Path) -> list[Path]:
-    """Everything to its place, the pipeline last: where it is, all that it names is."""
+    """Move all files to their places, the pipeline file last: once it exists, everything that it names does."""
     names = sorted((path.name for path in scratch.iterdir()), key=lambda name: name == out.name)
     for name in names:
         os.replace(scratch / name, out.parent / name)

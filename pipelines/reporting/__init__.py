@@ -1,1 +1,1 @@
-"""The report of a run: what was measured (`gather`), as tables, figures, Markdown and one self-contained page."""
+"""The report of a run: its measurements (`gather`), as tables, figures, Markdown and one self-contained page."""

@@ -1,4 +1,4 @@
-"""The records of a benchmark: one a candidate, with its latencies by shape."""
+"""The records of a benchmark: one per candidate, with its latencies by shape."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ Record = dict[str, Any]
 
 
 def without_samples(candidate: Record) -> Record:
-    """A candidate without the time of every round, which the measurements keep."""
+    """A candidate without the times of single rounds, which the measurements keep."""
     timings = [{key: value for key, value in row.items() if key != "samples_ms"} for row in candidate["latency"]]
     return {**candidate, "latency": timings}
 
 
 def find(candidates: list[Record], model: str, precision: str, runtime: str) -> Record | None:
-    """The candidate of a model, precision and runtime, None where it was not exported."""
+    """The candidate of a model, precision and runtime; None where it was not exported."""
     wanted = (model, runtime, precision)
     return next((row for row in candidates if (row["model"], row["runtime"], row["precision"]) == wanted), None)
 
 
 def cells_of(candidate: Record) -> list[tuple[int, int]]:
-    """The (batch, length) pairs that the summary shows: batch 1 and 8 where measured, else the least and the most; the last
-    is the headline's. Length 128 where measured, else the longest."""
+    """The (batch, length) pairs that the summary shows: batch 1 and 8 if measured, else the smallest and the largest; the last
+    is the headline's. Length 128 if measured, else the longest."""
     batches, lengths = ({timing[key] for timing in candidate["latency"]} for key in ("batch", "length"))
     length = 128 if 128 in lengths else max(lengths)
     small, large = (1 if 1 in batches else min(batches)), (8 if 8 in batches else max(batches))

@@ -25,7 +25,7 @@ BINS = 32
 
 @dataclass(frozen=True)
 class Figure:
-    """`id` is the div's; `caption` is also what a screen reader hears; `wide` takes both columns of the page."""
+    """A figure: `id` of its div; `caption` is also read by screen readers; `wide` spans both columns of the page."""
 
     id: str
     title: str
@@ -36,14 +36,14 @@ class Figure:
 
 
 def figures(report: Record) -> list[Record]:
-    """Every figure whose stages ran."""
+    """Every figure for which the stages ran."""
     cells = [latency(report, cell) for cell in grid(report)]
     every = [tradeoff(report), *cells, stored(report), quality(report), kept(report), losses(report)]
     return [asdict(figure) for figure in every if figure is not None]
 
 
 def layout(height: int = 300, **changes: Any) -> Record:
-    """A quiet frame: no background, thin grid, no plotly title (the page has its own)."""
+    """Plain plotly layout: no background, thin grid, no title (the page has its own)."""
     axis = {"automargin": True, "zeroline": False, "gridcolor": "rgba(132,146,166,0.25)", "gridwidth": 1}
     base = {
         "height": height,
@@ -63,7 +63,7 @@ def layout(height: int = 300, **changes: Any) -> Record:
 
 
 def colour(variant: Record) -> str:
-    """Grey for dense, teal for compressed."""
+    """Colour of a variant: grey for dense, teal for compressed."""
     return COMPRESSED if variant["model"] == "compressed" else DENSE
 
 
@@ -112,7 +112,7 @@ def tradeoff(report: Record) -> Figure:
 
 
 def bars(rows: list[Record], values: list[float], texts: list[str], unit: str, **extra: Any) -> tuple[list[Record], Record]:
-    """Horizontal bars, one a variant, the first on top."""
+    """Horizontal bars, one per variant, the first on top."""
     short = [value < SHORT * max(values) for value in values]
     trace = {
         "type": "bar",
@@ -182,7 +182,7 @@ WORDS = {"heads": "heads", "cross_heads": "cross-attention heads", "neurons": "F
 
 
 def kept(report: Record) -> Figure | None:
-    """What is left of each layer: a panel a structure; a layer that has gone is empty in all."""
+    """Units left in each layer: one panel per structure; a removed layer is empty in all."""
     layers = report["pruning"]["layers"]
     if not layers:
         return None
@@ -207,13 +207,13 @@ def kept(report: Record) -> Figure | None:
 
 
 def left_of(layers: list[Record], name: str) -> str:
-    """'36 of 72 heads'."""
+    """Format the units left: '36 of 72 heads'."""
     units = [row["units"][name] for row in layers if name in row["units"]]
     return f"{sum(len(one['left']) for one in units):,} of {sum(one['of'] for one in units):,} {WORDS[name]}"
 
 
 def share_by_bin(kept_indices: list[int], total: int) -> list[float]:
-    """Share of neurons kept in each of up to BINS runs of neighbouring indices."""
+    """Share of neurons kept in each of up to BINS bins of neighbouring indices."""
     count = min(BINS, total)
     filled, sizes = [0] * count, [0] * count
     for index in range(total):
@@ -239,5 +239,7 @@ def losses(report: Record) -> Figure | None:
         for number, (stage, rows) in enumerate(report["losses"].items())
     ]
     frame = layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "training loss"}, "rangemode": "tozero"})
-    caption = "Training loss of each training stage. A distilled stage adds the teacher's term, so stages share no scale."
+    caption = (
+        "Training loss of each training stage. A distilled stage adds the teacher's term: compare losses within one stage only."
+    )
     return Figure("losses", "Training", caption, data, {**frame, "showlegend": True})

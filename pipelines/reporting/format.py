@@ -1,4 +1,4 @@
-"""Numbers for readers: three significant digits, thousands separators, factors in words."""
+"""Number formats for readers: three significant digits, thousands separators, factors in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GAIN = 0.03
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'."""
+    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'."""
     if value == 0:
         return "0"
     value = float(f"{value:.{digits - 1}e}")
@@ -21,7 +21,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def factor(ratio: float, digits: int = 3) -> str:
-    """0.38123 -> '0.381 ×'."""
+    """Format a factor: 0.38123 -> '0.381 ×'."""
     return f"{significant(ratio, digits)} ×"
 
 
@@ -41,11 +41,11 @@ class Speed(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the rounds leave open which of the two is faster: the interval holds 1, and more than 3 % on a side of it."""
+        """Whether the rounds do not show which of the two is faster: the interval contains 1, and over 3 % on a side of it."""
         return self.low <= 1 <= self.high and max(1 - self.low, self.high - 1) > GAIN
 
     def words(self, more: str, less: str, same: str, digits: int = 3) -> str:
-        """As `gain`; where it is open that, and the interval: 'no difference in speed shown (0.862 to 2.47 ×)'."""
+        """As `gain`; if `is_open`, a note with the interval: 'no difference in speed shown (0.862 to 2.47 ×)'."""
         if self.is_open:
             return f"no difference in speed shown ({significant(self.low, digits)} to {factor(self.high, digits)})"
         return gain(self.ratio, more, less, same, digits)
@@ -62,12 +62,12 @@ def smaller(before: float, after: float, digits: int = 3) -> str:
 
 
 def hundredths(value: float, unit: str = "") -> str:
-    """0.8601 -> '86.0', with a unit behind it: '86.0 %'."""
+    """Times 100: 0.8601 -> '86.0', with a unit behind it: '86.0 %'."""
     return f"{100 * value:.1f}{unit}"
 
 
 def sentence(words: str) -> str:
-    """'accuracy' -> 'Accuracy', at the start of a sentence; the rest keeps its letters."""
+    """Capitalize the start of a sentence: 'accuracy' -> 'Accuracy'; the rest keeps its letters."""
     return words[0].upper() + words[1:]
 
 
@@ -89,7 +89,7 @@ def interval(low: float, high: float) -> str:
 
 
 def verdict(low: float, high: float) -> str:
-    """What a paired 95 % interval of metric(compressed) - metric(dense) allows one to say."""
+    """Verdict from a paired 95 % interval of metric(compressed) - metric(dense)."""
     if low <= 0 <= high:
         return "not distinguishable from dense"
     return "worse than dense" if high < 0 else "better than dense"

@@ -1,4 +1,4 @@
-"""From a run's artifacts to one JSON account: `report.json`, from which the tables, figures and pages are made."""
+"""Collects a run's artifacts in one JSON record, `report.json`, from which the tables, figures and pages are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NARROWEST = ("int8", "fp16", "bf16", "fp32")
 
 
 def gather(inputs: Inputs, measurements: Record) -> Record:
-    """The whole account of a run. `measurements` is what the benchmark wrote; stages that did not run leave empty lists."""
+    """The whole record of a run. `measurements` come from the benchmark; stages that did not run leave empty lists."""
     candidates = measurements["candidates"]
     roles = roles_of(inputs, measurements)
     cells = cells_of(roles["dense"])
@@ -68,7 +68,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
 
 
 def unlearnt_notes(inputs: Inputs) -> list[str]:
-    """Says first that a training came to nothing: no figure below means much then."""
+    """Notes on trainings that learned nothing. They come first: no figure below means much then."""
     kind = kind_of(inputs.task.kind)
     taught = [a for a in trained(inputs) if a.row.trains]
     unlearnt = [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
@@ -76,12 +76,12 @@ def unlearnt_notes(inputs: Inputs) -> list[str]:
 
 
 def failure_notes(inputs: Inputs) -> list[str]:
-    """What is not proven comes before everything else."""
+    """Notes on failed checks, which come before everything else."""
     return [f"FAILED: {one['code']} {one['what']}. {one['mend']}." for one in inputs.run.get("failures", [])]
 
 
 def proof_notes(inputs: Inputs) -> list[str]:
-    """What the comparisons leave open, what was repaired, and where a file is only compared with."""
+    """Notes on comparisons without a clear result, repaired files, and files that are only compared with."""
     exported = inputs.nearest("onnx")
     if exported is None:
         return []
@@ -96,19 +96,19 @@ def proof_notes(inputs: Inputs) -> list[str]:
                 notes.append(f"{name} has weights of {bits} bits: this processor has no VNNI, and products of 8 bits overflow.")
     notes += [f"{row['told']}." for row in records if row.get("told") and row["gated"]]
     beyond = [row["hop"] for row in records if not row["passed"]]
-    return notes + [f"{hop} lies beyond its bound: that file is compared with here, and not shipped." for hop in beyond]
+    return notes + [f"{hop} exceeds its bound: that file is a baseline here and is not deployed." for hop in beyond]
 
 
 def task_facts(inputs: Inputs) -> Record:
-    """The task without the folders of one person's disk."""
+    """The task, without the folders of the user's disk."""
     task = inputs.task
     files = {"train": task.train.name, "validation": task.validation.name}
     return {"kind": task.kind, **files, "text": list(task.text_columns), "label": task.label, "max_length": task.max_length}
 
 
 def metric_facts(inputs: Inputs) -> Record:
-    """What the main metric is called: the key of its values here, in a sentence, over a column, beside an axis; and what agrees
-    where two models do."""
+    """Names of the main metric: the key of its values, in a sentence, as a column title, as an axis title; and the name of the
+    agreement of two models."""
     kind = kind_of(inputs.task.kind)
     metric = kind.metric
     return {
@@ -122,8 +122,8 @@ def metric_facts(inputs: Inputs) -> Record:
 
 
 def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
-    """Who is compared: `dense` (PyTorch fp32), `compressed` (as deployed) and, where exported, `runtime`, dense fp32 in the
-    runtime of `compressed`: the baseline that tells what compression gives beyond a change of runtime."""
+    """The compared models: `dense` (PyTorch fp32), `compressed` (as deployed) and, where exported, `runtime`, dense fp32 in the
+    runtime of `compressed`: the baseline that shows what compression gives beyond a change of runtime."""
     candidates, repository = measurements["candidates"], inputs.nearest("repository")
     compressed = {(row["runtime"], row["precision"]): row for row in candidates if row["model"] == "compressed"}
     first = next(iter(compressed))[0]
@@ -137,7 +137,7 @@ def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
-    """What every training stage trained: counted on the live model, beside the closed form of its method."""
+    """Trainable parameters of every training stage: counted on the live model, and by the closed form of its method."""
     rows = []
     for artifact in inputs.artifacts:
         if "trainable" not in artifact.metadata:
@@ -158,7 +158,7 @@ def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
 
 
 def closed_form(training: Artifact, inputs: Inputs) -> str:
-    """The count that the method's formula gives; for low-rank methods over the matrices in their shapes at that stage, e.g.
+    """The parameter count by the method's formula; for low-rank methods over the matrices in their shapes at that stage, e.g.
     '12 × 16 (384 + 384) + 192 = 147,648'.
 
     Empty for full tuning, and where a stage goes on with older deltas, whose places were cut with their rows.
@@ -174,7 +174,7 @@ def closed_form(training: Artifact, inputs: Inputs) -> str:
 
 
 def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
-    """What was asked, and per layer the original indices of the units that are left, out of how many."""
+    """The requested prunes, and per layer the original indices of the units left, and how many there were."""
     models = [artifact for artifact in inputs.artifacts if artifact.kind == "model"]
     kept = next((a.metadata["kept"] for a in reversed(models) if a.metadata.get("kept")), {})
     asked = ("structure", "criterion", "scope", "remove", "pattern", "modules", "entries", "hidden")
@@ -184,7 +184,7 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
 
 
 def precision(inputs: Inputs) -> Record | None:
-    """What `precision: auto` tried and kept; None where the precisions were listed."""
+    """The trials of `precision: auto` and its choice; None where the precisions were listed."""
     exported = inputs.nearest("onnx")
     return exported.metadata.get("auto") if exported else None
 
@@ -206,7 +206,7 @@ def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:
-    """Whole count by length (attention scores included) and the papers' ratio (linear layers, tune's deltas unmerged)."""
+    """Total FLOPs by length (attention scores included) and the papers' ratio (linear layers, tune's deltas unmerged)."""
     dense, compressed = roles["dense"], roles["compressed"]
     return [
         {
@@ -221,7 +221,7 @@ def flops(roles: dict[str, Record]) -> list[Record]:
 
 
 def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
-    """The metrics after every stage that changes the model, then of each exported compressed file."""
+    """The metrics after every stage that changes the model, then those of each exported compressed file."""
     rows = [(a.entry if a.entry != a.stage else a.row.outcome or a.entry, a.metadata["quality"]) for a in trained(inputs)]
     exported = (row for row in candidates if row["model"] == "compressed")
     rows += [(row["name"].removeprefix("compressed "), row["quality"]) for row in exported]
@@ -229,5 +229,5 @@ def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
 
 
 def trained(inputs: Inputs) -> list[Artifact]:
-    """The model artifacts that carry a measured quality."""
+    """The model artifacts with a measured quality."""
     return [artifact for artifact in inputs.artifacts if artifact.kind == "model" and "quality" in artifact.metadata]

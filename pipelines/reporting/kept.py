@@ -1,4 +1,4 @@
-"""What is left of each layer of a pruned model: as records for the report, and as a table for the terminal."""
+"""Units left in each layer of a pruned model: as records for the report, and as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Record = dict[str, Any]
 
 
 def layers_left(kept: dict[str, dict[str, list[int]]], dense: list[dict[str, int]]) -> list[Record]:
-    """Per layer of the dense model the original indices of the units that are left, out of how many.
+    """Per layer of the dense model the original indices of the units left, and how many there were.
 
     `kept` is a model's (compressor.pruning.surgery), `dense` the number of units of each structure before any prune.
     """
@@ -23,7 +23,7 @@ def layers_left(kept: dict[str, dict[str, list[int]]], dense: list[dict[str, int
 
 
 def plan_table(layers: list[Record]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of `layers_left` for the terminal: a character a unit, or a bin of them, filled as far as it is kept."""
+    """Header and rows of `layers_left` for the terminal: one character per unit, or per bin, filled by the share kept."""
     names = [name for name in WORDS if any(name in row["units"] for row in layers)]
     rows = []
     for row in layers:

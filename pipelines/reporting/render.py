@@ -14,7 +14,7 @@ from pipelines.reporting.tables import facts, tables
 
 
 def environment():
-    """Templates beside this file; whatever the page shows is escaped, Markdown escapes its own signs."""
+    """jinja2 environment for the templates beside this file; HTML is escaped, Markdown templates escape for themselves."""
     live = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
@@ -27,13 +27,13 @@ def environment():
 
 
 def bound(text: str) -> str:
-    """Keeps numbers with their units, and short brackets, on one line."""
+    """Keep numbers with their units, and short brackets, on one line by non-breaking spaces."""
     text = re.sub(r"(?<=\d) (?=[×%]|ms|[KMG]?B\b)", "\u00a0", text)
     return re.sub(r"\([^()]{1,20}\)", lambda found: found.group().replace(" ", "\u00a0"), text)
 
 
 def markdown(text: Any) -> str:
-    """Plain text in a Markdown line or table cell: nothing of it becomes markup."""
+    """Escape plain text for a Markdown line or table cell: no part of it becomes markup."""
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(escaped.split()))
 
@@ -44,7 +44,7 @@ def to_markdown(report: dict[str, Any]) -> str:
 
 
 def to_html(report: dict[str, Any]) -> str:
-    """The report as one page: plotly inline once, no other file and no network."""
+    """The report as one page: plotly is inlined, no other file and no network access is needed."""
     summary, *rest = tables(report)
     return (
         environment()

@@ -43,7 +43,7 @@ def summary(
 
 
 def inserted_row(roles: dict[str, Record]) -> list[Record]:
-    """The parameters of adapters and prefixes, where there are some."""
+    """Row with the parameters of adapters and prefixes, if there are any."""
     kinds = roles["compressed"]["inserted"]["kinds"]
     if not kinds:
         return []
@@ -60,12 +60,12 @@ def relative(before: float, after: float) -> str:
 
 
 def compare(roles: dict[str, Record], metric: str, value, show, change) -> Record:
-    """One row: `value` of each role, shown by `show`; `change(before, after)` against dense PyTorch and the runtime alone."""
+    """One row: `value` of each role, formatted by `show`; `change(before, after)` against dense PyTorch and runtime alone."""
     return row_of(roles, metric, lambda record: show(value(record)), lambda *pair: change(*map(value, pair)))
 
 
 def row_of(roles: dict[str, Record], metric: str, show, change) -> Record:
-    """One row: each role's record as `show` puts it; `change(before, after)` of two records."""
+    """One row: each role's record, formatted by `show`; `change(before, after)` of two records."""
     row = {"metric": metric, **{role: show(record) for role, record in roles.items()}}
     for key, role in (("change", "dense"), ("change_runtime", "runtime")):
         if role in roles:
@@ -74,12 +74,12 @@ def row_of(roles: dict[str, Record], metric: str, show, change) -> Record:
 
 
 def papers_row(ratio: float) -> Record:
-    """The papers divide by the dense linear layers without deltas, so dense is 1 by definition; four digits, as printed."""
+    """Row of the papers' FLOPs ratio: it is relative to dense without deltas, so dense is 1; four digits, as printed."""
     return {"metric": "FLOPs, the papers' way", "dense": "1 ×", "compressed": factor(ratio, 4), "change": factor(ratio, 4)}
 
 
 def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
-    """p50 of one (batch, length), each factor with the 95 % interval that the rounds allow."""
+    """Row of p50 at one (batch, length), each factor with its 95 % interval over the rounds."""
 
     def change(before: Record, after: Record) -> str:
         speed = speedup(before, after, cell)
@@ -92,7 +92,7 @@ def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
 
 
 def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
-    """Rows a second are batch over p50: as much is shown of them as of the latency."""
+    """Row of the throughput, rows per second as batch over p50; its change is stated like that of the latency."""
 
     def change(before: Record, after: Record) -> str:
         return speedup(before, after, cell).words("more", "less", "no gain")
@@ -102,7 +102,7 @@ def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
 
 
 def speedup(before: Record, after: Record, cell: tuple[int, int]) -> Speed:
-    """How much faster one candidate is than another at (batch, length): p50 over p50, with a 95 % bootstrap interval.
+    """Speed-up of one candidate over another at (batch, length): p50 over p50, with a 95 % bootstrap interval.
 
     Rounds are interleaved, so both are judged on the same draws.
     """
@@ -114,7 +114,7 @@ def speedup(before: Record, after: Record, cell: tuple[int, int]) -> Speed:
 
 
 def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
-    """The main metric with intervals; against dense PyTorch the paired interval and what it allows one to say."""
+    """Row of the main metric with intervals; against dense PyTorch also the paired interval and its verdict."""
 
     def shown(record: Record) -> str:
         quality, value = record["quality"], record["quality"][metric.key]
@@ -131,7 +131,7 @@ def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
 
 
 def trainable_row(row: Record, dense: int) -> Record:
-    """Trainable parameters of one training stage beside all that full tuning would move; the task head apart."""
+    """Row of one training stage's trainable parameters, beside those of full tuning; the task head is counted separately."""
     return {
         "metric": f"trainable in {row['stage']} (task head {row['head']:,} apart)",
         "dense": f"{dense:,}",
@@ -143,7 +143,7 @@ def trainable_row(row: Record, dense: int) -> Record:
 def gain_steps(
     roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record], metric: Metric
 ) -> list[Record]:
-    """The way from dense PyTorch to what is deployed, one change at a time; factors are against the step before.
+    """Steps from dense PyTorch to the deployed model, one change at a time; factors are against the step before.
 
     A change that was not measured on its own is named together with the next one.
     """
@@ -172,6 +172,6 @@ def gain_steps(
 
 
 def density(roles: dict[str, Record]) -> list[Record]:
-    """What is not zero in the matrices of the merged blocks, by pattern; empty where no weight was masked."""
+    """Non-zeros in the matrices of the merged blocks, by pattern; empty where no weight was masked."""
     rows = roles["compressed"]["density"]
     return rows if any(row["pattern"] for row in rows) else []

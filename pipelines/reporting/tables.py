@@ -1,4 +1,4 @@
-"""The report's tables as strings: one source for Markdown and for the page."""
+"""The report's tables as strings: one source for Markdown and for the HTML page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`align` has one letter a column: l(eft) for words, r(ight) for numbers. `rows` hold as many strings."""
+    """A table. `align` has one letter per column: l(eft) for words, r(ight) for numbers. `rows` hold as many strings."""
 
     id: str
     title: str
@@ -193,14 +193,14 @@ def parity(report: Record) -> Table:
     ]
     note = (
         'Outputs before and after each hop on real validation rows. Refused is what is shown to be wrong; "not shown" passes, '
-        'and the notes say what so many rows can resolve. "Of rounding": how far the outputs move, as a multiple of what '
-        "rounding to int8 moves them in PyTorch. What is shipped is gated; a dense file is only compared with."
+        'and the notes say which loss so many rows can detect. "Of rounding": how far the outputs move, as a multiple of what '
+        "rounding to int8 moves them in PyTorch. Only what is deployed must pass; dense files are baselines."
     )
     return made("parity", "Is it the same function?", columns, report["parity"], note)
 
 
 def distance(row: Record) -> str:
-    """'1.02 ×' where rounding explains what moves."""
+    """Output distance as a multiple of that of rounding alone: '1.02 ×'; '' where there is none."""
     return factor(row["distance"] / row["rounding"]) if row.get("rounding") else ""
 
 
@@ -244,7 +244,7 @@ def latency(report: Record) -> Table:
 
 
 def facts(report: Record) -> list[tuple[str, str]]:
-    """How it was measured, as (name, value)."""
+    """How the run was measured, as (name, value)."""
     measured, here, task = report["measured"], report["machine"], report["task"]
     versions = ", ".join(here["packages"].values())
     computed_by = here["cpu"] if measured["device"] == "cpu" else here["accelerator"]

@@ -1,4 +1,4 @@
-"""What a report says in sentences: the headline, and what a reader might otherwise conclude wrongly."""
+"""Sentences of a report: the headline, and notes that prevent wrong conclusions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipelines.reporting.summary import speedup
 
 
 def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Metric) -> str:
-    """The run in one sentence; what the runtime alone would give stands beside what compression gives.
+    """The run in one sentence; the effect of the runtime alone is stated beside that of compression.
 
     A speed is claimed only where its interval excludes 1.
     """
@@ -40,7 +40,7 @@ def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Met
 
 
 def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record], metric: Metric) -> list[str]:
-    """What a reader has to know to judge the headline: the share of the runtime, of int8, and the doubt in the quality."""
+    """Notes needed to judge the headline: the share of the runtime, of int8, and the uncertainty of the quality."""
     dense, compressed = roles["dense"], roles["compressed"]
     batch = cells[-1][0]
     low, high = compressed["difference_interval"]
@@ -73,14 +73,14 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
 
 
 def left_out_note(measurements: Record) -> list[str]:
-    """Which exported files were not measured, and why."""
+    """Note on the exported files that were not measured, and why."""
     skipped = measurements.get("left_out", [])
     names = ", ".join(row["name"] for row in skipped)
     return [f"Not measured on this device: {names} ({skipped[0]['why']})."] if skipped else []
 
 
 def zeros_note(compressed: Record) -> list[str]:
-    """Says what zeros that stay where they are do not give."""
+    """Note that masked weights, whose zeros are still stored and computed, save neither size nor time."""
     masked = [row for row in compressed["density"] if row["pattern"]]
     if not masked:
         return []
@@ -92,7 +92,7 @@ def zeros_note(compressed: Record) -> list[str]:
 
 
 def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, int]) -> list[str]:
-    """Where several runtimes were measured: against the fastest that the dense model can be had, whatever runtime."""
+    """Note where several runtimes were measured: the speed against the fastest dense variant of any runtime."""
     if len({row["runtime"] for row in candidates if row["model"] == "dense"}) < 3:
         return []
     fastest = min((row for row in candidates if row["model"] == "dense"), key=lambda row: p50(row, cell))
@@ -101,7 +101,7 @@ def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, 
 
 
 def apart_note(compressed: Record, length: str) -> list[str]:
-    """Says what deltas cost that were not merged."""
+    """Note on the cost of deltas that were not merged."""
     apart = compressed.get("apart") or {"parameters": 0}
     if not apart["parameters"]:
         return []
@@ -113,7 +113,7 @@ def apart_note(compressed: Record, length: str) -> list[str]:
 
 
 def inserts_note(compressed: Record, length: str) -> list[str]:
-    """Says that the method cannot be merged, and what that costs the deployed model."""
+    """Note that the method cannot be merged, and what that costs the deployed model."""
     inserted = compressed["inserted"]
     if not inserted["kinds"]:
         return []
@@ -126,7 +126,7 @@ def inserts_note(compressed: Record, length: str) -> list[str]:
 
 
 def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
-    """Says plainly where int8 buys no time."""
+    """Note on the speed and size of int8 against fp32, also where int8 saves no time."""
     words = [speedup(fp32, int8, cell).words("the speed", "slower", "nothing here") for cell in cells]
     speeds = ", ".join(f"{word} at batch {cell[0]}" for word, cell in zip(words, cells, strict=True))
     return f"int8 over fp32 (both compressed) gives {speeds}; its file is {smaller(fp32['bytes'], int8['bytes'])}."

@@ -1,4 +1,4 @@
-"""A finished run, from its folder: what its lock file says, and its artifacts in the store."""
+"""A finished run, read from its folder: its lock file, and its artifacts in the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.reporting.kept import layers_left
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The last run that finished in `folder`: `lock` is its pipeline.lock.yaml, `attempt` what run.json says of the last
+    """The last run that finished in `folder`: `lock` is its pipeline.lock.yaml, `attempt` the run.json of the last
     attempt, which may be a later one."""
 
     folder: Path
@@ -30,7 +30,7 @@ class FinishedRun:
 
     @property
     def model(self) -> str:
-        """Where its pretrained model was found, or else the reference as it was written."""
+        """The folder where its pretrained model was found, or else the reference as written."""
         found, model = self.attempt, self.lock["model"]
         # a later attempt may have begun with another model
         known = found and found.model_folder and found.model_sha256 in ("", model["sha256"])
@@ -38,31 +38,31 @@ class FinishedRun:
 
     @property
     def outdated(self) -> str:
-        """What a user has to know before anything of this run is shown; '' where it is the last attempt's."""
+        """Note for the user where a later attempt did not finish; '' where this run is the last attempt's."""
         if self.attempt is None or self.attempt.finished:
             return ""
         told = " ".join(self.attempt.error.shown()) if self.attempt.error else ""
         return f"note: {self.attempt.headline()}{f' ({told})' if told else ''}; this is the run before it, which finished"
 
     def artifact(self, stage: dict[str, Any]) -> Artifact:
-        """The artifact of one row of the lock's `stages`; its files are not looked at. Raises UserError E805 (gone), E803."""
+        """The artifact of one row of the lock's `stages`; its files are not checked. Raises UserError E805 (gone), E803."""
         found = self.store.find(stage["stage"], stage["fingerprint"], stage["id"])
         if found is None:
             raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(self.store.root))
         if (found.id, found.kind) != (stage["artifact"], stage["kind"]):
             what, mend = (
-                f"'{stage['id']}' is not what the artifact {found.id} is",
+                f"'{stage['id']}' does not match its artifact {found.id}",
                 "Run the pipeline again: what is finished is kept",
             )
             raise UserError("E803", what, mend, str(self.folder / LOCK_FILE))
         return found
 
     def verify(self, stage: dict[str, Any]) -> Artifact:
-        """The same, every file compared with the manifest, and the manifest with the lock. Raises UserError E803, E805."""
+        """The same, with every file checked by the manifest, and the manifest by the lock. Raises UserError E803, E805."""
         artifact = self.artifact(stage)
         self.store.verify(artifact)
         if digest(artifact) != stage["sha256"]:
-            what, mend = f"artifact {artifact.id} is not what this run made", f"Run again with --force {stage['id']}"
+            what, mend = f"artifact {artifact.id} has changed since this run", f"Run again with --force {stage['id']}"
             raise UserError("E803", what, mend, str(artifact.folder))
         return artifact
 
@@ -80,7 +80,7 @@ def open_run(folder: Path) -> FinishedRun:
     lock = read_lock(path)
     if len(folder.absolute().parents) < len(Path(lock["name"]).parts):
         mend = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "its name is no place below a folder", mend, str(path))
+        raise UserError("E803", "the run's name is not a relative path", mend, str(path))
     return FinishedRun(folder, lock, attempt)
 
 

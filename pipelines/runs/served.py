@@ -1,4 +1,4 @@
-"""What a run deployed: from a run folder to the model repository in the store."""
+"""The deployed models of a run: from a run folder to the model repository in the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.runs.finished import open_run
 
 @dataclass(frozen=True)
 class Served:
-    """A deployed Triton model repository, and whether its models take pairs of texts. `outdated` as of the run it is of."""
+    """A deployed Triton model repository, and whether its models take pairs of texts. `outdated` as in its run."""
 
     repository: Path
     pairs: bool
@@ -19,7 +19,7 @@ class Served:
 
 
 def find_repository(run: Path) -> Served:
-    """The repository of the last deploy in a run folder, its files compared with their sha256s.
+    """The repository of the last deploy in a run folder, its files verified by their sha256s.
 
     Raises UserError E805 (no run, or nothing deployed) and E803 (damaged).
     """

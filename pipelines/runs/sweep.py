@@ -1,10 +1,10 @@
-"""Several runs of one pipeline that differ in a few keys, and what they agree on: mean and standard deviation of quality.
+"""Several runs of one pipeline that differ in a few keys, summarized by mean and standard deviation of quality.
 
-A sweep over values runs the same pipeline at several values of one key (a family of targets, say) and sets them side by side; a
-target that cannot be had is an answer, too, and ends no sweep.
+A sweep over values runs the same pipeline at several values of one key (a family of targets, say) and compares them; a
+target out of reach is a result, too, and ends no sweep.
 
-Three parts that know nothing of each other: `variants_of` says what runs, `in_turn` runs it (the part that a distributed
-engine replaces), `summarize` says what came of it. The stability measure is the one of the SAM paper (Fu et al., 2023, tables 1
+Three independent parts: `variants_of` lists the runs, `in_turn` runs them (the part that a distributed
+engine replaces), `summarize` computes the result. The stability measure is that of the SAM paper (Fu et al., 2023, tables 1
 and 2): the standard deviation over seeds, or over random 90 % subsets of the training data.
 """
 
@@ -53,14 +53,14 @@ class Variant:
 
     @property
     def settings(self) -> list[str]:
-        """The overrides as `compress run --set` takes them: JSON is YAML."""
+        """The overrides in the form of `compress run --set`: JSON is valid YAML."""
         return [f"{key}={json.dumps(value)}" for key, value in self.overrides.items()]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One metric of one stage over the runs that have it. `std` is the sample's standard deviation (n - 1), 0 of one; `values`
-    as the variants, None where one has none."""
+    """One metric of one stage over the runs that have it. `std` is the sample's standard deviation (n - 1), 0 for a single run;
+    `values` are in the order of the variants, None for one without the metric."""
 
     stage: str
     metric: str
@@ -72,16 +72,16 @@ class Spread:
     values: tuple[float | None, ...]
 
     def cells(self) -> tuple[str, ...]:
-        """The row under COLUMNS."""
+        """The table row for COLUMNS."""
         mean, std, low, high, *values = (f"{value:.4f}" for value in (self.mean, self.std, self.min, self.max, *self.values))
         return self.stage, self.metric, str(self.runs), mean, std, low, high, " ".join(values)
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; the summary, and its table;
-    what was said of variants whose target cannot be had; the checks that failed and ended no run, as `RunResult.failures`, each
-    with its variant in `stage`."""
+    """A finished sweep: the folder with sweep.json, sweep.md and a run folder for each variant; the summary, and its table; the
+    errors of variants whose target is out of reach; the checks that failed and ended no run, as `RunResult.failures`, each with
+    its variant in `stage`."""
 
     folder: Path
     spreads: list[Spread]
@@ -96,7 +96,7 @@ Execute = Callable[[Sequence[Variant], Callable[[Variant], Outcome], Callable[[s
 
 
 def in_turn(variants: Sequence[Variant], run: Callable[[Variant], Outcome], say: Callable[[str], None]) -> list[Outcome]:
-    """The local engine: one variant after the other, in this process. The first that fails ends the sweep."""
+    """The local engine: runs one variant after the other in this process. The first that fails ends the sweep."""
     outcomes: list[Outcome] = []
     for number, variant in enumerate(variants, start=1):
         say(f"variant {number} of {len(variants)}: {variant.name}")
@@ -168,16 +168,16 @@ def sweep(
 
 
 def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None = None) -> list[Variant]:
-    """What a stability sweep runs: `seeds`, the pipeline's seed + 0, 1, ...; `subsets`, its seed and subset seeds 0, 1, ...
+    """Variants of a stability sweep: `seeds`, the pipeline's seed + 0, 1, ...; `subsets`, its seed and subset seeds 0, 1, ...
 
     Raises UserError E115.
     """
     _one_task(pipeline)
     if runs < 2:
-        raise UserError("E115", f"--runs {runs}: one run has no spread", "Give 2 or more; the SAM paper takes 10")
+        raise UserError("E115", f"--runs {runs}: a spread needs at least 2 runs", "Give 2 or more; the SAM paper takes 10")
     if kind == "seeds":
         if share is not None:
-            raise UserError("E115", "--share means nothing to seeds", "Drop it, or use --stability subsets")
+            raise UserError("E115", "--share is not used with --stability seeds", "Drop it, or use --stability subsets")
         return [Variant(f"seed-{seed}", {"seed": seed}) for seed in range(pipeline.seed, pipeline.seed + runs)]
     share = SHARE if share is None else share
     if not 0 < share < 1:
@@ -189,7 +189,7 @@ def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None =
 
 
 def values_of(pipeline: Pipeline, over: str) -> list[Variant]:
-    """One variant for each value of 'KEY=VALUE,VALUE'. Raises UserError E115 (and E101, E104 for what is no value)."""
+    """One variant for each value of 'KEY=VALUE,VALUE'. Raises UserError E115 (and E101, E104 for an invalid value)."""
     _one_task(pipeline)
     key, equals, text = over.partition("=")
     words = [word.strip() for word in text.split(",")]
@@ -198,7 +198,7 @@ def values_of(pipeline: Pipeline, over: str) -> list[Variant]:
         raise UserError("E115", f"--over {over}: no key with several values", mend)
     values = [parse(word, f"--over {over}").data for word in words]
     if any(values.count(value) > 1 for value in values):
-        raise UserError("E115", f"--over {over}: a value stands there twice", mend)
+        raise UserError("E115", f"--over {over}: a value appears twice", mend)
     names = [f"{key.split('.')[-1]}-{re.sub(r'[^A-Za-z0-9_.-]', '_', word)}" for word in words]
     if len(set(names)) < len(names):  # a/b and a b are one as a folder's name
         names = [f"{name}-{number}" for number, name in enumerate(names, start=1)]
@@ -221,7 +221,7 @@ def table_of(
 
 
 def summarize(qualities: Sequence[Quality]) -> list[Spread]:
-    """The spread of every metric of every stage over two or more runs; {} of one that came to nothing."""
+    """The spread of every metric of every stage over two or more runs; a run without a result is {}."""
     spreads = []
     for stage, metrics in next(filter(None, qualities)).items():
         for metric in metrics:
@@ -242,7 +242,7 @@ def last_model(pipeline: Pipeline) -> str:
 
 
 def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ...]:
-    """The stages whose quality is summarized: every one up to `until` that yields a model, or `stage` alone.
+    """The stages whose quality is summarized: every one up to `until` that produces a model, or `stage` alone.
 
     Raises UserError E111 (unknown, or after `until`), E115 (yields no model).
     """
@@ -260,7 +260,7 @@ def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ..
 
 
 def quality_of(artifacts: dict[str, Any], stages: Sequence[str]) -> Quality:
-    """The metrics in the artifacts' metadata: every float of `quality`; its interval and row count are none."""
+    """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count."""
     found = {}
     for stage in stages:
         facts, target = artifacts[stage].metadata["quality"], artifacts[stage].metadata.get("target", {})
@@ -270,7 +270,7 @@ def quality_of(artifacts: dict[str, Any], stages: Sequence[str]) -> Quality:
 
 
 def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence[Variant]) -> None:
-    """sweep.json and sweep.md: no time and no machine, so that equal work gives equal bytes."""
+    """Write sweep.json and sweep.md, without times and machine, so that equal work gives equal bytes."""
     folder, columns, values = result.folder, result.columns, facts["stability"] == "values"
     left_out = ("runs", "mean", "std", "min", "max") if values else ()
     summary = [{key: value for key, value in asdict(one).items() if key not in left_out} for one in result.spreads]
@@ -298,7 +298,7 @@ def _failures(folder: Path, variant: Variant) -> Iterator[dict[str, Any]]:
 
 
 def _pipeline_of(variant: Variant, path: Path, overrides: Sequence[str], folder: str) -> Pipeline:
-    """The variant's pipeline, its data checked; its name is its run folder's place below `out`."""
+    """The variant's pipeline, its data checked; its name is the path of its run folder below `out`."""
     pipeline = load_pipeline(path, [*overrides, *variant.settings])
     with _naming(variant):
         check_data(pipeline.task)
@@ -307,7 +307,7 @@ def _pipeline_of(variant: Variant, path: Path, overrides: Sequence[str], folder:
 
 @contextlib.contextmanager
 def _naming(variant: Variant) -> Iterator[None]:
-    """Errors of the block keep their class and code, and say which variant they are about."""
+    """Context in which errors keep their class and code, and name the variant."""
     try:
         yield
     except CompressError as error:

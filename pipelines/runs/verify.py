@@ -1,4 +1,4 @@
-"""`compress verify`: every hop of a finished run once more, from its artifacts. Nothing is trained and nothing is written."""
+"""`compress verify`: repeats every check of a finished run from its artifacts. Nothing is trained and nothing is written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from serving.repository import make_config, read_config, tokenizer_files
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `parity` is the record of a comparison, `fault` the error's line where it failed."""
+    """The result of one check. `parity` is the record of a comparison, `fault` the error's line if it failed."""
 
     stage: str
     hop: str
@@ -58,7 +58,7 @@ class Check:
     parity: dict[str, Any] | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """A row of the table."""
+        """The row of the table for this check."""
         passed = (self.parity or {}).get("verdict", "passed")
         verdict = passed if self.passed else f"FAILED {self.code}"
         _, *figures, _ = parity_cells(self.stage, self.parity or {})
@@ -67,7 +67,7 @@ class Check:
 
 @dataclass(frozen=True)
 class _Quiet:
-    """A workspace that shows and keeps nothing; Triton's log goes into a scratch folder."""
+    """A workspace without output; Triton's log goes into a scratch folder."""
 
     log_folder: Path
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("compress.verify"))
@@ -86,13 +86,13 @@ Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
 
 
 def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage: str | None = None) -> list[Check]:
-    """Run every hop of the run in `folder` again; a hop that fails is a Check that did not pass, and the others go on.
+    """Repeat every check of the run in `folder`; one that fails is a Check that did not pass, and the others go on.
 
     Where the last attempt did not finish, that is the first Check, and it did not pass; the others are of the run before it
     that did, if there is one. Checks that had failed in the run itself have failed here.
 
     `model` is where the pretrained model is now, if it has moved. `serve=False` starts no server. With the id of a `stage`, of
-    the hops only those of that stage. Raises UserError E805 (no run), E803 (its lock or run.json is damaged), E111 (no such
+    the checks only those of that stage. Raises UserError E805 (no run), E803 (its lock or run.json is damaged), E111 (no such
     stage).
     """
     checks = list(_unfinished(folder))
@@ -111,7 +111,7 @@ def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage:
 
 
 def _unfinished(folder: Path) -> Iterator[Check]:
-    """A Check that failed where the last attempt at the run did not finish."""
+    """A failed Check where the last attempt at the run did not finish."""
     attempt = last_attempt(folder)
     if attempt is not None and not attempt.finished:
         error = attempt.fault()
@@ -123,7 +123,7 @@ def _line(failure: dict[str, Any]) -> str:
 
 
 def _readable(stage: str, hops: Callable[[], Iterable[tuple[str, Callable]]]) -> Iterator[Hop]:
-    """The hops of a stage; where what says them is damaged itself, a last one that tells."""
+    """The checks of a stage; if the data that lists them is damaged, a last one that raises the error."""
     try:
         for hop, what in hops():
             yield stage, hop, what
@@ -147,7 +147,7 @@ def _carried_out(stage: str, hop: str, what: Callable[[], ParityResult | None]) 
 
 
 class Verification:
-    """The hops of one run. What several of them need (data, models) is read once, by the first that wants it."""
+    """The checks of one run. Data and models that several of them need are loaded once, at first use."""
 
     def __init__(self, run: FinishedRun, workspace: _Quiet, model: str | None):
         self.run, self.workspace = run, workspace
@@ -158,7 +158,7 @@ class Verification:
         self.data: Data | None = None
 
     def hops(self, serve: bool, only: str | None) -> Iterator[Hop]:
-        """Every hop in the order of the run; what the later ones need must have been carried out before."""
+        """Every check in the order of the run; later ones need the results of those before."""
         for stage in self.stages:
             yield stage["id"], "files and sha256", lambda stage=stage: self._files(stage)
         yield "base", "the pretrained model", self._base
@@ -184,18 +184,18 @@ class Verification:
         found, wanted = resolve(self.place), self.run.lock["model"]["sha256"]
         self.base = BaseModelReference(self.run.lock["model"]["reference"], found.folder, found.sha256)
         if found.sha256 != wanted:
-            raise UserError("E306", f"'{self.place}' is not the model this run began with", "Give it with --model FOLDER")
+            raise UserError("E306", f"'{self.place}' is not the base model of this run", "Give it with --model FOLDER")
 
     def _data(self) -> None:
         for path, sha256 in self.run.lock["data"].items():
             if not Path(path).is_file() or sha256_of(Path(path)) != sha256:
                 fault = "has changed since the run" if Path(path).is_file() else "is gone"
-                raise UserError("E201", f"the data file {fault}", "Put the file of the run there", path)
+                raise UserError("E201", f"the data file {fault}", "Restore the file that the run used", path)
         if self.base is not None:
             self.data = load_data(self._inputs(0))
 
     def _inputs(self, number: int) -> Inputs:
-        """What the stage of this number was given."""
+        """The inputs of the stage with this number."""
         ids = [stage["id"] for stage in self.stages[:number]]
         earlier = tuple(artifact for artifact in self.artifacts if artifact.entry in ids)
         task = TaskConfig(**self.run.lock["task"])
@@ -287,14 +287,14 @@ class Verification:
 
 
 class _Reference:
-    """The PyTorch model that the files of one exported model must equal, and its answers on all validation rows."""
+    """The PyTorch model that the files of one exported model must equal, and its predictions on all validation rows."""
 
     def __init__(self, name: str, verification: Verification, inputs: Inputs):
         self.name, self.verification, self.inputs = name, verification, inputs
 
     @cached_property
     def prover(self) -> Prover:
-        """The model, live."""
+        """The model, loaded for comparisons."""
         inputs, of = self.inputs, self.verification
         artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
         model = merge_all(load_model(artifact, inputs.base))
@@ -311,17 +311,17 @@ class _Reference:
         return result
 
     def generating(self, precision: str, path: Path) -> ParityResult:
-        """Compare what a file with a cache generates behind random prompts."""
+        """Compare the tokens that a file with a cache generates after random prompts."""
         found = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
         with runs(f"{self.name} -> {path.name}, generating"):
             return compare_generated(found, precision, [path], required=self.prover.gated)[0]
 
 
-OTHER_MODEL = "The model is not the one that was measured: run its stage again with --force"
+OTHER_MODEL = "The model has changed since it was measured: run its stage again with --force"
 
 
 def require_finite(logits: np.ndarray) -> None:
-    """Raises CheckError E613 for logits that are not."""
+    """Raises CheckError E613 for logits that are not finite."""
     if not np.isfinite(logits).all():
         raise CheckError("E613", "logits are not finite", OTHER_MODEL)
 
@@ -333,7 +333,7 @@ def require_quality(metric: str, found: float, recorded: float, grain: float) ->
 
 
 def require_same(what: str, found: Any, wanted: Any) -> None:
-    """Raises CheckError E612 when a fact of an artifact is not the run's."""
+    """Raises CheckError E612 when a fact of an artifact differs from the run's."""
     if found != wanted:
         raise CheckError("E612", f"{what}: {_short(found)}, this run has {_short(wanted)}", "Run its stage again with --force")
 
@@ -344,7 +344,7 @@ def _short(value: Any) -> str:
 
 
 def require_same_files(wanted: Sequence[Path], folder: Path, what: str) -> None:
-    """Raises CheckError E612 where `folder` lacks a file, or has other bytes in it."""
+    """Raises CheckError E612 where a file is missing from `folder`, or has other content there."""
     for path in wanted:
         there = folder / path.name
         if not there.is_file() or not filecmp.cmp(path, there, shallow=False):
@@ -353,19 +353,19 @@ def require_same_files(wanted: Sequence[Path], folder: Path, what: str) -> None:
 
 
 def same_repository(repository: Path, name: str, runtime: Runtime, model: Path, options: dict[str, Any]) -> None:
-    """A deployed model with its config, labels and tokenizer is what the run wrote. Raises CheckError E612, UserError E724."""
+    """Check that a deployed model's files are those that the run wrote. Raises CheckError E612, UserError E724."""
     folder = repository / name
     if not all(filecmp.cmp(source, folder / "1" / target, shallow=False) for target, source in runtime.files(model).items()):
-        raise CheckError("E612", "the deployed model is not the exported one", "Deploy it again", str(folder))
+        raise CheckError("E612", "the deployed model differs from the exported one", "Deploy it again", str(folder))
     labels = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
     require_same("labels.txt", labels, options["labels"])
     if (found := read_config(folder)) != (wanted := make_config(name, model, runtime=runtime, **options)):
         fields = {one.name for message in (found, wanted) for one, _ in message.ListFields()}
         odd = ", ".join(sorted(one for one in fields if getattr(found, one) != getattr(wanted, one)))
-        raise CheckError("E612", f"config.pbtxt is not the model's: {odd}", "Deploy it again", str(folder))
+        raise CheckError("E612", f"config.pbtxt does not match the model: {odd}", "Deploy it again", str(folder))
     require_same_files(tokenizer_files(options["tokenizer_folder"]), folder / "tokenizer", "tokenizer")
 
 
 def to_json(folder: Path, checks: Sequence[Check]) -> dict[str, Any]:
-    """What `compress verify --json` prints."""
+    """The content of `compress verify --json`."""
     return {"run": str(folder), "passed": all(check.passed for check in checks), "checks": [asdict(check) for check in checks]}

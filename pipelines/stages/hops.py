@@ -1,4 +1,4 @@
-"""The hops of the parity gate: the stages call them before they publish, `compress verify` on what is published."""
+"""The parity checks of each conversion: used by stages before they publish, and by `compress verify` afterwards."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def ask(
     most: int | None = None,
     more: Rows | None = None,
 ) -> Answers:
-    """The answers of a model, with a progress bar; `most` is the largest batch, by default that of the data, and `more` are
-    rows beside those that are compared."""
+    """Compute the predictions of a model, with a progress bar; `most` is the largest batch, by default that of the data, and
+    `more` are rows beside those that are compared."""
     most = most or data.batch_size
     logits = predict_rows(forward, rows, data, workspace, what, most)
     joined = None if more is None else predict_rows(forward, more, data, workspace, f"{what}, training rows", most)
@@ -42,7 +42,7 @@ def ask(
 def compare_modules(
     hop: str, kind: str, reference: nn.Module, candidate: nn.Module, rows: Rows, data: Data, workspace: Workspace
 ) -> ParityResult:
-    """Two PyTorch models on `rows`, and in other batches. Raises CheckError E610 with the block where they part."""
+    """Compare two PyTorch models on `rows`, also in other batches. Raises CheckError E610 with the block where they diverge."""
     sides = [ask(torch_forward(model), rows, data, workspace, hop) for model in (reference, candidate)]
     result = compare_answers(hop, kind, *sides, rows)
     workspace.proven(result.to_json())

@@ -1,4 +1,4 @@
-"""What several stages read in the same way: the task's rows as tokens, and the model of an artifact."""
+"""Loading shared by several stages: the task's rows as tokens, and the model of an artifact."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PARITY_ROWS = 256
 
 
 def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
-    """Read and tokenize the files of the task, or of one of the many, with the base model's tokenizer."""
+    """Read and tokenize the files of the task (or of `config`, one of many) with the base model's tokenizer."""
     return read_data(inputs.base.folder, config or inputs.task)
 
 
 def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> nn.Module:
-    """The model of an artifact with its chains attached: a state on the base, or a merged checkpoint.
+    """Load the model of an artifact with its chains attached: a state on the base, or a merged checkpoint.
 
     `seed` sets torch's random state, which new deltas are drawn from afterwards.
     """
@@ -35,7 +35,7 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 def predict_rows(
     forward: Forward, rows: Rows, data: Data, workspace: Workspace, description: str, batch_size: int | None = None
 ) -> np.ndarray:
-    """Logits (answers, outputs) of any `Forward`, with a progress bar; batches are those of the data by default."""
+    """Logits (predictions, outputs) of any `Forward`, with a progress bar; the batch size is by default that of the data."""
     with workspace.progress(description, len(rows)) as bar:
         options = {"labels": rows.labels, "batch_size": batch_size or data.batch_size, "on_batch": bar.advance}
         return predict(forward, rows.tokens, data.pad_id, **options)
@@ -49,7 +49,7 @@ def judge_rows(
     description: str,
     judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> Judged:
-    """What the kind's `judged` (or another) makes of a model's answers to `rows`, with a progress bar; see `judge`."""
+    """Arrays that the kind's `judged` (or another function) computes from a model's predictions; see `judge`. Shows a bar."""
     with workspace.progress(description, len(rows)) as bar:
         options = {"batch_size": data.batch_size, "on_batch": bar.advance}
         found = judge(forward, rows.tokens, data.pad_id, rows.labels, judged or rows.kind.judged, **options)
@@ -57,7 +57,7 @@ def judge_rows(
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:
-    """Measure quality on all validation rows and write the model's state; returns the metadata that every state has."""
+    """Measure quality on all validation rows and write the model's state; returns the metadata common to all states."""
     quality = judge_rows(torch_forward(model), data.validation, data, workspace, "validating").quality
     save_state(
         model,

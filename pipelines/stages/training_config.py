@@ -1,4 +1,4 @@
-"""What a training stage may be told, and what of it makes no sense: shared by select, tune and recover."""
+"""Config of the training stages and its faults: shared by select, tune and recover."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_MODULES = ("query", "value")
 
 
 class GroundConfig(StageConfig):
-    """What says in which tensors Ω lies: a select and the training after it share these keys."""
+    """Keys that determine in which tensors Ω lies: shared by a select and the training after it."""
 
     on: On | None = Field(
         default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
@@ -50,7 +50,7 @@ class GroundConfig(StageConfig):
     )
 
     def ground(self, selected: Options | None = None) -> Options:
-        """These keys as options; what is not said is as in `selected`, or the default."""
+        """These keys as options; those not given are taken from `selected`, or the default."""
         given = {name: getattr(self, name) for name in ("on", *GROUND) if getattr(self, name) is not None}
         if self.rank and not self.alpha:
             given["alpha"] = 2.0 * self.rank
@@ -58,10 +58,12 @@ class GroundConfig(StageConfig):
 
 
 class TrainingConfig(GroundConfig):
-    """What tune and recover share. `learning_rate` defaults to the method's own."""
+    """Config shared by tune and recover. `learning_rate` defaults to that of the method."""
 
     length: int | None = Field(default=None, ge=1, le=limits.TOKENS, description="positions of a prefix, default 64")
-    reparametrize: bool | None = Field(default=None, description="train a prefix through a network and drop that, default no")
+    reparametrize: bool | None = Field(
+        default=None, description="train a prefix through a network that is dropped afterwards, default no"
+    )
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(
@@ -73,7 +75,9 @@ class TrainingConfig(GroundConfig):
     final_learning_rate: float | None = Field(
         default=None, gt=0, le=limits.RATE, description="diff_pruning: behind the projection, default 10 x learning_rate"
     )
-    strategy: Strategy | None = Field(default=None, description="selective: Ω from select (static), grown (increment), or anew")
+    strategy: Strategy | None = Field(
+        default=None, description="selective: Ω from select (static), grown (increment), or chosen anew (repeat)"
+    )
     budget: CountOrShare | None = Field(
         default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
     )
@@ -92,13 +96,17 @@ class TrainingConfig(GroundConfig):
         default=None, ge=0, le=limits.SCALE, description="diff_pruning: cost of an open gate, default 1.25e-7"
     )
     child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
-    reserve: float | None = Field(default=None, gt=0, le=1, description="child f: share of the gradients heard, default 0.3")
+    reserve: float | None = Field(
+        default=None, gt=0, le=1, description="child f: probability that a step keeps a gradient element, default 0.3"
+    )
     epochs: float = Field(default=2, gt=0, le=limits.EPOCHS, description="passes over the training rows")
-    learning_rate: float | None = Field(default=None, gt=0, le=limits.RATE, description="of AdamW; default the method's own")
-    batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows of a step")
+    learning_rate: float | None = Field(
+        default=None, gt=0, le=limits.RATE, description="learning rate of AdamW, default that of the method"
+    )
+    batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows per step")
 
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
-        """The method's options, defaults filled in; `selected` says where the select before it chose.
+        """The method's options, defaults filled in; `selected` are the options of the select before it.
 
         A method that takes no places from it inherits its modules alone.
         """
@@ -110,14 +118,14 @@ class TrainingConfig(GroundConfig):
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
-    """A fault for each of `keys` that was given although the method called `name` does not read it."""
+    """A fault for each of `keys` that was given although method `name` does not use it."""
     for key in keys:
         if getattr(config, key) is not None:
-            yield Problem("E403", f"{key} means nothing to method {name}", "Remove the key, or name another method", (key,))
+            yield Problem("E403", f"{key} is not used by method {name}", "Remove the key, or name another method", (key,))
 
 
 def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) -> Iterable[Problem]:
-    """Faults of a method's keys that need no model: shared by tune and recover."""
+    """Faults in a method's keys that can be found without a model: shared by tune and recover."""
     yield from meaningless(config, (key for key in OPTIONS if key not in row.reads), row.name)
     if row.kind_key:
         kind = row.kind(config)
@@ -139,7 +147,7 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
 
 
 def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable[Problem]:
-    """Where a training stage and the select before it do not speak of the same tensors."""
+    """Faults where a training stage and the select before it refer to different tensors."""
     chosen = omega.config.ground()
     if "on" not in row.reads and chosen.on != "weights":
         what = f"{row.name} takes places in the weights, '{omega.id}' chooses them on {chosen.on}"
@@ -148,12 +156,12 @@ def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable
     missing = [name for name in chosen.modules if name not in (config.modules or chosen.modules)]
     if chosen.on == "weights" and missing:
         what = f"select chose places in {', '.join(missing)}, which is not tuned"
-        yield Problem("E404", what, "Make the modules agree", ("modules",))
+        yield Problem("E404", what, "Use the same modules in both", ("modules",))
     for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
         here, there = getattr(config, key), getattr(chosen, key)
         if here is not None and here != there:
             what = f"{key} is {_shown(here)} here and {_shown(there)} in '{omega.id}'"
-            yield Problem("E404", what, "Say it in the select alone: this stage follows it", (key,))
+            yield Problem("E404", what, "Set it in the select only: this stage takes it from there", (key,))
 
 
 def _shown(value: object) -> str:
@@ -161,18 +169,18 @@ def _shown(value: object) -> str:
 
 
 def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:
-    """Whose tensors Ω lies in, for a stage behind the select `omega`."""
+    """The kind of tensors in which Ω lies, for a stage after the select `omega`."""
     if "on" not in row.reads:
         return "weights"
     return config.on or (omega.config.on if omega is not None and row.takes_places(config) else "weights")
 
 
 def told(config: TrainingConfig, row: Method) -> str:
-    """The method for messages, with its kind where the kinds differ in whether they use the places of a select."""
+    """The method's name for messages, with its variant if the variants differ in whether they use a select's Ω."""
     return f"{row.name} with {row.kind_key} {row.kind(config)}" if row.omega_kinds else row.name
 
 
 def merged_problems(name: str, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    """A merged checkpoint has no deltas left to choose by, to train or to cut."""
+    """Fault for a stage after merge: no deltas are left to select by, train or prune."""
     if any(entry.row.merges for entry in earlier):
         yield Problem("E504", "the model is merged already", f"Put {name} before merge")

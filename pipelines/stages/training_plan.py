@@ -16,7 +16,7 @@ from pipelines.stages.training_config import TrainingConfig
 
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
-    """What a stage with this config and method would train at this point of the plan, and the shape it leaves.
+    """What a stage with this config and method would train at this point of the plan, and the resulting shape.
 
     Raises UserError E104 (a rank above that of every matrix), E302 and E407.
     """
@@ -29,7 +29,7 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
 
 
 def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
-    """Raises UserError E104 for a rank that no matrix of the method's modules can have."""
+    """Raises UserError E104 for a rank above the full rank of every matrix of the method's modules."""
     if not ((row.low_rank and row.rank_limited) or options.on == "lora"):
         return
     full = max((min(out, into) for _, out, into in shape.matrices(options.modules)), default=options.rank)
@@ -39,7 +39,7 @@ def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
 
 
 def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:
-    """A row of the plan: what the stage trains, and in its name how much of that is left, where that is less."""
+    """A row of the plan: the stage's trainable parameters, and in its name how many are kept, if fewer."""
     count, kept = own.count(shape), own.kept(shape)
     return (stage if kept == count else f"{stage}, {kept:,} kept", count)
 
@@ -63,7 +63,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
 
 
 def saved_bytes(shape: ModelShape, length: int) -> int:
-    """Bytes of activations that a row of `length` tokens keeps for the way back, float32: of each token about 10 vectors of the
-    hidden size and 3 of the FFN's in every layer, and the attention's weights twice."""
+    """Bytes of float32 activations that a row of `length` tokens keeps for the backward pass: per token about 10 vectors of the
+    hidden size and 3 of the FFN's in every layer, and the attention weights twice."""
     layers = shape.layers
     return 4 * length * sum(10 * shape.hidden + 3 * layer.neurons + 2 * layer.heads * length for layer in layers)

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from compressor.tasks.kinds import Kind
 
 
-UNLEARNT = "the model is no better than one answer for every row"
+UNLEARNT = "the model is no better than a constant prediction"
 
 
 def below_constant(kind: Kind, metadata: dict[str, Any]) -> str | None:
-    """A sentence on a training whose main metric is less than what one answer for every row gets; None where it is not."""
+    """A sentence if a training's main metric is below that of one constant prediction for all rows; otherwise None."""
     constant, main = metadata.get("constant"), kind.metric
     if constant is None or (value := metadata["quality"][main.key]) >= constant:
         return None
-    return f"{main.name} is {100 * value:.1f}{main.unit}, below the {100 * constant:.1f}{main.unit} of one answer for every row"
+    return f"{main.name} is {100 * value:.1f}{main.unit}, below the {100 * constant:.1f}{main.unit} of a constant prediction"

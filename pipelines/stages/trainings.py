@@ -1,4 +1,4 @@
-"""Carrying out a training: from a config and a model to the state that a stage publishes. Shared by tune and recover."""
+"""Running a training: from a config and a model to the state that a stage publishes. Shared by tune and recover."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def train_and_save(
     logits: np.ndarray | None = None,
     teacher: HiddenTeacher | None = None,
 ) -> dict[str, Any]:
-    """Train what is trainable, measure quality on the validation rows, write the state; returns its metadata.
+    """Train the trainable parameters, measure quality on the validation rows, write the state; returns its metadata.
 
-    `logits` (answers, outputs) are a teacher's, of every training row; `teacher` is a live one.
+    `logits` (predictions, outputs) are a teacher's, of every training row; `teacher` is a live one.
     """
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
@@ -80,7 +80,7 @@ def train_and_save(
 
 
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
-    """How long and how fast this stage trains, defaults filled in."""
+    """Training length and learning rate of this stage, defaults filled in."""
     rate = config.learning_rate or row.rate(config)
     return Schedule(
         epochs=config.epochs,
@@ -94,7 +94,7 @@ def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
 
 
 def stepping(bar: Progress) -> Callable[[str], None]:
-    """What a training calls after every step."""
+    """The callback of a training after every step."""
 
     def on_step(note: str) -> None:
         bar.note(note)
@@ -108,7 +108,7 @@ BUDGETS = "budgets"
 
 
 def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
-    """The checkpoints as numbers of places in the matrices that Ω grows in."""
+    """The checkpoints as numbers of entries of the matrices that Ω grows in."""
     if not config.checkpoints:
         return []
     size = sum(matrix.original.numel() for matrix in model.growth.matrices)
@@ -116,7 +116,7 @@ def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
 
 
 def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
-    """The model's changes and head as one delta file on the pipeline's base."""
+    """Write the model's changes and head as one delta file on the pipeline's base."""
     write(model, path, base=inputs.base.reference, base_sha256=inputs.base.sha256, label_names=data.label_names)
 
 
@@ -134,9 +134,9 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
 
 
 def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, Any]:
-    """What a method was given, and the closed form of what it trains in this model, for an artifact's metadata.
+    """The options of a method, and the closed form of its trainable parameters in this model, for an artifact's metadata.
 
-    `modules`, `rank` and `places` say what the unmerged delta computes: values on Ω of a LoRA are part of its A and B.
+    `modules`, `rank` and `places` describe the unmerged delta's computation: values on Ω of a LoRA are part of its A and B.
     """
     shape = shape_of(model)
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
@@ -154,7 +154,7 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
 
 
 def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
-    """The options of a stage's method, with Ω of the nearest select (path -> int32 indices) where it takes its places."""
+    """The options of a stage's method, with Ω of the nearest select (path -> int32 indices) if it uses one."""
     artifact = inputs.nearest("omega")
     if artifact is None:
         return config.options(None, None, group)
@@ -165,7 +165,7 @@ def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
 
 
 def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
-    """The model as a training stage finds it, a select before it too: the base with a fresh head, or tuned so far.
+    """The model at the start of a training stage or of a select before it: the base with a new head, or tuned so far.
 
     What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
     """
@@ -177,7 +177,7 @@ def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
 
 
 def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.Module:
-    """The model, its head as trainings of the task's kind begin, unless the base came with one for this task."""
+    """The model with its head initialized for the task's kind, unless the base came with a head for this task."""
     if compression_of(model).head_origin != "kept":
         kind_of(task.kind).start(model, data.train.labels)
     return model

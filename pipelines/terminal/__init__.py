@@ -1,1 +1,1 @@
-"""What a person sees in the terminal: progress, tables, captured output, unexpected errors."""
+"""Terminal output: progress, tables, captured output, unexpected errors."""

@@ -1,4 +1,4 @@
-"""Keeps a stage's noise out of the terminal: file descriptors 1 and 2, logging and warnings go to its log file."""
+"""Capture of a stage's output: file descriptors 1 and 2, logging and warnings go to its log file, not the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TextIO
 
 
 def real_stdout() -> TextIO:
-    """A stream of our own on what is standard output now: it still reaches the user while `captured` holds the original."""
+    """A separate stream on the current standard output: it still reaches the user while `captured` redirects the original."""
     return os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace", buffering=1)
 
 

@@ -1,4 +1,4 @@
-"""Tables on the terminal."""
+"""Printing tables on the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under a header: the first column to the left, figures to the right. 120 wide where there is no terminal."""
+    """Print rows under a header: first column left-aligned, figures right-aligned. 120 wide where there is no terminal."""
     table = Table(box=box.SIMPLE_HEAD)
     for place, title in enumerate(header):
         # a name goes on in the next line: what is cut off may be what tells two of them apart
@@ -26,7 +26,7 @@ PARITY_COLUMNS = ("stage: hop", "rows", "max |Δ|", "mean |Δ|", "agree", "metri
 
 
 def parity_cells(stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The row of a comparison's record under PARITY_COLUMNS; a figure that a record lacks is left out."""
+    """The row of a comparison's record under PARITY_COLUMNS; figures missing from the record are left out."""
     interval, sides = record.get("metric_interval"), [record.get(key) for key in ("metric_reference", "metric_candidate")]
     edges = interval if isinstance(interval, list | tuple) else ()
     return (
@@ -43,7 +43,7 @@ def parity_cells(stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _verdict(record: Mapping[str, Any]) -> str:
-    """'passed', 'not shown', 'beyond its bound' or 'FAILED'; nothing where there was no comparison."""
+    """'passed', 'not shown', 'beyond its bound' or 'FAILED'; '' where there was no comparison."""
     if record.get("passed") is None:
         return ""
     told = record.get("verdict")

@@ -1,4 +1,4 @@
-"""What is left to do with an error that nobody expected: one line for the user, and its traceback in a file."""
+"""Handling of unexpected errors: one line for the user, and the traceback in a file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pipelines.engine.disk import disk_fault, shortened
 
 
 def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:
-    """The error as one with a code: itself, E804 or E801 of the disk, or E899 with its traceback in a file.
+    """Convert to a coded error: the error itself, E804 or E801 of the disk, or E899 with its traceback in a file.
 
-    `doing` says what failed; the file lies in the first of `folders` that takes it, else where the user keeps such files.
+    `doing` names what failed; the file lies in the first of `folders` that is writable, else where the user keeps such files.
     """
     if fault := disk_fault(error, out):
         return fault
@@ -37,7 +37,7 @@ def _usual_folders() -> list[Path]:
 
 
 def write_traceback(error: BaseException, folders: Sequence[Path]) -> Path | None:
-    """Write the error's traceback into the first folder that takes it; None where none does."""
+    """Write the error's traceback into the first writable folder; None where there is none."""
     text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
     for folder in folders:
         path = folder / f"compress-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

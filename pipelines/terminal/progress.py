@@ -1,4 +1,4 @@
-"""One display for a whole run: bars on a terminal, and in a CI log a line now and then that still reads well."""
+"""The progress display of a run: bars on a terminal, and occasional readable lines in a CI log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Who sees nothing for longer takes a run for dead, and so does CI."""
 
 
 def human_seconds(seconds: float) -> str:
-    """0.42 -> '0.4 s', 78 -> '78 s', 3700 -> '1 h 2 min'."""
+    """Format a duration: 0.42 -> '0.4 s', 78 -> '78 s', 3700 -> '1 h 2 min'."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -30,7 +30,7 @@ def human_seconds(seconds: float) -> str:
 
 
 class Display:
-    """Says on `console` where a run of `total` stages stands. `width` is the longest stage id."""
+    """Shows on `console` the progress of a run of `total` stages. `width` is the longest stage id."""
 
     def __init__(self, console: Console, total: int, width: int, clock: Callable[[], float] = time.monotonic):
         self.console, self.total, self.width, self.clock = console, total, width, clock
@@ -40,13 +40,13 @@ class Display:
         self.last_said = clock()
 
     def say(self, text: str) -> None:
-        """One plain line above whatever moves."""
+        """Print one plain line above any moving display."""
         self.last_said = self.clock()
         (self._live.console if self._live else self.console).print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def stage(self, number: int, entry: str) -> Iterator[None]:
-        """Name the stage that what follows is about; on a terminal a spinner turns beside its name."""
+        """Label the following output with a stage; on a terminal a spinner turns beside its name."""
         self.label = f"[{number:>{len(str(self.total))}}/{self.total}] {entry:<{self.width}}"
         if not self.console.is_terminal:
             with self._never_silent():
@@ -62,7 +62,7 @@ class Display:
 
     @contextlib.contextmanager
     def _never_silent(self) -> Iterator[None]:
-        """A line whenever nothing was said for LONGEST_SILENCE, from a thread that sleeps until then."""
+        """Context that prints a line after every LONGEST_SILENCE without output, from a background thread."""
         ended, start = threading.Event(), self.clock()
         self.last_said = start
 
@@ -79,14 +79,14 @@ class Display:
             watcher.join()
 
     def break_silence(self, start: float) -> None:
-        """Say where the stage that began at `start` is, if nothing was said for LONGEST_SILENCE."""
+        """Print the progress of the stage that began at `start`, if nothing was printed for LONGEST_SILENCE."""
         now = self.clock()
         if now - self.last_said >= LONGEST_SILENCE:
             bars = [*self._bars]  # another thread opens and closes them
             self.result(bars[-1].line(now) if bars else f"working, {human_seconds(now - start)} so far")
 
     def result(self, text: str) -> None:
-        """A line of the stage that stays: how it ended, or what a user should know of it."""
+        """Print a permanent line of the stage: how it ended, or a note for the user."""
         self.say(f"{self.label}  {text}")
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ def _live(console: Console) -> progress.Progress:
 
 
 class _Row:
-    """A bar on a terminal."""
+    """A progress bar on a terminal."""
 
     def __init__(self, live: progress.Progress, row: progress.TaskID):
         self._live, self._row = live, row
@@ -136,7 +136,7 @@ class _Row:
 
 
 class _Lines:
-    """A bar as lines of a log."""
+    """A progress bar as lines of a log."""
 
     def __init__(self, display: Display, description: str, total: int):
         self._display, self._description, self._total = display, description, total
@@ -155,7 +155,7 @@ class _Lines:
         self._note = text
 
     def line(self, now: float) -> str:
-        """'training: 40 %, loss 0.3, about 15 s left'; it counts as said."""
+        """'training: 40 %, loss 0.3, about 15 s left'; the line is recorded as printed."""
         self._last, self._said = now, self._done
         left = (now - self._start) / max(self._done, 1) * max(self._total - self._done, 0)
         rest = f"about {human_seconds(left)} left" if self._done else f"{human_seconds(now - self._start)} so far"

@@ -1,4 +1,4 @@
-"""What the python-based backends here share: requests that arrive together run as one batch, and a bad one fails alone.
+"""Shared code of the python-based backends: requests that arrive together run as one batch, and a bad one fails alone.
 
 The server copies this file beside each backend's model.py; like that one it imports nothing of the project.
 """
@@ -12,17 +12,17 @@ import triton_python_backend_utils as pb_utils
 
 
 class BatchingModel:
-    """One model instance. A backend says how a file is opened (`open`) and run (`infer`), and what its runtime is called."""
+    """One model instance. A backend defines how a file is opened (`open`) and run (`infer`), and its runtime's name."""
 
     runtime = ""
     file = ""
 
     def open(self, path, config, args):
-        """Open `path`; returns {input name: type} and {output name: type} in Triton's words. Raises TritonModelException."""
+        """Open `path`; returns {input name: type} and {output name: type}, Triton's type names. Raises TritonModelException."""
         raise NotImplementedError
 
     def infer(self, feeds):
-        """The arrays of `self.outputs`, in order, from {input name: array}. Whatever it raises goes to the caller."""
+        """The arrays of `self.outputs`, in order, from {input name: array}. Any exception is returned to the caller."""
         raise NotImplementedError
 
     def initialize(self, args):
@@ -37,7 +37,7 @@ class BatchingModel:
         self.outputs = self.check_tensors("output", config["output"], outputs)
 
     def check_tensors(self, kind, declared, actual):
-        """Names of the config's tensors, once each is known to the model with the same type."""
+        """Names of the config's tensors, after checking that the model has each with the same type."""
         for tensor in declared:
             name, type_ = tensor["name"], tensor["data_type"]
             if name not in actual:
@@ -48,7 +48,7 @@ class BatchingModel:
         return [tensor["name"] for tensor in declared]
 
     def execute(self, requests):
-        """One response a request, in order. Requests of equal shape run as one batch; a bad one fails alone."""
+        """One response per request, in order. Requests of equal shape run as one batch; a bad one fails alone."""
         feeds = [[pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs] for request in requests]
         responses = [None] * len(requests)
         for group in self.group(feeds):
@@ -57,14 +57,14 @@ class BatchingModel:
         return responses
 
     def group(self, feeds):
-        """Indices of the requests that can share a run: equal shapes behind the batch axis."""
+        """Indices of the requests that can share a run: equal shapes after the batch axis."""
         groups = defaultdict(list)
         for index, feed in enumerate(feeds):
             groups[tuple(array.shape[1:] for array in feed) if self.batched else index].append(index)
         return groups.values()
 
     def respond(self, feeds):
-        """The responses to requests that share a run."""
+        """Responses to requests that share a run."""
         try:
             results = self.infer(dict(zip(self.inputs, map(fuse, zip(*feeds, strict=True)), strict=True)))
         except Exception as error:  # a runtime raises many types, and each becomes an answer to the caller

@@ -2,21 +2,17 @@
 
 import copy
 import json
-import os
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
 from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
-from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
 from compressor.models.anatomy import matrices_of
 from compressor.models.modules import MODULES
@@ -24,41 +20,11 @@ from compressor.pruning.surgery import Removal, kept_of, remove
 from compressor.storage import bits, delta_file
 from compressor.storage.bits import Stored
 from compressor.storage.changes import describe, pack, unpack
-from compressor.storage.delta_comparison import compare
 from compressor.storage.layout import accounts, fold, unfold
-from compressor.storage.live import remember, strip
-from pipelines.cli.delta_work import _facts
+from compressor.storage.live import strip
 from tests.compressor.conftest import OPTIONS, logits, tiny, tuned
+from tests.compressor.delta_parts import LABELS, THREE, bits_of, live, refused, same, write
 from tests.tiny import write_model
-
-THREE = ("query", "value", "ffn_out")
-LABELS = ["a", "b", "c"]
-
-
-def write(model, path, *, sha256="0", labels=LABELS, head=True):
-    delta_file.write(model, path, base="here", base_sha256=sha256, label_names=labels, head=head)
-    return path
-
-
-def live(architecture="bert", dtype=torch.float32, sha256="0"):
-    """A bare base that knows what it is, as `compressor.load` gives it."""
-    return remember(tiny(architecture, dtype), "here", sha256)
-
-
-def bits_of(model) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def same(first: dict, second: dict) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-
-
-def refused(code: str, call, *arguments, **named) -> str:
-    with pytest.raises(UserError) as error:
-        call(*arguments, **named)
-    assert error.value.code == code
-    return str(error.value)
-
 
 # --- the format ---
 
@@ -326,218 +292,3 @@ def test_a_loaded_state_can_switch_to_a_delta(tmp_path):
     model = compressor.load(tmp_path / "state")
     assert torch.equal(forward(model), forward(task))
     assert torch.equal(forward(compressor.load(model, delta=tmp_path / "x")), forward(other))
-
-
-# --- what is no delta ---
-
-
-def test_damaged_and_foreign_files_are_refused(tmp_path):
-    path = write(tuned(tiny("bert", torch.float32), "propetl"), tmp_path / "x")
-    data, bad = path.read_bytes(), tmp_path / "bad"
-    refused("E310", delta_file.read, tmp_path / "nothing")
-    refused("E310", delta_file.read, tmp_path)
-    for cut in (0, 7, 200, len(data) // 2, len(data) - 1):
-        bad.write_bytes(data[:cut])
-        refused("E310", delta_file.read, bad)
-    start = delta_file.header_size(data)
-    for place in (data.index(b"prototype"), data.index(b"0-2"), start, start + 100, len(data) - 1):
-        bad.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        refused("E310", delta_file.read, bad)
-    save_file({"x": torch.ones(2)}, bad)
-    assert "no delta" in refused("E310", delta_file.read, bad)
-    save_file({"x": torch.ones(2)}, bad, {delta_file.KEY: "[]"})
-    refused("E310", delta_file.read, bad)
-    save_file({"x": torch.ones(2)}, bad, {delta_file.KEY: '{"format": 7}'})
-    assert "format 7" in refused("E310", delta_file.read, bad)
-
-
-def test_what_a_delta_cannot_hold(tmp_path):
-    model = tiny("bert", torch.float32)
-    assert "nothing was added" in refused("E312", write, model, tmp_path / "x")
-    assert list(tmp_path.iterdir()) == []
-
-
-# --- comparing ---
-
-
-def test_comparison_against_the_dense_deltas(tmp_path):
-    models = [tuned(tiny("gpt2"), method, ("query", "ffn_out")) for method in ("dsee", "selective")]
-    with torch.no_grad():
-        for name, parameter in models[1].named_parameters():
-            if name.endswith("values"):
-                parameter.mul_(-2)
-    paths = [write(model, tmp_path / str(number)) for number, model in enumerate(models)]
-    rows = compare(*map(delta_file.read, paths))
-    pairs = list(zip(*(matrices_of(model, ("query", "ffn_out")) for model in models), strict=True))
-    assert len(rows) == len(pairs)
-    by_place = {row.place.removesuffix("[0:32]").removesuffix(".weight"): row for row in rows}
-    for a, b in pairs:
-        row, x, y = by_place[a.path.removesuffix("[query]")], a.delta.flatten(), b.delta.flatten()
-        assert row.kinds == ("low_rank+sparse", "sparse")
-        assert row.norms == pytest.approx((float(x.norm()), float(y.norm())))
-        assert row.cosine == pytest.approx(float(torch.cosine_similarity(x, y, dim=0)))
-        assert row.jaccard == 1
-
-
-def test_comparison_of_whole_matrices(tmp_path):
-    """A dense ΔW, as mixout leaves it, against a sparse one."""
-    models = [tuned(tiny("gpt2"), method, ("query", "ffn_out")) for method in ("mixout", "selective")]
-    rows = compare(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
-    pairs = list(zip(*(matrices_of(model, ("query", "ffn_out")) for model in models), strict=True))
-    assert [row.kinds for row in rows] == [("offset", "sparse")] * len(pairs)
-    expected = [float(torch.cosine_similarity(a.delta.flatten(), b.delta.flatten(), dim=0)) for a, b in pairs]
-    assert sorted(row.cosine for row in rows) == pytest.approx(sorted(expected))
-
-
-@pytest.mark.parametrize("case", ["adapter", "propetl"])
-def test_modules_of_two_widths_have_norms_alone(case, tmp_path):
-    rows = []
-    for width in (3, 5):
-        model = tiny("bert", torch.float32)
-        apply(model, case, replace(OPTIONS, bottleneck=width))
-        rows.append(delta_file.read(write(model, tmp_path / str(width))))
-    for row in compare(*rows):
-        assert row.cosine is row.jaccard is None and all(row.norms)
-
-
-def test_models_cut_in_two_ways_have_norms_alone(tmp_path):
-    models = [tuned(tiny("bert", torch.float32), "selective", places=200) for _ in range(2)]
-    for head, model in enumerate(models):
-        remove(model, {0: Removal(heads=[head])})
-    rows = compare(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
-    assert all(row.cosine is row.jaccard is None and all(row.norms) for row in rows)
-
-
-def test_comparison_of_masks_and_of_what_only_one_changes(tmp_path):
-    first, second = (tuned(tiny("bert", torch.float32, seed), "propetl") for seed in (0, 1))
-    rows = compare(*(delta_file.read(write(model, tmp_path / name)) for model, name in ((first, "a"), (second, "b"))))
-    masks = [model.bert.encoder.layer[0].output.dense.inserts[0].source for model in (first, second)]
-    a, b = (torch.cat([mask.mask(name).flatten().bool() for name in ("down", "up")]) for mask in masks)
-    assert rows[0].jaccard == pytest.approx(float((a & b).sum() / (a | b).sum()))
-    lora = write(tuned(tiny("bert", torch.float32), "lora"), tmp_path / "c")
-    alone = compare(delta_file.read(tmp_path / "a"), delta_file.read(lora))[0]
-    assert alone.kinds == ("adapter", "-") and alone.norms[1] == 0 and alone.cosine is alone.jaccard is None
-
-
-# --- a sealed file whose description is not what a writer here makes ---
-
-
-def sealed(source, path, change):
-    """A copy of a delta file whose description went through `change`, its checksum made anew; returns the path."""
-    with safe_open(source, "pt") as stream:
-        description = json.loads(stream.metadata()[delta_file.KEY])
-        flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    del description["sha256"]
-    description = change(description)
-    text = json.dumps({**description, "sha256": delta_file._digest(description, flat)})
-    save_file(flat, path, {delta_file.KEY: text})
-    return path
-
-
-@pytest.fixture(scope="module")
-def dsee_file(tmp_path_factory):
-    return write(tuned(tiny("bert", torch.float32), "dsee"), tmp_path_factory.mktemp("dsee") / "x.safetensors")
-
-
-def shared_with_itself(description):
-    return {**description, "shared": {"file": "y.safetensors", "sha256": "0"}}
-
-
-def of_many_blocks(description):
-    (paths, _, changes), *rest = description["changes"]["links"]
-    return {**description, "changes": {**description["changes"], "links": [[paths * 50, "0-9999", changes], *rest]}}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda one: {**one, "labels": ["a", 1, "c"]},
-        lambda one: {**one, "labels": "abc"},
-        lambda one: {**one, "base": 7},
-        lambda one: {**one, "changes": 5},
-        lambda one: {**one, "changes": {**one["changes"], "tasks": 5}},
-        lambda one: {**one, "kept": 3},
-        lambda one: {**one, "kept": {"blocks": [1], "sizes": {"heads": 1}}},
-        lambda one: {**one, "head": [1]},
-        lambda one: {**one, "head": {name: "x" for name in one["head"]}},
-        lambda one: {**one, "shared": 4},
-        lambda one: {**one, "shared": {"file": "../y", "sha256": "0"}},
-        of_many_blocks,
-        shared_with_itself,
-    ],
-)
-def test_a_sealed_description_of_another_form_is_refused(dsee_file, tmp_path, change):
-    """A checksum says that a file is as it was written, not by whom."""
-    refused("E310", delta_file.read, sealed(dsee_file, tmp_path / "y.safetensors", change))
-
-
-def test_a_description_that_python_cannot_parse_is_refused(dsee_file, tmp_path):
-    with safe_open(dsee_file, "pt") as stream:
-        flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    for text in ("[" * 100_000 + "]" * 100_000, '{"format": ' + "7" * 5000 + "}", '{"format": {"a": 1}}', "\ud7ff", "[]", "3"):
-        save_file(flat, tmp_path / "x.safetensors", {delta_file.KEY: text})
-        refused("E310", delta_file.read, tmp_path / "x.safetensors")
-    os.mkfifo(tmp_path / "pipe")
-    refused("E310", delta_file.read, tmp_path / "pipe")
-
-
-def test_a_place_beyond_any_matrix_takes_no_memory(dsee_file, tmp_path):
-    """Two sparse changes are compared at their places alone."""
-    path = write(tuned(tiny("bert", torch.float32), "selective"), tmp_path / "x.safetensors")
-    with safe_open(path, "pt") as stream:
-        text = stream.metadata()[delta_file.KEY]
-        flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    flat["indices"] = flat["indices"] + (2**31 - 1 - int(flat["indices"].max()))
-    description = json.loads(text)
-    del description["sha256"]
-    seal = delta_file._digest(description, flat)
-    save_file(flat, path, {delta_file.KEY: json.dumps({**description, "sha256": seal})})
-    found = delta_file.read(path)
-    assert all(row.cosine == pytest.approx(1) for row in compare(found, found))
-
-
-VALUES = st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | st.text(max_size=4) | st.just([]) | st.just({})
-
-
-def places_in(value, path=()):
-    """The path of every value inside a JSON value."""
-    yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        yield from places_in(one, (*path, key))
-
-
-def put(value, path, new):
-    if not path:
-        return new
-    value = copy.copy(value)
-    value[path[0]] = put(value[path[0]], path[1:], new)
-    return value
-
-
-@pytest.mark.parametrize("method", ["dsee", "propetl", "prefix"])
-def test_whatever_a_sealed_description_says_it_is_a_delta_or_a_mistake(method, tmp_path):
-    """info, diff and apply alike: one value of the description is another, at random."""
-    good = write(tuned(tiny("bert", torch.float32), method), tmp_path / "good.safetensors")
-    base, whole, path = live(), delta_file.read(good), tmp_path / "bad.safetensors"
-    with safe_open(good, "pt") as stream:
-        places = list(places_in(json.loads(stream.metadata()[delta_file.KEY])))[1:]
-    places = [place for place in places if place != ("sha256",)]
-
-    @settings(max_examples=40, deadline=None, database=None)
-    @given(st.sampled_from(places), VALUES)
-    def spoil(place, value):
-        sealed(good, path, lambda description: put(description, place, value))
-        for use in (
-            lambda: _facts(path, delta_file.read(path)),
-            lambda: compare(delta_file.read(path), whole),
-            lambda: compressor.load(base, delta=path),
-        ):
-            try:
-                use()
-            except UserError as error:
-                assert error.code in ("E306", "E310", "E311", "E316")
-            except delta_file.DAMAGED:  # the command says E310
-                assert use.__code__.co_names[0] in ("_facts", "compare")
-
-    spoil()

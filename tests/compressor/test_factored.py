@@ -81,5 +81,5 @@ def test_what_has_no_factor_is_refused(link, tensor, kind):
 
 
 def test_a_model_without_deltas_is_refused():
-    with pytest.raises(UserError, match="E644 there is no delta to keep apart"):
+    with pytest.raises(UserError, match="E644 the model has no delta to keep separate"):
         factor_all(tiny("bert"))

@@ -42,10 +42,9 @@ from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import compare, in_other_batches
 from pipelines.cli.commands import main
 from tests.compressor.conftest import encoding, tiny
-from tests.tiny import WORDS, write_model
+from tests.tiny import DECODERS, WORDS, write_model
 
 KIND = kind_of("generation")
-DECODERS = ["gpt2", "llama", "qwen3"]
 
 
 def decoder(architecture: str = "gpt2", dtype: torch.dtype = torch.float64, seed: int = 0):

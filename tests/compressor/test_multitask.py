@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
-from compressor.compression import compression_of
+from compressor.compression import Tasks, compression_of
 from compressor.cost import shape_of
 from compressor.deltas.sources import Masked
 from compressor.methods import Options, apply, trainable_counts
@@ -22,10 +22,10 @@ from compressor.storage.delta_comparison import compare
 from compressor.storage.delta_file import HEADER_LIMIT, header_size
 from compressor.storage.live import remember
 from compressor.storage.task_files import SHARED, write_tasks
-from compressor.training.multitask import Tasks, TaskSampler, join_heads, probabilities, trained_parts
+from compressor.training.multitask import TaskSampler, join_heads, probabilities, trained_parts
 from compressor.training.trainer import Schedule, train
-from tests.compressor.conftest import APPLIES, encoding, tiny
-from tests.compressor.test_delta_file import bits_of, logits, refused
+from tests.compressor.conftest import APPLIES, encoding, logits, tiny
+from tests.compressor.delta_parts import bits_of, refused
 from tests.compressor.training_parts import CLASSES, many, many_in_one_process, mixture
 
 LABELS = {name: [f"{name}{number}" for number in range(count)] for name, count in CLASSES.items()}
@@ -80,6 +80,7 @@ def test_frequencies_follow_the_closed_form(temperature):
     assert ((drawn - expected) ** 2 / expected).sum() < 24.3
 
 
+@settings(deadline=None)  # a busy machine
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 9), st.integers(0, 3))
 def test_every_step_is_of_one_task_and_every_row_comes_before_any_comes_again(sizes, batch, seed):
     sampler = TaskSampler(sizes, 10.0, batch, seed)

@@ -13,6 +13,7 @@ from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import delta_of, original
 from compressor.deltas.sources import Own
 from compressor.models.anatomy import layers_of
+from compressor.models.architectures import ARCHITECTURES
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.groups import complement
 from compressor.pruning.surgery import Removal, remove
@@ -109,8 +110,10 @@ def traced_group(architecture: str, structure: str) -> tuple[dict, dict]:
 
 COUPLED = [("mpnet", "heads"), ("t5", "heads"), ("t5-gated", "heads")]
 """Their blocks share a position bias, so torch-pruning takes the same head out of all of them."""
-UNTRACED = ("gpt2", "llama", "qwen3")
-"""Conv1D is unknown to torch-pruning; on Llama and Qwen3 its walk over the traced graph does not end."""
+UNTRACED = [
+    name for name, row in ARCHITECTURES.items() if row.transposed or row.stacks[0].configs["heads"] == "num_key_value_heads"
+]
+"""Conv1D is unknown to torch-pruning; with shared key and value heads its walk over the traced graph does not end."""
 TRACED = [(one, structure) for one in TRIED if one not in UNTRACED for structure in ("heads", "neurons")]
 
 

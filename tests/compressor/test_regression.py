@@ -26,7 +26,7 @@ from compressor.tasks.reading import read_task
 from compressor.training.distillation import HiddenTeacher
 from tests.compressor.conftest import encoding
 from tests.compressor.training_parts import with_classes
-from tests.tiny import write_model
+from tests.tiny import DECODERS, write_model
 
 KIND = kind_of("regression")
 LABELS = torch.tensor([0.5, 4.0, 2.25])
@@ -44,7 +44,7 @@ def test_losses_by_hand():
         assert KIND.distillation(student, teacher, labels).item() == 0.5 * 2.5 + 0.5 * 0.5
 
 
-NO_BIAS = ("gpt2", "llama", "qwen3")
+NO_BIAS = DECODERS
 """Their heads are a matrix alone."""
 
 

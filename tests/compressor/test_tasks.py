@@ -129,8 +129,8 @@ def test_an_open_quote_in_csv_is_named_where_it_opens(tmp_path):
         ('{"sentence": ' + "[" * 900 + "]" * 900 + ', "label": "yes"}', "E210 .*:2: lists or objects nested too deeply"),
         (f'{{"sentence": "x", "label": {"7" * 5000}}}', "E210 .*:2: an integer of more digits than Python reads"),
         (f'{{"sentence": "x", "label": {"7" * 4000}}}', "E207 .*:2: column 'label' holds 777"),
-        ('{"sentence": "x", "label": "no", "label": "yes"}', "E216 .*:2: key 'label' stands twice in one object"),
-        ('{"sentence": "x", "label": {"a": 1, "a": 2}}', "E216 .*:2: key 'a' stands twice in one object"),
+        ('{"sentence": "x", "label": "no", "label": "yes"}', "E216 .*:2: key 'label' appears twice in one object"),
+        ('{"sentence": "x", "label": {"a": 1, "a": 2}}', "E216 .*:2: key 'a' appears twice in one object"),
         ('{"sentence": "x\0", "label": "yes"}', "E203 .*:2: a NUL byte"),
     ],
 )
@@ -146,7 +146,7 @@ def test_both_tables_take_long_fields_and_refuse_a_column_twice(tmp_path, ending
     rows = f"sentence,label\n{'word ' * 60_000},no\nx,yes\n".replace(",", comma)
     assert len(read_task(task(tmp_path, rows, rows, ending)).train.texts[0][0]) == 300_000
     twice = "sentence,label,sentence\nx,no,z\ny,yes,z\n".replace(",", comma)
-    with pytest.raises(UserError, match=r"E216 .*:1: column 'sentence' stands twice in the header"):
+    with pytest.raises(UserError, match=r"E216 .*:1: column 'sentence' appears twice in the header"):
         read_task(task(tmp_path, twice, twice, ending))
     unnamed = "sentence,label,,\nx,no,,\ny,yes,,\n".replace(",", comma)
     assert len(read_task(task(tmp_path, unnamed, unnamed, ending)).train) == 2
@@ -221,7 +221,7 @@ def test_a_damaged_or_endless_packed_file_is_told(tmp_path, monkeypatch, content
     monkeypatch.setattr(reading, "DATA", dataclasses.replace(reading.DATA, most=100_000))
     with pytest.raises(UserError, match=what):
         read_task(task(tmp_path, content, gzip.compress(GOOD.encode()), "tsv.gz"))
-    with pytest.raises(UserError, match=r"E202 .*unknown ending '\.gz'"):
+    with pytest.raises(UserError, match=r"E202 .*unknown file extension '\.gz'"):
         read_task(task(tmp_path, content, content, "gz"))
 
 

@@ -115,7 +115,7 @@ def test_broken_sequences_begin_an_entity_where_it_begins(tags, read):
 
 GOOD = {"tokens": ["a", "b"], "tags": ["B-X", "O"]}
 MISTAKES = {
-    "a bad tag": ({"tokens": ["a", "b"], "tags": ["O", "X"]}, "E207", "'X' of word 2 ('b') is no tag"),
+    "a bad tag": ({"tokens": ["a", "b"], "tags": ["O", "X"]}, "E207", "'X' of word 2 ('b') is not a tag"),
     "another scheme": ({"tokens": ["a"], "tags": ["S-X"]}, "E207", "'S-X' of word 1"),
     "a tag without a type": ({"tokens": ["a"], "tags": ["B-"]}, "E207", "'B-' of word 1"),
     "a number": ({"tokens": ["a"], "tags": [3]}, "E207", "3 of word 1"),
@@ -161,7 +161,7 @@ def test_a_type_that_training_lacks_and_files_without_entities(tmp_path):
     ):
         read_task(task(tmp_path, "EU I-ORG\n", CONLL, "conll"))
     for files in (("a O\n", CONLL), (CONLL, "a O\n")):
-        with pytest.raises(UserError, match=r"E208 .*no word has a tag but O"):
+        with pytest.raises(UserError, match=r"E208 .*every word has the tag O"):
             read_task(task(tmp_path, *files, "conll"))
     with pytest.raises(UserError, match=r"E208 .*150 types of entities"):
         read_task(task(tmp_path, "".join(f"a B-{n}\n" for n in range(150)), ending="conll"))

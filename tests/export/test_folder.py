@@ -100,7 +100,7 @@ def test_a_classifier_of_tokens(tmp_path):
 
 def test_an_architecture_without_a_row_is_tried(folders, tmp_path):
     summary = export_folder(str(folders / "other"), tmp_path / "onnx", precisions=["fp32"])
-    assert summary["notes"] == ["'ernie' is not in the anatomy: it can be exported, not pruned"]
+    assert summary["notes"] == ["'ernie' is not a supported architecture: it can be exported, not pruned"]
 
 
 def test_what_is_refused(folders, tmp_path):

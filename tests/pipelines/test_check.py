@@ -59,15 +59,15 @@ def test_check_tells_what_is_cut_shared_contradicted_and_unbalanced(tmp_path, co
     code, shown, error = compress("check", path)
     assert (code, error) == (0, "")
     lines = shown.splitlines()
-    assert lines[0] == "task.train       6 rows; 2 classes: class0 (66.7%), class1 (33.3%); a constant answer gets 66.7%"
+    assert lines[0] == "task.train       6 rows; 2 classes: class0 (66.7%), class1 (33.3%); a constant prediction gets 66.7%"
     assert lines[1].strip() == "tokens a row: median 4, 95 % at most 32, longest 42; 1 row cut"
     assert [line.split()[0] for line in lines[2:7]] == ["task.validation", "tokens", "time", "memory", "disk"]
     assert lines[7:-1] == [
         "warning: task: train: 1 of 6 rows longer than max_length 32, cut there: the longest has 42 tokens",
-        "warning: task: validation: 95.0% of the rows are of one class: a constant answer gets that accuracy",
-        "warning: task: 2 of 20 validation rows stand in the training file, too: quality looks better than it is "
+        "warning: task: validation: 95.0% of the rows have the same class: a constant prediction reaches that accuracy",
+        "warning: task: 2 of 20 validation rows are in the training file, too: quality looks better than it is "
         "(dev.tsv: lines 20, 21)",
-        "warning: task: train: 1 row with the text of an earlier row and another label (train.tsv: line 4)",
+        "warning: task: train: 1 row repeat the text of an earlier row with another label (train.tsv: line 4)",
     ]
     assert lines[-1].endswith("no faults in 4 stages, the model and the data")
 

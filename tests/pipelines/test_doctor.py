@@ -127,7 +127,9 @@ def test_cuda_as_each_sees_it(card, torch, status, words):
     probes = {"driver": Probe(driver), "torch": Probe(torch), "onnxruntime": Probe(runtime)}
     found = {one.name: one for one in packages.cuda({"torch": "torch 2.13.0+x"}, probes)}
     assert found["torch on"].status == status and words in found["torch on"].what
-    assert found["graphics card"].what == ("A card, CUDA 13.0, as the driver says" if card else "none, as the driver says")
+    assert found["graphics card"].what == (
+        "A card, CUDA 13.0, as the driver reports" if card else "none, as the driver reports"
+    )
     assert found["onnxruntime on"].status == (WARNING if card and torch["available"] else OK)
 
 

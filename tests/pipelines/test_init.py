@@ -75,7 +75,7 @@ def test_files_of_a_folder_and_beside_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("files", "what"),
     [
-        ({}, "E130 .*no data files here; there is: nothing"),
+        ({}, "E130 .*no data files in this folder, which holds: nothing"),
         ({"train__parquet": ""}, "E130 .*there is: train.parquet"),
         ({"a__tsv": "", "b__tsv": ""}, "E130 .*which of a.tsv, b.tsv trains"),
         ({"train__tsv": "", "train__csv": "", "dev__tsv": ""}, "E130 .*several files could train: train.csv, train.tsv"),
@@ -307,7 +307,7 @@ def test_nothing_is_overwritten_without_force(ask, tmp_path):
     out = tmp_path / "pipeline.yaml"
     out.write_text("mine")
     code, _, error = ask()
-    assert (code, out.read_text()) == (2, "mine") and error.startswith(f"E133 {out}: there is such a file already")
+    assert (code, out.read_text()) == (2, "mine") and error.startswith(f"E133 {out}: the file exists already")
     assert ask("--force")[0] == 0 and out.read_text() != "mine"
     schema = tmp_path / "pipeline.schema.json"
     assert ask("--force", "--schema")[0] == 0 and json.loads(schema.read_text())["$defs"]

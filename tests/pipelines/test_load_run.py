@@ -67,7 +67,7 @@ def test_a_run_without_a_model(runs):
     lock = runs / "tiny" / "pipeline.lock.yaml"
     whole = yaml.safe_load(lock.read_text())
     lock.write_text(yaml.safe_dump({**whole, "stages": []}))
-    with pytest.raises(UserError, match=r"E805 .*tiny: this run has made no model. Run its stages up to tune"):
+    with pytest.raises(UserError, match=r"E805 .*tiny: this run has produced no model. Run its stages up to tune"):
         compressor.load(runs / "tiny")
     shutil.rmtree(runs / ".store")
     lock.write_text(yaml.safe_dump(whole))

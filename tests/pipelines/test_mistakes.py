@@ -209,7 +209,7 @@ MISTAKES = [
     Mistake(
         "a target that cannot be met",
         pruning("target: {flops: 0.1, length: 64}, keep: {heads: 2}"),
-        "E520 {file}:7: stages[2].prune: 0.100 of the FLOPs cannot be had: with all gone that may go it would be 0.",
+        "E520 {file}:7: stages[2].prune: 0.100 of the FLOPs is out of reach: removing everything allowed gives 0.",
         "let layers go too",
     ),
     Mistake("a target that is none", pruning("target: {}"), "E104 {file}:7: stages[2].prune.target: a target is exactly one"),
@@ -236,7 +236,7 @@ MISTAKES = [
     Mistake(
         "a batch of a count of FLOPs",
         pruning("target: {flops: 0.5, batch: 8}"),
-        "E104 {file}:7: stages[2].prune.target: batch means nothing to a target of flops",
+        "E104 {file}:7: stages[2].prune.target: batch is not used by a target of flops",
     ),
     Mistake(
         "a target and a count",
@@ -304,7 +304,7 @@ MISTAKES = [
         "an architecture that nobody described",
         configured(model_type="xlnet"),
         "E301 {pipeline}:2: model: architecture 'xlnet' is not supported",
-        "docs/architectures.md says how to add a row",
+        "compress list architectures --discover MODEL proposes a row for another",
         file="model/config.json",
     ),
     Mistake(
@@ -361,7 +361,7 @@ MISTAKES = [
     Mistake(
         "robust PCA of a lora",
         within("on: lora", ""),
-        "E403 {file}:5: stages[0].select: score rpca means nothing on lora",
+        "E403 {file}:5: stages[0].select: score rpca cannot be used on lora",
     ),
     Mistake(
         "gradients where there are none",
@@ -388,12 +388,12 @@ MISTAKES = [
     Mistake(
         "modules of adapters",
         within("on: adapter, score: pafi, modules: [query]", ""),
-        "E403 {file}:5: stages[0].select.modules: modules means nothing to a select on adapter",
+        "E403 {file}:5: stages[0].select.modules: modules is not used by a select on adapter",
     ),
     Mistake(
         "a lora's key on adapters",
         within("on: adapter, score: pafi", "rank: 4"),
-        "E403 {file}:6: stages[1].tune.rank: rank means nothing to method selective on adapter",
+        "E403 {file}:6: stages[1].tune.rank: rank is not used by method selective on adapter",
     ),
     Mistake(
         "more places than a bias has",
@@ -431,7 +431,7 @@ MISTAKES = [
     Mistake(
         "a draw for a child that is chosen",
         ("rank: 4", "method: child_tuning, child: d, reserve: 0.5"),
-        "E403 {file}:6: stages[1].tune.reserve: reserve means nothing to method child_tuning with child: d",
+        "E403 {file}:6: stages[1].tune.reserve: reserve is not used by method child_tuning with child: d",
     ),
     Mistake(
         "diff pruning without a budget",
@@ -492,7 +492,7 @@ MISTAKES = [
     Mistake(
         "a column that stands twice",
         lambda path: path.write_text("".join(f"{line}\t{line[-5:]}\n" for line in path.read_text().splitlines())),
-        "E216 {file}:1: column 'label' stands twice in the header ({pipeline}:3: task.train)",
+        "E216 {file}:1: column 'label' appears twice in the header ({pipeline}:3: task.train)",
         file="train.tsv",
     ),
     Mistake("folder for a data file", to_folder, "E202 {file}: a folder, not a data file", file="train.tsv"),

@@ -256,8 +256,8 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"runs": 1}, "E115 --runs 1: one run has no spread"),
-        ({"share": 0.9}, "E115 --share means nothing to seeds"),
+        ({"runs": 1}, "E115 --runs 1: a spread needs at least 2 runs"),
+        ({"share": 0.9}, "E115 --share is not used with --stability seeds"),
         ({"kind": "subsets", "share": 1.0}, "E115 --share 1 is no part of the training rows"),
         (
             {"kind": "subsets", "overrides": ["task.subset={share: 0.5}"]},

@@ -44,7 +44,7 @@ def test_less_than_the_largest_class_is_told():
     kind = kind_of("classification")
     assert kind.constant([0, 1, 0, 0]) == 0.75
     quality = {"quality": {"accuracy": 0.7}, "constant": 0.75}
-    assert below_constant(kind, quality) == "accuracy is 70.0 %, below the 75.0 % of one answer for every row"
+    assert below_constant(kind, quality) == "accuracy is 70.0 %, below the 75.0 % of a constant prediction"
     assert below_constant(kind, {**quality, "constant": 0.7}) is None
     assert below_constant(kind_of("regression"), {"quality": {"spearman": 0.1}}) is None
 

@@ -65,7 +65,7 @@ def test_anchors_stand_for_their_values():
         ("a: 1\nb: [", "E101 f:2: not YAML"),
         ("a: !!python/object:os.system x", "E101 f:1: tag '!!python/object:os.system'"),
         ("a: 1\n---\nb: 2", "E101 f:2: not YAML (but found another document)"),
-        ("a: &a [*a]", "E101 f:1: aliases that multiply or hold themselves"),
+        ("a: &a [*a]", "E101 f:1: aliases that multiply or contain themselves"),
         ("a: .inf", "E104 f:1: a: .inf is no finite number"),
         ("a: 1e999", "E104 f:1: a: 1e999 is no finite number"),
         ("? [1]\n: 2", "E101 f:1: a key that is a list or a mapping"),

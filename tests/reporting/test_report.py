@@ -266,7 +266,7 @@ def test_a_new_stage_that_makes_a_model_is_reported_like_any(write, monkeypatch)
     report = load(write(stages=tuple(STAGES)))
     told = {row["stage"]: row["accuracy"] for row in report["quality_by_stage"]}
     assert (told["averaged"], told["average-2"]) == (0.8625, 0.8635)
-    assert "After average accuracy is 86.2 %, below the 90.0 % of one answer for every row." in report["notes"]
+    assert "After average accuracy is 86.2 %, below the 90.0 % of a constant prediction." in report["notes"]
 
 
 def test_steps_name_together_what_was_not_measured_apart(write):

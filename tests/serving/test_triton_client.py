@@ -92,7 +92,7 @@ def test_features_are_those_the_model_declares(tokenizer_folder):
     words = [[WORDS[index] for index in row] for row in encoded["input_ids"]]
     assert words == [["[CLS]", "the", "plot", "[SEP]", "dull", "[SEP]"], ["[CLS]", "a", "[SEP]", "film", "[SEP]", "[PAD]"]]
     assert encoded["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 0]]
-    with pytest.raises(UserError, match="E716 model 'm' wants an input 'pixels'"):
+    with pytest.raises(UserError, match="E716 model 'm' expects an input 'pixels'"):
         Encoder("m", {"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, parameters, tokenizer_folder)
 
 
@@ -129,7 +129,7 @@ def test_a_model_without_labels_is_no_classifier(server):
 def test_an_absent_server_is_said_so():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(UserError, match=f"E712 {url}: no Triton server answers"):
+    with pytest.raises(UserError, match=f"E712 {url}: no Triton server responds"):
         predict(url, "reviews", TEXTS)
 
 

@@ -64,7 +64,7 @@ def fixed_batch(path, classifier):
         ("E721", "not a readable ONNX file", "m", {"onnx": "missing.onnx"}),
         ("E721", "'input_ids' has no batch axis", "m", {"onnx": "fixed.onnx"}),
         ("E722", "2 labels for a model of 3 classes", "m", {"labels": ("no", "yes")}),
-        ("E722", r"'a\\nb' is no label", "m", {"labels": ("a\nb", "c", "d")}),
+        ("E722", r"'a\\nb' is not a label", "m", {"labels": ("a\nb", "c", "d")}),
         ("E722", "the labels repeat: a, b, a", "m", {"labels": ("a", "b", "a")}),
         ("E723", "no tokenizer.json", "m", {"tokenizer_folder": "."}),
     ],

@@ -1,1 +1,1 @@
-"""One file for each kind of change: its arithmetic, and all that training, storage and export need to know of it."""
+"""One file per kind of change: its arithmetic, and everything that training, storage and export need about it."""

@@ -1,4 +1,4 @@
-"""Bottleneck adapters: small modules behind a sublayer."""
+"""Bottleneck adapters: small modules after a sublayer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compressor.deltas.inserts import Insert
 
 
 class Adapter(Insert):
-    """h + up(ReLU(down(h))): a bottleneck behind a sublayer's last linear layer, before its dropout and residual.
+    """h + up(ReLU(down(h))): a bottleneck after a sublayer's last linear layer, before its dropout and residual.
 
     Houlsby et al. 2019 put one behind attention and one behind the FFN; Pfeiffer et al. 2021 behind the FFN alone.
     """
@@ -40,7 +40,7 @@ class Adapter(Insert):
         return hidden + functional.linear(inner, read("up"), read("up_bias"))
 
     def after(self, module: nn.Module, arguments: tuple, output: Tensor) -> Tensor:
-        """Forward hook of the linear layer it stands behind."""
+        """Forward hook on the linear layer that the adapter follows."""
         return self(output)
 
     def join(self, owner: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Dense deltas that are more than values while they train: mixed with the base (mixout), gated (diff pruning), thinned (child).
+"""Dense deltas with a special form of training: mixed with the base (mixout), gated (diff pruning), thinned (Child-Tuning).
 
 They live as long as a training; what is stored, merged and pruned is the plain link that `settled` gives. What one draws by
 chance is drawn once a step from a seed of that step: micro-batches and processes see the same draw, and a resumed training
@@ -21,7 +21,7 @@ from compressor.deltas.sources import top_mask
 
 
 class Dense(Delta):
-    """W + ΔW with a trainable scalar for every entry of W (out, in), all 0 at the start."""
+    """W + ΔW with one trainable scalar per entry of W (out, in), initialized to 0."""
 
     seed: int | None = None
     """Of this step's draw; None: torch's own random state."""
@@ -31,21 +31,21 @@ class Dense(Delta):
         self.values, self.group = nn.Parameter(weight.new_zeros(weight.shape)), group
 
     def uniform(self, *shape: int) -> Tensor:
-        """U(0, 1) of a shape, by default (out, in): within one step the same, however often it is asked for."""
+        """Noise from U(0, 1) of a shape, by default (out, in); all calls within one step return the same values."""
         like = self.values
         generator = None if self.seed is None else torch.Generator(like.device).manual_seed(self.seed)
         return torch.rand(shape or like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
     def effect(self) -> Tensor:
-        """ΔW (out, in) with nothing left to chance."""
+        """ΔW (out, in) without randomness."""
         return self.values
 
     def penalty(self) -> Tensor | float:
-        """What the link adds to the loss."""
+        """The link's regularization term in the loss."""
         return 0.0
 
     def thin(self) -> None:
-        """Change the gradient between clipping and the optimizer's step."""
+        """Modify the gradient after clipping and before the optimizer's step."""
 
     def settled(self) -> Delta:
         return self._placed(Offset(self.effect().detach().clone(), self.group))
@@ -56,7 +56,7 @@ class Dense(Delta):
 
 
 class Mixed(Dense):
-    """θ0 + Δ ⊙ m / (1 - p): what leaves an input neuron is the pretrained column with probability p (Lee et al. 2020).
+    """θ0 + Δ ⊙ m / (1 - p): each input column keeps its pretrained values with probability p (mixout, Lee et al. 2020).
 
     One m in {0, 1} for each of the `in` columns, as dropout has one for a neuron. The division keeps the mean: E[W] = θ0 + Δ.
     """
@@ -108,7 +108,7 @@ def hard_concrete(alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
 
 
 def expected_open(alpha: Tensor) -> Tensor:
-    """P(z > 0) of each gate: the expected L0 norm is their sum (Guo et al. 2021, section 3.1)."""
+    """P(z > 0) of each gate; the sum over all gates is the expected L0 norm (Guo et al. 2021, section 3.1)."""
     return torch.sigmoid(alpha - math.log(-LOW / HIGH))
 
 
@@ -150,7 +150,7 @@ class Gated(Dense):
 
 @torch.no_grad()
 def project(links: Sequence[Gated]) -> None:
-    """Keep exactly `budget` entries with the largest |z w| over all `links`, at that value; every other falls back to W.
+    """Keep the `budget` entries with the largest |z w| over all `links`, at that value; all other entries return to W.
 
     From then on the gates are fixed. Equal magnitudes: the lowest index of the first link (Guo et al. 2021, section 3.2).
     """
@@ -164,17 +164,17 @@ def project(links: Sequence[Gated]) -> None:
 
 
 def dense_links(model: nn.Module) -> list[Dense]:
-    """Every dense link that is being trained, in the order of the model."""
+    """Every dense link in training, in the order of the model."""
     return [module for module in model.modules() if isinstance(module, Dense)]
 
 
 def gates_of(links: Sequence[Dense]) -> list[Gated]:
-    """Those of `links` that have gates."""
+    """The links that have gates."""
     return [link for link in links if isinstance(link, Gated)]
 
 
 def reseed(links: Sequence[Dense], seed: int, step: int) -> None:
-    """Give every link its own seed for the draws of `step`."""
+    """Give every link a separate random seed for `step`."""
     seeds = np.random.SeedSequence((seed, step)).generate_state(len(links))
     for link, own in zip(links, seeds.tolist(), strict=True):
         link.seed = own

@@ -24,14 +24,14 @@ class LowRank(Sourced, Delta):
 
     @staticmethod
     def tensors(weight: Tensor, rank: int) -> dict[str, Tensor]:
-        """A and B at the start, for `weight` (out, in)."""
+        """Initial A and B for `weight` (out, in)."""
         out_features, in_features = weight.shape
         A = torch.empty(rank, in_features, dtype=weight.dtype, device=weight.device).normal_(std=0.02)
         return {"A": A, "B": weight.new_zeros(out_features, rank)}
 
     @classmethod
     def start(cls, weight: Tensor, rank: int, alpha: float, group: str = "") -> LowRank:
-        """A fresh link for `weight` (out, in)."""
+        """A newly initialized link for `weight` (out, in)."""
         return cls(Own(cls.tensors(weight, rank)), alpha / rank, group)
 
     @property
@@ -85,7 +85,7 @@ MOST_ENTRIES = 2**28
 
 
 class LowRankFactor(Factor):
-    """y + s (x A) B with A (in, rank) and B (rank, out): transposed, so that a graph holds them as they are."""
+    """y + s (x A) B with A (in, rank) and B (rank, out): transposed, the layout that an exported graph stores."""
 
     def __init__(self, link: LowRank):
         super().__init__(link)

@@ -1,4 +1,4 @@
-"""M ⊙ (W + ΔW): single weights held at zero."""
+"""M ⊙ (W + ΔW): masks that keep single weights at zero."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from compressor.deltas.links import Delta
 
 
 class Mask(Delta):
-    """M ⊙ (W + ΔW): closes the chain, so what training sees is what merging keeps. `keep` (out, in) is boolean.
+    """M ⊙ (W + ΔW): last in the chain, so training sees exactly what merging keeps. `keep` (out, in) is boolean.
 
-    What it hides is +0.0, never -0.0, and gets no gradient. `pattern` says what it was made as: unstructured, or n:m.
+    Masked entries are +0.0, never -0.0, and get no gradient. `pattern` is the kind of mask: unstructured, or n:m.
     """
 
     kind = "mask"

@@ -9,7 +9,7 @@ from compressor.deltas.links import Delta
 
 
 class Offset(Delta):
-    """b + Δb or W + ΔW: a whole tensor moves. For biases (BitFit), where no other form is smaller, and dense deltas."""
+    """b + Δb or W + ΔW with a Δ for every entry: for biases (BitFit), where no other form is smaller, and dense deltas."""
 
     kind = "offset"
 

@@ -1,4 +1,4 @@
-"""Prefixes: trained keys and values in an attention, and the attention of transformers that reads them."""
+"""Prefixes: trained keys and values in an attention, and the transformers attention function that uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX_ATTENTION = "sdpa_with_prefix"
 
 
 class Prefix(Insert):
-    """Trained keys and values before those of the input (Li and Liang 2021), one (length, key and value heads · size) each.
+    """Trained keys and values prepended to those of the input (Li and Liang 2021), each (length, key/value heads · size).
 
     They are parameters themselves, or computed by a network that is trained and then dropped (`Reparametrized`).
     """
@@ -35,7 +35,7 @@ class Prefix(Insert):
         return self.source.size("keys")[0]
 
     def extend(self, name: str, states: Tensor) -> Tensor:
-        """(batch, heads, tokens, size) -> (batch, heads, length + tokens, size)."""
+        """Prepend the prefix: (batch, heads, tokens, size) -> (batch, heads, length + tokens, size)."""
         batch, heads, _, size = states.shape
         before = self.source.read(name).view(-1, heads, size).transpose(0, 1)
         return torch.cat([before.expand(batch, -1, -1, -1).to(states.dtype), states], dim=2)
@@ -53,19 +53,19 @@ class Prefix(Insert):
             model.set_attn_implementation(plain)
 
     def cut(self, rows: Tensor) -> Prefix:
-        """The same prefix for an attention that keeps `rows` of its key matrix."""
+        """The same prefix for an attention pruned to `rows` of its key matrix."""
         return Prefix(Own({name: self.source.read(name).detach()[:, rows].clone() for name in ("keys", "values")}), self.group)
 
 
 def use_prefixes(model: nn.Module) -> None:
-    """Let the attention of `model` look for prefixes."""
+    """Switch `model` to the attention implementation that supports prefixes."""
     if model.config._attn_implementation != PREFIX_ATTENTION:
         compression_of(model).plain_attention = model.config._attn_implementation
         model.set_attn_implementation(PREFIX_ATTENTION)
 
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments):
-    """transformers' sdpa attention with this module's prefixes in front of keys and values."""
+    """transformers' sdpa attention with this module's prefixes prepended to keys and values."""
     for change in inserts_of(module):
         if attention_mask is not None:
             # prefixes are seen by every token: true in a boolean mask, 0 in an additive one
@@ -76,7 +76,7 @@ def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, att
 
 
 def _mask(**arguments) -> Tensor | None:
-    """A causal mask is always written out: prefixes shift the diagonal that sdpa's `is_causal` would assume."""
+    """Build the causal mask explicitly: prefixes shift the diagonal that sdpa's `is_causal` would assume."""
     return sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
 
 

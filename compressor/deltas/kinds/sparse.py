@@ -12,7 +12,7 @@ THIN = 1 / 1000
 
 
 def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """`weight` (any shape) with `values` (N,) added at flat places `index` (N,)."""
+    """`weight` (any shape) with `values` (N,) added at flat indices `index` (N,)."""
     # index_add on the flat view, not `+ dense zeros`: adding 0.0 would turn -0.0 into 0.0 elsewhere
     return weight.flatten().index_add(0, index, values).view(weight.shape)
 
@@ -34,7 +34,7 @@ class Sparse(Delta):
 
     @classmethod
     def start(cls, weight: Tensor, omega: Tensor, group: str = "") -> Sparse:
-        """A fresh link for `weight` (out, in); `omega` (N,) sorted flat indices into it."""
+        """A newly initialized link for `weight` (out, in); `omega` (N,) sorted flat indices into it."""
         return cls(omega, weight.new_zeros(omega.numel()), group)
 
     def change(self, weight: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Sparse(Delta):
 
 
 class SparseFactor(Factor):
-    """y[row] += value · x[column] for every place of Ω; `values` (|Ω|,) in the order of the flat indices."""
+    """y[row] += value · x[column] for every index of Ω; `values` (|Ω|,) in the order of the flat indices."""
 
     def __init__(self, link: Sparse, width: int):
         super().__init__(link)

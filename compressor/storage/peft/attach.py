@@ -20,7 +20,7 @@ from compressor.storage.peft.read import AdapterFolder, strange
 
 
 def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft") -> None:
-    """Attach a peft adapter to a live model, in place, its task head too if it has one; in the model's own floating type.
+    """Attach a peft adapter to a live model, in place, with its task head if it has one; in the model's floating type.
 
     Raises UserError E313 where the adapter does not fit the model.
     """
@@ -46,7 +46,7 @@ def _lora_link(adapter: AdapterFolder, target: str, owner: nn.Module, group: str
 
 
 def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> list[LowRank | Sparse]:
-    """The sparse part of one layer, and the low-rank part where the adapter has one."""
+    """The sparse link of one layer, and the low-rank link where the adapter has one."""
     shape, rank = owner.weight.shape, adapter.config.get("r")
     if not isinstance(owner, nn.Linear):
         raise _unfit(adapter, target)
@@ -59,8 +59,8 @@ def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module, group: s
 
 
 def _support_of(adapter: AdapterFolder, target: str, size: int) -> tuple[Tensor, Tensor]:
-    """Sorted flat indices and their values. A place that stands there twice has the sum, which is what peft computes; place 0
-    is left out where its value is 0, for that is what fills a support up."""
+    """Sorted flat indices and their values. Values of a duplicate index are summed, which is what peft computes; index 0 is
+    left out where its value is 0, because supports are padded with it."""
     indices, values = (adapter.tensors.get(f"{target}.supertuning_{part}") for part in ("indices", "values"))
     if indices is None:
         raise strange(adapter.folder, "save_precomputed_indices: false")

@@ -71,7 +71,7 @@ TENSORS = {
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """A folder that stock peft wrote: its config, and its tensors without peft's prefix."""
+    """A folder written by stock peft: its config, and its tensors without peft's prefix."""
 
     folder: Path
     config: dict[str, Any]
@@ -85,28 +85,28 @@ class AdapterFolder:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether it is Super-Tuning, and no LoRA alone."""
+        """Whether it is Super-Tuning rather than LoRA alone."""
         return self.config["peft_type"] == "SUPERTUNING"
 
     @property
     def head(self) -> dict[str, Tensor]:
-        """What `modules_to_save` kept: whole tensors of the model."""
+        """Tensors saved through `modules_to_save`: whole tensors of the model."""
         return {name: tensor for name, tensor in self.tensors.items() if not TENSORS[self.config["peft_type"]].fullmatch(name)}
 
     @property
     def classes(self) -> int | None:
-        """Rows of the task head's last matrix; None where the folder has no head."""
+        """Number of rows of the task head's last matrix; None where the folder has no head."""
         sizes = [len(tensor) for name, tensor in self.head.items() if re.search(r"(classifier|score|out_proj)\.weight$", name)]
         return sizes[0] if sizes else None
 
     @property
     def auto_class(self) -> str:
-        """Whose task head the model has that it was trained in; SEQUENCES where it does not say."""
+        """The Auto class of the model in which it was trained; SEQUENCES where the config does not name it."""
         told = {name: auto_class for auto_class, name in TASK_TYPES.items()}
         return told.get(self.config.get("task_type"), SEQUENCES)
 
     def scale(self, target: str, rank: int) -> float:
-        """alpha / r, or alpha / √r (rsLoRA)."""
+        """Scale of the low-rank part: alpha / r, or alpha / √r (rsLoRA)."""
         alpha = _by_pattern(self.config.get("alpha_pattern"), target, self.config["lora_alpha"])
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
@@ -115,7 +115,7 @@ class AdapterFolder:
 
 
 def _by_pattern(pattern: Mapping[str, Any] | None, target: str, default: Any) -> Any:
-    """peft's rule: the first key that, as a regular expression, is the end of the path."""
+    """peft's rule: the value of the first key that, as a regular expression, matches the end of the path."""
     for key, value in (pattern or {}).items():
         if re.match(rf"(.*\.)?({key})$", target):
             return value
@@ -123,7 +123,7 @@ def _by_pattern(pattern: Mapping[str, Any] | None, target: str, default: Any) ->
 
 
 def read_adapter(folder: Path | str) -> AdapterFolder:
-    """A LoRA or Super-Tuning folder of stock peft.
+    """Read a LoRA or Super-Tuning folder of stock peft.
 
     Raises UserError E313 for any other kind, and for options that change what it computes.
     """
@@ -150,5 +150,5 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
 
 def strange(folder: Path, what: str) -> UserError:
     """The error E313 of an adapter that computes what is not known here."""
-    mend = "Plain LoRA is, with rsLoRA and patterns, and Super-Tuning with its indices; merge it with peft"
-    return UserError("E313", f"'{what}' is not understood", mend, str(folder))
+    mend = "LoRA (rsLoRA and patterns too) and Super-Tuning with its indices are; merge others with peft"
+    return UserError("E313", f"'{what}' is not supported", mend, str(folder))

@@ -27,7 +27,7 @@ from compressor.storage.peft.read import CONFIG, PREFIX, TASK_TYPES, WEIGHTS
 
 @dataclass
 class _Changed:
-    """One layer and what is attached to its weight."""
+    """One layer and the links attached to its weight."""
 
     path: str
     owner: nn.Module
@@ -45,7 +45,7 @@ class _Changed:
         return sum(len(link.A) for link in self.low_rank)
 
     def factors(self, scale: float, rank: int) -> tuple[Tensor, Tensor]:
-        """A (rank, in) and B (out, rank) of all low-rank links together, for one `scale`; ranks that are not there are 0."""
+        """A (rank, in) and B (out, rank) of all low-rank links together, for one `scale`; missing ranks are filled with 0."""
         like, (out, into) = next(self.owner.parameters()), self.shape
         A, B, row = like.new_zeros(rank, into), like.new_zeros(out, rank), 0
         with torch.no_grad():
@@ -57,7 +57,7 @@ class _Changed:
         return A, B
 
     def support(self, size: int) -> tuple[Tensor, Tensor]:
-        """Flat indices int32 and values of all sparse links together, filled up to `size` with zeros on place 0."""
+        """Flat indices int32 and values of all sparse links together, padded to `size` with zeros at index 0."""
         like = next(self.owner.parameters())
         indices, values = torch.zeros(size, dtype=torch.int32, device=like.device), like.new_zeros(size)
         if self.sparse:
@@ -99,7 +99,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
 
 def _changed_layers(model: nn.Module) -> list[_Changed]:
     if kept_of(model) or compression_of(model).weights_moved:
-        raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning moved")
+        raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning changed")
     if has_inserts(model):
         raise _unheld("adapters and prefixes")
     result = []
@@ -152,7 +152,7 @@ def _lora(changed: list[_Changed]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _supertuning(changed: list[_Changed]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not all(isinstance(layer.owner, nn.Linear) for layer in changed):
-        raise _unheld("sparse changes of layers that are no nn.Linear (GPT-2's Conv1D)")
+        raise _unheld("sparse changes of layers that are not nn.Linear (GPT-2's Conv1D)")
     counts = [(sum(len(link.omega) for link in layer.sparse), math.prod(layer.shape)) for layer in changed]
     sparsity = common_sparsity(counts)
     scale, rank = _common_scale(changed), max(layer.rank for layer in changed)
@@ -169,12 +169,12 @@ def _supertuning(changed: list[_Changed]) -> tuple[dict[str, Any], dict[str, Ten
 
 
 def support_size(size: int, sparsity: float) -> int:
-    """How many values Super-Tuning has for a matrix of `size` entries, rounded as peft rounds."""
+    """Number of values that Super-Tuning stores for a matrix of `size` entries, rounded as peft rounds."""
     return int(size * (1 - sparsity))
 
 
 def common_sparsity(counts: Iterable[tuple[int, int]]) -> float:
-    """The largest ratio at which every matrix of (places, size) has room for its places, and for one: peft asks for that."""
+    """The largest ratio at which every matrix of (entries, size) has room for its entries and for at least one, as in peft."""
     counts = list(counts)
     sparsity = 1 - max(max(places, 1) / size for places, size in counts)
     if sparsity < 0:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BenchmarkConfig(StageConfig):
-    """Interleaved rounds over every runtime; one process a runtime, so that idle thread pools disturb nobody."""
+    """Interleaved rounds over every runtime, one process per runtime, so that idle thread pools do not interfere."""
 
     batch: list[Annotated[int, Field(gt=0, le=limits.BATCH)]] = Field(
         default=[1, 8], min_length=1, max_length=limits.LIST, description="rows of a pass that is timed"
@@ -24,8 +24,8 @@ class BenchmarkConfig(StageConfig):
     length: list[Annotated[int, Field(gt=0, le=limits.TOKENS)]] = Field(
         default=[128], min_length=1, max_length=limits.LIST, description="tokens a row"
     )
-    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="times that every file is timed, in turn")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="what computes")
+    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="interleaved rounds of timing")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that computes")
 
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:

@@ -31,7 +31,7 @@ from pipelines.stages.loading import judge_rows, load_data, load_model
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing that is measured. `path` is a file of the runtime, or a checkpoint folder for PyTorch."""
+    """One measured model. `path` is a file of the runtime, or a checkpoint folder for PyTorch."""
 
     name: str
     model: str
@@ -51,7 +51,7 @@ class Candidate:
 
 
 def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
-    """Dense PyTorch, then every exported file, dense first; those for CUDA too."""
+    """Dense PyTorch, then every exported file, dense ones first, including those for CUDA."""
     exported = inputs.nearest("onnx")
     weights = sum(path.stat().st_size for path in dense_folder.glob("*.safetensors"))
     rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
@@ -64,7 +64,7 @@ def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
 
 
 def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
-    """Files that this device is not for."""
+    """Files that do not run on this device."""
     return [row for row in rows if device not in row.devices]
 
 
@@ -83,8 +83,8 @@ def judged_of(candidate: Candidate, data: Data, workspace: Workspace, threads: i
 def cost_of(
     shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any], apart: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and how
-    much of this adapters and prefixes are, and deltas that were kept `apart` (their parameters and multiply-adds a token)."""
+    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and the
+    part of adapters, prefixes and deltas that were kept `apart` (their parameters and multiply-adds per token)."""
     bare, apart = shape.bare, apart or {"parameters": 0, "macs": 0}
     beside = {length: 2 * length * apart["macs"] for length in lengths}
     flops = {length: shape.flops(length) + beside[length] for length in lengths}
@@ -118,13 +118,13 @@ def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
 
 
 def providers(rows: Iterable[Candidate], device: Device) -> dict[str, str]:
-    """What computes in each runtime that is measured: its session has asserted it."""
+    """The execution provider of each measured runtime, which its session has checked."""
     measured = {row.runtime for row in rows}
     return {name: runtime.computes_with(device) for name, runtime in RUNTIMES.items() if name in measured}
 
 
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Write measurements.json: one record a candidate, latencies of one interleaved run, and the machine."""
+    """Write measurements.json: one record per candidate, latencies of one interleaved run, and the machine."""
     data = load_data(inputs)
     with tempfile.TemporaryDirectory() as scratch:
         dense = merge_all(load_model(inputs.dense, inputs.base))

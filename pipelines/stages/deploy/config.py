@@ -1,4 +1,4 @@
-"""Stage `deploy`: a Triton model repository, proven on a live Triton server before it is published."""
+"""Stage `deploy`: a Triton model repository, checked on a live Triton server before it is published."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ class DeployConfig(StageConfig):
         description="the model's name on the server",
     )
     runtime: Literal[*CPU_RUNTIMES] | None = Field(
-        default=None, description="what serves it, default the first that export names"
+        default=None, description="the runtime that serves it, default the first that export names"
     )
-    precision: Literal[*CPU_PRECISIONS] | None = Field(default=None, description="of the file, default int8 where exported")
-    max_batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows of a batch at most")
+    precision: Literal[*CPU_PRECISIONS] | None = Field(
+        default=None, description="precision of the file, default int8 where exported"
+    )
+    max_batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="maximum rows of a batch")
     max_queue_delay_us: int = Field(
         default=500, ge=0, le=limits.MICROSECONDS, description="maximum queue delay of dynamic batching, µs"
     )
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-        """The runtime and the precision that are deployed, out of the compressed `files` (runtime -> precision -> file) that
-        passed. Raises CheckError E616 where what is asked for was left out."""
+        """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed.
+        Raises CheckError E616 where the requested one was left out."""
         left = [name for name in runtimes if name in files and self.runtime in (None, name)]
         for runtime in left:
             for precision in ("int8", "fp32"):
@@ -63,7 +65,7 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
 
 
 def plan(config: DeployConfig, plan: Plan) -> Plan:
-    """Raises UserError E726 for a model that generates."""
+    """Raises UserError E726 for a generative model."""
     from compressor.models.hub import GENERATES, auto_class_of
 
     if auto_class_of(plan.model) == GENERATES:

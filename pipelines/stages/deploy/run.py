@@ -16,7 +16,7 @@ from serving.repository import write_repository
 
 
 def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
-    """(runtime, precision, model file, what else a repository is written from): the compressed model, the base's tokenizer."""
+    """(runtime, precision, model file, other contents of the repository): the compressed model, the base's tokenizer."""
     exported, base = inputs.nearest("onnx"), inputs.base.folder
     end = end_id(base)
     files = exported.metadata["files"]["compressed"]
@@ -39,7 +39,7 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
 
 
 def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Write repository/NAME with the compressed model and its tokenizer, and prove it on the embedded server."""
+    """Write repository/NAME with the compressed model and its tokenizer, and check it on the embedded server."""
     data, repository = load_data(inputs), workspace.folder / "repository"
     runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)

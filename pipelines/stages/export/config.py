@@ -1,4 +1,4 @@
-"""Stage `export`: the dense and the compressed model for each runtime and precision, each file proven against PyTorch."""
+"""Stage `export`: the dense and the compressed model for each runtime and precision, each file checked against PyTorch."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ class ExportConfig(StageConfig):
     `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
 
     precision: list[Literal[*PRECISIONS, AUTO]] = Field(
-        default=["fp32", "int8"], min_length=1, max_length=limits.LIST, description="what is written; auto chooses the fastest"
+        default=["fp32", "int8"],
+        min_length=1,
+        max_length=limits.LIST,
+        description="the precisions that are written; auto chooses the fastest",
     )
     runtime: list[Literal[*RUNNABLE]] = Field(
-        default=[DEFAULT.key], min_length=1, max_length=limits.LIST, description="for which runtimes"
+        default=[DEFAULT.key], min_length=1, max_length=limits.LIST, description="the runtimes that files are written for"
     )
     calibration_rows: int | None = Field(
         default=None, ge=1, le=limits.ROWS, description="training rows that static int8 is calibrated on"
     )
     accuracy_budget: float | None = Field(default=None, ge=0, le=1, description="points that precision: auto may lose")
-    merge: bool = Field(default=True, description="false: deltas stay apart, as products of their own")
-    batch: int | None = Field(default=None, ge=1, le=limits.BATCH, description="rows of a call that precision: auto times")
+    merge: bool = Field(default=True, description="false: deltas are computed separately, beside their matrices")
+    batch: int | None = Field(default=None, ge=1, le=limits.BATCH, description="rows of a call when precision: auto is timed")
     length: int | None = Field(default=None, ge=2, le=limits.TOKENS, description="tokens a row there")
 
     @field_validator("precision", "runtime", mode="before")
@@ -62,12 +65,12 @@ class ExportConfig(StageConfig):
 
     @property
     def auto(self) -> bool:
-        """Whether the stage chooses."""
+        """Whether the stage chooses the precision."""
         return AUTO in self.precision
 
     @property
     def possible(self) -> list[str]:
-        """The precisions that may come out."""
+        """The precisions that may be written."""
         return list(CPU_PRECISIONS) if self.auto else self.precision
 
     @property
@@ -89,7 +92,7 @@ class ExportConfig(StageConfig):
 def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     models = [entry for entry in earlier if entry.row.publishes_model]
     if models and models[-1].row.merges and not config.merge:
-        yield Problem("E644", "the model is merged: no delta is left to keep apart", "Remove the merge", ("merge",))
+        yield Problem("E644", "the model is merged: there is no delta to keep separate", "Remove the merge", ("merge",))
     if models and not models[-1].row.merges and config.merge:
         yield Problem(
             "E504", f"'{models[-1].id}' leaves deltas that are not merged", "Put a merge before export, or merge: false in it"
@@ -97,21 +100,26 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     if config.calibration_rows and not config.calibrates:
         static = " or ".join(name for name in RUNNABLE if RUNTIMES[name].calibrated)
         mend = f"Remove it, or export int8 for the runtime {static}"
-        yield Problem("E606", "nothing here is calibrated", mend, ("calibration_rows",))
+        yield Problem("E606", "no exported file is calibrated", mend, ("calibration_rows",))
     if config.auto and len(config.precision) > 1:
         mend = "Write precision: auto alone, or list precisions"
-        yield Problem("E640", "auto chooses among fp32 and int8; beside it nothing is to be listed", mend, ("precision",))
+        yield Problem("E640", "precision: auto must stand alone: it chooses among fp32 and int8", mend, ("precision",))
     if idle := [RUNTIMES[name].title for name in config.runtime if not config.precisions_of(name)]:
         able = " or ".join(name for name in RUNNABLE if config.precisions_of(name))
         mend = f"Name the runtime {able} alone, or add fp32 or int8 to precision"
-        yield Problem("E642", f"{' and '.join(config.precision)} are files for CUDA, none for {idle[0]}", mend, ("runtime",))
+        yield Problem(
+            "E642",
+            f"{' and '.join(config.precision)} are precisions for CUDA, which {idle[0]} does not run",
+            mend,
+            ("runtime",),
+        )
     for key in OF_AUTO:
         if getattr(config, key) is not None and not config.auto:
-            yield Problem("E641", "nothing is chosen here", "Remove it, or write precision: auto", (key,))
+            yield Problem("E641", "only precision: auto uses this key", "Remove it, or write precision: auto", (key,))
 
 
 def plan(config: ExportConfig, plan: Plan) -> Plan:
-    """Raises UserError E644 where `merge: false` cannot be, E646 what cannot be for a model that generates."""
+    """Raises UserError E644 where `merge: false` is impossible, E646 for what a generative model does not support."""
     from compressor.deltas.factored import require_factorable
     from compressor.models.hub import GENERATES, auto_class_of
 
@@ -127,7 +135,7 @@ def plan(config: ExportConfig, plan: Plan) -> Plan:
 
 
 def check_generating(config: ExportConfig) -> None:
-    """Raises UserError E646 for what a model with a cache is not exported to."""
+    """Raises UserError E646 for exports that a model with a cache does not support."""
     odd = [precision for precision in config.precision if precision not in GENERATING]
     odd += [RUNTIMES[name].title for name in config.runtime if not RUNTIMES[name].generating]
     odd += [] if config.merge else ["merge: false"]
@@ -138,7 +146,7 @@ def check_generating(config: ExportConfig) -> None:
 
 
 def surroundings(config: ExportConfig) -> dict[str, Any]:
-    """What decides which file is the fastest, and how many bits a weight has."""
+    """Facts of the machine that decide which file is the fastest, and how many bits a weight has."""
     from compressor.processor import processor
 
     dynamic = "int8" in config.possible and not all(RUNTIMES[name].calibrated for name in config.runtime)

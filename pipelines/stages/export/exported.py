@@ -62,7 +62,7 @@ def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, wo
 
 @dataclass(frozen=True)
 class OneFile:
-    """One precision of one model for one runtime, as it is proven, repaired or left out."""
+    """One precision of one model for one runtime, which is checked and then kept, repaired or left out."""
 
     prover: Prover
     graph: onnx.ModelProto
@@ -76,7 +76,7 @@ class OneFile:
         return hop_of(self.prover.name, self.runtime, self.precision)
 
     def proven(self, exported: Exported) -> Judged | None:
-        """The file that is kept; None where none is, which is then among the failures where it was to be shipped.
+        """The file that is kept; None if there is none, which is recorded as a failure if it was to be shipped.
 
         Raises CheckError E610, E611 for a compressed file in fp32.
         """
@@ -109,14 +109,14 @@ class OneFile:
         return self.folder / self.row.file_name(self.precision)
 
     def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> Judged:
-        """A file with its comparison. Raises CheckError E611, UserError E602 where it does not run."""
+        """A file with its comparison. Raises CheckError E611, UserError E602 where it cannot be run."""
         answers = self.prover.answers(self.row, path, self.precision, self.hop)
         options = {"excluded": excluded, "bits": self.row.weight_bits(), "static": self.row.calibrated}
         result = self.prover.compare(self.hop, self.precision, answers, **options)
         return Judged(self.row, path, answers, result, excluded)
 
     def repaired(self, whole: Judged) -> Judged | None:
-        """The first file that passes with its most sensitive matrices in fp32, in the place of the one that did not."""
+        """The first file that passes with its most sensitive matrices in fp32, which replaces the one that failed."""
 
         def again(excluded: tuple[str, ...]) -> Judged:
             write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
@@ -132,32 +132,32 @@ class OneFile:
 
 
 def in_fp32(count: int) -> str:
-    """'2 matrices in fp32'."""
+    """Format a number of matrices: '2 matrices in fp32'."""
     return f"{count} {'matrix' if count == 1 else 'matrices'} in fp32"
 
 
 def told(result: ParityResult, say: Callable[[str], None]) -> None:
-    """One line for what is not shown either way, and for a file that is only compared with and lies beyond its bound."""
+    """Print a line for a result that is shown neither way, and for a file that is only compared with and beyond its bound."""
     if result.told and result.gated:
         say(result.told)
     if not result.passed:
-        say(f"{result.hop} is beyond its bound ({why_refused(result)}); it is only compared with, not shipped")
+        say(f"{result.hop} is beyond its bound ({why_refused(result)}); it is a baseline and is not deployed")
 
 
 def left_out(error: CompressError) -> dict[str, str]:
-    """A file that was to be shipped and is not, as it stands among the failures of an artifact."""
+    """Failure record of a file that was to be shipped and is left out."""
     what = f"{f'{error.where}: ' if error.where else ''}{error.what}. The file is left out, the rest of the run went on"
     return {"code": error.code, "what": what, "mend": "Leave that precision out of export.precision, or tune for longer"}
 
 
 def hop_of(name: str, runtime: str, precision: str) -> str:
-    """What the comparison of a file is called."""
+    """The name of a file's comparison."""
     emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision == "bf16" else ""
     return f"{name}: PyTorch -> {RUNTIMES[runtime].label} {precision}{emulated}"
 
 
 def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]:
-    """What is known of a file in the folder NAME."""
+    """Metadata record of a file in the folder NAME."""
     quality = data.kind.quality(*data.kind.judged(judged.answers.logits, data.validation.labels))
     spared = {"excluded": list(judged.excluded)} if judged.excluded else {}
     why = {"repaired": judged.repaired} if judged.repaired else {}
@@ -172,20 +172,20 @@ def record(name: str, judged: Judged, data: Data, **more: Any) -> dict[str, Any]
 
 
 def bits_told(runtime: str, precision: str) -> dict[str, int]:
-    """What a record says of the bits of a weight: only where they are fewer than int8 says."""
+    """Entry of a record for the bits of a weight: only where they are fewer than 8 in int8."""
     bits = RUNTIMES[runtime].weight_bits()
     return {"weight_bits": bits} if precision == "int8" and bits < 8 else {}
 
 
 def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
-    """The unfused graph of a model, with a note of its base. Where it still has deltas these become products of their own, in
-    the model too."""
+    """The unfused graph of a model, with its base recorded. Deltas that are still attached become separate products, also in
+    the model."""
     whole = factor_all(model) if any(chains(model)) else model
     return stamp(trace(whole, pad(data.validation.sample(2).tokens, data.pad_id)), whole, base)
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:
-    """The training rows that static int8 is calibrated on, in padded batches as they come: so a server's batches are."""
+    """The training rows that static int8 is calibrated on, in padded batches in the drawn order, like a server's batches."""
     drawn = data.train.draw(config.calibration_rows or CALIBRATION_ROWS, seed).tokens
     starts = range(0, len(drawn), CALIBRATION_BATCH)
     return [pad(drawn[start : start + CALIBRATION_BATCH], data.pad_id) for start in starts]
@@ -200,6 +200,6 @@ def write_runtime(
     rows: Sequence[dict[str, np.ndarray]],
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """The files of one runtime from the graph of `model`: precision -> path."""
+    """Write the files of one runtime from the graph of `model`: precision -> path."""
     row = RUNTIMES[runtime]
     return row.write(graph, folder, precisions=precisions, rows=rows, excluded=excluded, fuse=row.can_fuse(model))

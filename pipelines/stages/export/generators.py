@@ -1,4 +1,4 @@
-"""What the stage `export` does for a model that generates: one graph with a cache, proven on real rows and by generating."""
+"""Stage `export` for a generative model: one graph with a cache, checked on real rows and by its generated tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNTIME = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)
 def export_generator(
     name: str, model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs
 ) -> Exported:
-    """`export_one` for a merged model that generates: NAME/ is a folder as `compress export` writes it, int8 of its weights.
+    """`export_one` for a merged generative model: NAME/ is a folder like that of `compress export`, with weight-only int8.
 
     Each file is compared with PyTorch on validation rows, prompt and target in one pass on an empty past, and by what it
     generates behind random prompts, token by token. A compressed file in int8 that fails is left out: it has no matrices to
@@ -54,8 +54,8 @@ def export_generator(
 
 
 def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], exported: Exported) -> bool:
-    """Compare a file on the validation rows; `proof` is its comparison by what it generates. False where it was to be shipped
-    and is left out. Raises CheckError E610 for fp32, E611."""
+    """Compare a file on the validation rows; `proof` is the comparison of its generated tokens. False where it was to be
+    shipped and is left out. Raises CheckError E610 for fp32, E611."""
     hop = hop_of(prover.name, RUNTIME.key, precision)
     result = prover.compare(hop, precision, prover.answers(RUNTIME, path, precision, hop))
     told(result, prover.workspace.say)
@@ -80,13 +80,12 @@ def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], e
 
 
 def not_generated(hop: str, proof: dict[str, Any]) -> CheckError:
-    """E610 for a file that generates otherwise than its model."""
-    what = (
-        f"{hop}: behind random prompts its tokens are not the model's (allowed: {proof['bound']}; {proof['agreement']:.1%} are)"
-    )
+    """E610 for a file that generates other tokens than its model."""
+    shown = f"allowed: {proof['bound']}; {proof['agreement']:.1%} agree"
+    what = f"{hop}: the tokens generated after random prompts differ from the model's ({shown})"
     return CheckError("E610", what, "Leave int8 out of export.precision")
 
 
 def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> Found:
-    """A merged model with the random prompts that its graphs generate behind."""
+    """A merged model with the random prompts for its generated tokens."""
     return Found(model, "generation", base.folder, random_rows(model, tokenizer_of(base.folder)), data.pad_id)

@@ -1,4 +1,4 @@
-"""`precision: auto` of the stage `export`: the files of every runtime, timed and judged; the fastest good one is kept."""
+"""`precision: auto` of the stage `export`: files for every runtime are timed and compared; the fastest good one is kept."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHOWN = 8
 def choose_precision(
     model: nn.Module, config: ExportConfig, data: Data, workspace: Workspace, inputs: Inputs
 ) -> tuple[Exported, dict[str, Any]]:
-    """Write the compressed file that is kept, and fp32 of its runtime beside it: (what was written, the account).
+    """Write the best compressed file, and fp32 of its runtime beside it: (the written files, the record of all trials).
 
     Raises CheckError E610, E611 where a file in fp32 is not the same function.
     """
@@ -67,14 +67,14 @@ def choose_precision(
 
 
 def words(trial: Trial) -> str:
-    """'OpenVINO int8, 4 matrices in fp32'."""
+    """Name of a trial: 'OpenVINO int8, 4 matrices in fp32'."""
     spared = f", {in_fp32(len(trial.excluded))}" if trial.excluded else ""
     return f"{RUNTIMES[trial.runtime].label} {trial.precision}{spared}"
 
 
 @dataclass
 class Search:
-    """What the trials of one model share: its graph, its own answers, and what was found of each file."""
+    """What the trials of one model share: its graph, its own predictions, and the results for each file."""
 
     model: nn.Module
     config: ExportConfig
@@ -99,35 +99,35 @@ class Search:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """What static int8 is calibrated on."""
+        """The rows on which static int8 is calibrated."""
         return calibration(self.config, self.data, self.inputs.seed)
 
     @property
     def budget(self) -> float:
-        """Points of the metric."""
+        """The allowed loss, in points of the metric."""
         return ACCURACY_BUDGET if self.config.accuracy_budget is None else self.config.accuracy_budget
 
     @property
     def cell(self) -> tuple[int, int]:
-        """(batch, length) of the call that is timed."""
+        """(batch, length) of the timed call."""
         return self.config.batch or BATCH, self.config.length or min(LENGTH, self.inputs.task.max_length)
 
     def written(self, runtime: str, excluded: Sequence[str], precision: str = "int8") -> Trial:
-        """A file in a folder of its own."""
+        """Write a file in a separate folder."""
         self.written_files += 1
         folder = self.scratch / str(self.written_files)
         made = write_runtime(runtime, self.graph, self.model, folder, [precision], self.rows, excluded)
         return Trial(runtime, precision, made[precision], tuple(excluded))
 
     def in_fp32(self, runtime: str) -> Trial:
-        """The last resort, which must be the same function."""
+        """The fp32 file, the fallback, which must pass its parity check."""
         trial = self.judge(self.written(runtime, (), "fp32"))
         if not trial.result.passed:
             raise self.prover.failure(trial.result, RUNTIMES[trial.runtime], trial.path)
         return replace(trial, within=True, verdict="the last resort: the same function as PyTorch")
 
     def judge(self, trial: Trial) -> Trial:
-        """Compare a file with PyTorch on all validation rows."""
+        """Compare a file with PyTorch on all validation rows, and add its verdict."""
         work = OneFile(self.prover, self.graph, trial.path.parent, trial.runtime, trial.precision, self.rows)
         self.judged[trial.path] = found = work.judged(trial.path, trial.excluded)
         trial = judged(trial, found.result, self.budget / 100)
@@ -136,7 +136,7 @@ class Search:
         return trial
 
     def clock(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials with their median milliseconds, of one interleaved run."""
+        """The trials with their median milliseconds, from one interleaved run."""
         end, size = end_id(self.inputs.base.folder), self.model.config.vocab_size
         variants = [Variant(str(trial.path), trial.runtime, trial.path, vocabulary=size, end=end) for trial in trials]
         with self.workspace.progress("timing what may be kept", ROUNDS) as bar:
@@ -158,7 +158,7 @@ class Search:
             shutil.rmtree(mixed.path.parent)  # nobody stopped here: it was not good enough
 
     def account(self, kept: Trial, tried: Sequence[Trial]) -> dict[str, Any]:
-        """What was tried and why, as it stands in the metadata."""
+        """Metadata record of the trials and the reasons for their verdicts."""
         rankings = self.prover.rankings
         ranked = {name: rankings[static] for name in self.config.runtime if (static := RUNTIMES[name].calibrated) in rankings}
         shown = {name: rows[: max(SHOWN, len(kept.excluded))] for name, rows in ranked.items()}

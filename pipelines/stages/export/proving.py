@@ -1,7 +1,7 @@
-"""The proof of exported files: each is compared with the model that it was made from, and what fails is told or repaired.
+"""Parity checks of exported files: each is compared with its source model; failures are reported or repaired.
 
-What is shipped (the compressed model) is gated. A dense file is only compared with: where it lies beyond its bound it is a row
-that says so, and never stops a run.
+What is shipped (the compressed model) is gated. A dense file is only compared with: where it lies beyond its bound this is
+recorded, and never stops a run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RANKING_ROWS, RANKING_BATCH = 32, 8
 
 @dataclass
 class Prover:
-    """One PyTorch model, what it says of the validation rows, and the comparison of its files with that.
+    """One PyTorch model, its predictions for the validation rows, and the comparison of its files with them.
 
     `reference` is to be read before the model's deltas are taken apart for a graph: that is to be proven as well.
     """
@@ -57,12 +57,12 @@ class Prover:
 
     @property
     def gated(self) -> bool:
-        """Whether its files are shipped."""
+        """Whether the model's files are shipped."""
         return self.name == COMPRESSED
 
     @cached_property
     def rows(self) -> Rows:
-        """The validation rows; where outputs are words, as many as fit."""
+        """The validation rows; for generative models, as many as fit into memory."""
         return self.data.compared() if self.data.kind.generates else self.data.validation
 
     @cached_property
@@ -74,12 +74,12 @@ class Prover:
 
     @cached_property
     def reference(self) -> Answers:
-        """What the model says in PyTorch."""
+        """The model's predictions in PyTorch."""
         what = f"{self.name} in PyTorch"
         return ask(torch_forward(self.model), self.rows, self.data, self.workspace, what, more=self.more)
 
     def rounded(self, excluded: tuple[str, ...] = (), bits: int = 8) -> np.ndarray:
-        """What it says with its matrices, but for those `excluded`, rounded to int8 in PyTorch: of all rows, then of `more`."""
+        """Its predictions with all matrices but those `excluded` rounded to int8 in PyTorch: for all rows, then for `more`."""
         if (excluded, bits) not in self._rounded:
             every = [self.rows] if self.more is None else [self.rows, self.more]
             what = f"{self.name} in PyTorch, rounded"
@@ -107,7 +107,7 @@ class Prover:
         *,
         static: bool = False,
     ) -> ParityResult:
-        """The record of what a file says, `answers`, against the model; nothing is raised. `static`: its int8 is calibrated."""
+        """Compare a file's predictions, `answers`, with the model's; nothing is raised. `static`: its int8 is calibrated."""
         unlabelled = Unlabelled(self.reference.more, answers.more)
         if precision == "int8" and not self.data.kind.generates:
             unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits), static=static)
@@ -116,7 +116,7 @@ class Prover:
         return result
 
     def suspect(self, result: ParityResult, runtime: Runtime, path: Path, excluded: tuple[str, ...] = (), bits: int = 8) -> str:
-        """The layer where a file that failed parts from the model: '' where rounding alone explains all that moves."""
+        """The layer where a failed file diverges from the model: '' where rounding alone explains every difference."""
         if result.failed == ("metric",):
             return ""
         # against the model as it is, every layer of an int8 file is a little off, and the first would be named
@@ -127,11 +127,11 @@ class Prover:
     def failure(
         self, result: ParityResult, runtime: Runtime, path: Path, excluded: tuple[str, ...] = (), bits: int = 8
     ) -> CheckError:
-        """E610 for a comparison that failed."""
+        """E610 for a failed comparison."""
         return failure(result, self.suspect(result, runtime, path, excluded, bits))
 
     def quality(self, runtime: Runtime, path: Path, what: str) -> dict[str, Any]:
-        """The metrics of a file on all validation rows, where not all of them could be compared."""
+        """The metrics of a file on all validation rows, for when not all of them could be compared."""
         live = partial(run, session(path, runtime=runtime, threads=self.threads))
         return judge_rows(live, self.data.validation, self.data, self.workspace, what).quality
 
@@ -147,8 +147,8 @@ class Prover:
 
 @dataclass(frozen=True)
 class Judged:
-    """A file with its comparison; `excluded` are the matrices that stay in fp32 in it, `repaired` is why, where it was refused
-    without."""
+    """A file with its comparison; `excluded` are the matrices that stay in fp32 in it, `repaired` is the reason, if the file
+    without them was refused."""
 
     runtime: Runtime
     path: Path
@@ -159,7 +159,7 @@ class Judged:
 
 
 def repaired(prover: Prover, names: list[str], *, static: bool, make: Callable[[tuple[str, ...]], Made]) -> Iterator[Made]:
-    """What `make` makes of int8 with ever more of the most sensitive matrices left in fp32: 1, 2, 4, ..., at most half."""
+    """Results of `make` for int8 with more and more of the most sensitive matrices in fp32: 1, 2, 4, ..., at most half."""
     ranking = prover.ranking(names, static=static)
     for count in counts(len(ranking)):
         yield make(tuple(ranking[:count]))

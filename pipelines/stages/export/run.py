@@ -19,7 +19,7 @@ from pipelines.stages.loading import load_data, load_model
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Export the dense model (`dense_of`, merged) and the compressed one, and prove what is shipped.
 
-    A compressed file that fails is repaired, or left out and told among the `failures`; a dense one is a row that says so.
+    A compressed file that fails is repaired, or left out and listed in `failures`; a dense one is a row in the report.
     Raises CheckError E610, E611 where fp32 fails, or where no compressed file is left.
     """
     data = load_data(inputs)
@@ -46,7 +46,7 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
 
 
 def _together(made: dict[str, Exported]) -> dict[str, Any]:
-    """The metadata of both models. `failures` only where there are some: an artifact that is whole says nothing of them."""
+    """The metadata of both models. `failures` is present only if there are any."""
     failures = [failure for one in made.values() for failure in one.failures]
     return {
         "files": {name: one.files for name, one in made.items()},

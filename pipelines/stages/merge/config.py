@@ -1,4 +1,4 @@
-"""Stage `merge`: fold every delta into its weight and write the checkpoint that leaves the pipeline."""
+"""Stage `merge`: add every delta to its weight and write the checkpoint that the pipeline produces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 
 
 class MergeConfig(StageConfig):
-    """Nothing to choose: merging is exact."""
+    """No options: merging is exact."""
 
 
 def check(config: MergeConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:

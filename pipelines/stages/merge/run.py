@@ -16,7 +16,7 @@ from pipelines.stages.merge.config import MergeConfig
 
 
 def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Merge, write the checkpoint, load it again and require equal logits, bit for bit; count what is not zero in it."""
+    """Merge, write the checkpoint, load it again and require bit-equal logits; count its non-zeros."""
     data, previous = load_data(inputs), inputs.nearest("model")
     model = load_model(previous, inputs.base)
     save_checkpoint(merged_copy(model), workspace.folder, inputs.base.folder)

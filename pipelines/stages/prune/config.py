@@ -1,4 +1,4 @@
-"""Stage `prune`: physically remove the heads and FFN neurons that matter least, or hold single weights at zero."""
+"""Stage `prune`: physically remove the heads and FFN neurons of least importance, or set single weights to zero."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons"
 
 
 class PruneItem(BaseModel):
-    """Remove `remove` units from every layer, or of the whole model, the lowest score first."""
+    """Remove `remove` units from every layer, or from the whole model, those with the lowest scores first."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     structure: Structure = Field(description="weights: another kind of item, with a pattern")
     criterion: Criterion = Field(
         default="delta",
-        description="which go first: least tuned (delta), smallest, or least missed by the loss (taylor, fisher)",
+        description="removed first: least tuned (delta), smallest (weight), or least needed by the loss (taylor, fisher)",
     )
     scope: Literal["layer", "global"] = Field(
         default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
     )
     normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
     remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
-    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher look at")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher use")
 
     @property
     def everywhere(self) -> bool:
-        """Whether the units of all layers compete with each other."""
+        """Whether the units of all layers are ranked together."""
         return self.scope == "global" or self.structure == "layers"
 
     @model_validator(mode="after")
@@ -63,7 +63,7 @@ class PruneItem(BaseModel):
 
 
 def _kind_of(item: Any) -> str:
-    """Which config an item is read as; one without a structure that is known is told so by the first."""
+    """The config for parsing an item; an item with an unknown structure gets its error from that of units."""
     structure = item.get("structure") if isinstance(item, dict) else getattr(item, "structure", None)
     return "weights" if structure == "weights" else "units"
 
@@ -72,7 +72,7 @@ Item = Annotated[Annotated[PruneItem, Tag("units")] | Annotated[WeightsItem, Tag
 
 
 class PruneConfig(StageConfig):
-    """One item or a list of them, carried out in order; or a search for what meets a target."""
+    """One item or a list of them, applied in order; or a search for the widths that meet a target."""
 
     items: list[Item] = Field(
         default=[], max_length=limits.LIST, description="what is removed, one after the other; may be written without this key"
@@ -90,7 +90,7 @@ class PruneConfig(StageConfig):
             if "target" not in own:
                 return {**name, "items": [own]}
             if told := {"structure", "scope", "normalize", "remove"} & set(own):
-                raise ValueError(f"{min(told)} beside target: a target finds how much goes, of what `structures` lists")
+                raise ValueError(f"{min(told)} beside target: the target decides how much of `structures` is removed")
             return {**name, "search": own}
         return value
 
@@ -118,7 +118,7 @@ class PruneConfig(StageConfig):
 
     @property
     def judged(self) -> list[tuple[tuple[str | int, ...], Judged]]:
-        """Every structure of units with its criterion, behind the key of the latter."""
+        """Every structure of units with its criterion, and the criterion's key."""
         if self.search is None:
             units = [(number, one) for number, one in enumerate(self.items) if one.structure != "weights"]
             return [(("items", number, "criterion"), Judged(one.structure, one.criterion, one.rows)) for number, one in units]
@@ -127,7 +127,7 @@ class PruneConfig(StageConfig):
 
 
 def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
-    """How many of `available` units go, where `stay` must be left: of a share as many as come nearest, of two the fewer.
+    """Number of units to remove of `available`, leaving `stay`: a share is rounded to the nearest, a half downwards.
 
     Raises UserError E501 when none would go, or too many.
     """
@@ -145,12 +145,12 @@ def count_to_remove(remove: int | float, available: int, stay: int, what: str) -
 
 
 def least_units(item: PruneItem, layers: Sequence[Layer] | Sequence[LayerShape]) -> list[int]:
-    """How many units of an item's structure each layer must keep."""
+    """Number of units of an item's structure that each layer must keep."""
     return [int(layer.needed and item.structure in ("heads", "layers")) for layer in layers]
 
 
 def counts_to_remove(item: PruneItem, units: Sequence[int], stay: Sequence[int]) -> list[int]:
-    """How many units leave each layer; as evenly as can be where all layers are ranked together. Raises UserError E501."""
+    """Number of units to remove from each layer; spread evenly where all layers are ranked together. Raises UserError E501."""
     if not any(units):
         raise UserError("E501", f"there are no {item.structure} to remove", "Leave out this item")
     if not item.everywhere:
@@ -187,7 +187,7 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 
 
 def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
-    """Modules that carry a delta so far; None when everything was tuned in full."""
+    """Modules that have a delta so far; None when everything was tuned in full."""
     touched: set[str] = set()
     omega: Entry | None = None
     for entry in earlier:
@@ -204,7 +204,7 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
-    """Raises UserError E501 and E307 before anything runs."""
+    """The plan after this stage. Raises UserError E501 and E307 before anything runs."""
     from compressor.pruning.surgery import check_heads
 
     plan = replace(plan, tuned=plan.tuned or plan.shape)
@@ -231,7 +231,7 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
 
 
 def without_blocks(plan: Plan, gone: set[int]) -> Plan:
-    """The account without some blocks (their places); a later stage must not put anything into them."""
+    """The plan without the blocks at these indices; a later stage must not add anything to them."""
     from compressor.pruning.surgery import Removal, remove
 
     remove(plan.model, {place: Removal(whole=True) for place in gone})
@@ -239,8 +239,8 @@ def without_blocks(plan: Plan, gone: set[int]) -> Plan:
 
 
 def planned(search: Search, plan: Plan) -> Plan:
-    """The account with the shape that meets a closed target where all units of a structure matter alike; as it is, which bounds
-    it from above, where only a measurement can tell. Raises UserError E520, E646."""
+    """The plan with the shape that meets a closed-form target if all units of a structure matter equally; unchanged, as an
+    upper bound, where only a measurement can decide. Raises UserError E520, E646."""
     if search.target.timed:
         check_timed(search.target, plan)
         return plan
@@ -256,7 +256,7 @@ def planned(search: Search, plan: Plan) -> Plan:
 
 
 def check_timed(target: Target, plan: Plan) -> None:
-    """Raises UserError E646 where it would time another file than `export` writes."""
+    """Raises UserError E646 where the timed file would be another than the one `export` writes."""
     from compressor.models.hub import GENERATES, auto_class_of
 
     able = [row for row in RUNTIMES.values() if row.generating]
@@ -268,7 +268,7 @@ def check_timed(target: Target, plan: Plan) -> None:
 
 
 def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
-    """The tokens of a row that a target speaks of; one of parameters speaks of none."""
+    """The row length in tokens that a target refers to; none for a target of parameters."""
     if config.search and config.search.target.goal != "parameters":
         yield ("search", "target", "length"), config.search.target.length
 

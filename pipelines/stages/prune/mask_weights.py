@@ -23,7 +23,7 @@ from pipelines.stages.prune.prune_weights import Pool, WeightsItem, pools_of
 def carry_out(
     item: WeightsItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
-    """Score, mask and prove one item, in place: masked equals the same weights overwritten with zeros, bit for bit.
+    """Score, mask and check one item, in place: masked equals the same weights overwritten with zeros, bit for bit.
 
     Raises UserError E501, E502, E505 and CheckError E610.
     """
@@ -69,7 +69,7 @@ def score(
 
 
 def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:
-    """Write zeros into a merged copy where the masks of `matrices`, of the model it was copied from, hide something."""
+    """Write zeros into a merged copy at the entries that the masks of `matrices` (of the original model) hide."""
     hidden = {matrix.path: ~matrix.mask.keep for matrix in matrices}
     for layer in layers_of(merged):
         for matrix in map(layer.matrix, layer.names):
@@ -78,7 +78,7 @@ def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:
 
 
 def account(item: WeightsItem, matrices: Sequence[Matrix], pools: Sequence[Pool]) -> dict[str, Any]:
-    """How many weights the item looked at and how many of them are hidden now, pool by pool for global ones."""
+    """How many weights the item covers and how many of them are masked now, pool by pool for global ones."""
     entries = sum(matrix.original.numel() for matrix in matrices)
     hidden = sum(int((~matrix.mask.keep).sum()) for matrix in matrices)
     shown = [{"pool": pool.name, "entries": pool.entries, "hidden": pool.count} for pool in pools if item.scope != "matrix"]

@@ -47,7 +47,7 @@ UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transforme
 
 @dataclass(frozen=True)
 class Trial:
-    """Widths that were measured: milliseconds of the dense and of the pruned model, and what the table made of them."""
+    """Measured widths: milliseconds of the dense and of the pruned model, and the table's prediction."""
 
     widths: Widths
     predicted: float
@@ -55,17 +55,17 @@ class Trial:
     ms: float
 
     def excess(self, target: Target) -> float:
-        """The time over the most that it may be: at most 1 where the target is met."""
+        """The measured time over the maximum allowed: at most 1 where the target is met."""
         return self.ms / target.budget(self.dense_ms)
 
     def to_json(self, target: Target) -> dict[str, float]:
-        """What is recorded of it, `measured` in the target's own unit."""
+        """Record of the trial, `measured` in the target's unit."""
         measured = target.reached(self.ms, self.dense_ms)
         return {"predicted": self.predicted, "measured": measured, "dense_ms": self.dense_ms, "ms": self.ms}
 
 
 def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Trial], target: Target) -> list[Trial]:
-    """What was tried until a timed target was met by its measurement, the widths that count last.
+    """The trials made until the measured time meets a timed target; the widths to use are in the last one.
 
     `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
     Where they turn out slower than allowed, the table is off by as much, and the next are chosen for less.
@@ -82,7 +82,7 @@ def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Tria
 
 
 def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:
-    """The units with the lowest scores (tensors) of every block, as many as the widths say."""
+    """The units to remove from every block: those with the lowest scores (tensors), until the widths are reached."""
     removals = {}
     for place, left in enumerate(found):
         if left is None:
@@ -96,7 +96,7 @@ def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, R
 
 
 def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> LatencyTable:
-    """The table of the dense model's shape on this machine: read where it was measured before, measured otherwise.
+    """The latency table for the dense model's shape on this machine: read from the cache if measured before.
 
     Raises UserError E803 where the file is another's, E901 where the runtime is missing.
     """
@@ -122,7 +122,7 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
 
 
 def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
-    """What `measure` says, from the file `name` of the cache where it was measured before and not asked for anew.
+    """The result of `measure`, from the file `name` of the cache if it was measured before and not requested again.
 
     A file without its seal is measured again. Raises UserError E803 where it has changed since.
     """
@@ -145,7 +145,7 @@ def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
 def prices(
     search: Search, scores: Mapping[str, Sequence[Tensor]], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
 ) -> Prices:
-    """What losing the lowest units of every block costs, measured on training rows once for a model and its scores.
+    """Cost of removing the lowest units of every block, measured on training rows once per model and scores.
 
     Raises UserError E521, E803 where the file is damaged.
     """
@@ -154,7 +154,7 @@ def prices(
 
     def measure() -> str:
         batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
-        with workspace.progress("measuring what units are worth", len(batches) * trials(model, search.structures)) as bar:
+        with workspace.progress("measuring the loss of removing units", len(batches) * trials(model, search.structures)) as bar:
             found = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
         return json.dumps({structure: [one.tolist() for one in blocks] for structure, blocks in found.items()})
 
@@ -164,16 +164,18 @@ def prices(
     try:
         return {structure: [np.array(one, dtype=float) for one in blocks] for structure, blocks in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError("E803", "the prices of units are unreadable", "Delete the file: they are measured again") from error
+        raise UserError(
+            "E803", "the measured losses of units are unreadable", "Delete the file: they are measured again"
+        ) from error
 
 
 def table_name(facts: Mapping[str, Any]) -> str:
-    """What a table of these facts is called."""
+    """The file name of a table of these facts."""
     return f"latency-{fingerprint(dict(facts))[:16]}"
 
 
 def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]:
-    """Everything that decides what a latency table says."""
+    """Everything that affects the content of a latency table."""
     # the shape knows no activation and no attention window
     config = {key: value for key, value in dense.config.to_dict().items() if key not in UNTIMED}
     return {
@@ -192,7 +194,7 @@ def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]
 
 
 def sample_of(data: Data) -> dict[str, np.ndarray]:
-    """Two padded rows to trace with."""
+    """Two padded rows as a sample for tracing."""
     return pad(data.validation.sample(2).tokens, data.pad_id)
 
 
@@ -202,7 +204,7 @@ def measured(
     """Milliseconds of the dense and the pruned model (no chains), exported and timed in one interleaved run."""
     with (
         tempfile.TemporaryDirectory() as scratch,
-        workspace.progress("measuring what the target asks for", target.rounds) as bar,
+        workspace.progress("measuring the target", target.rounds) as bar,
     ):
         pair = (("dense", dense), ("pruned", pruned))
         how = (target.precision, target.runtime)
@@ -215,7 +217,7 @@ def measured(
 def meet(
     search: Search, model: nn.Module, base: nn.Module | None, inputs: Inputs, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
-    """Find the widths that meet a target, where it is a time by measuring what would come of them, and cut them.
+    """Find the widths that meet a target, for a time by measuring the resulting models, and prune to them.
 
     Returns the target's record. Raises UserError E520 (out of reach), E803, E901, and what `cut` raises.
     """
@@ -253,7 +255,7 @@ def meet(
 
 
 def asked_of(search: Search, table: LatencyTable | None) -> dict[str, Any]:
-    """What the target's record says of the question."""
+    """The part of the target's record that describes what was requested."""
     target = search.target
     record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
     if table:

@@ -1,4 +1,4 @@
-"""The items of stage `prune` that remove single weights: their config, their closed form, and how they are carried out."""
+"""Items of stage `prune` that remove single weights: their config, their closed form, and their application."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
 
 
 class Shares(BaseModel):
-    """What goes of each pool of `delta_or_weight`: of the matrices that have a ΔW, and of the others."""
+    """Shares to remove from each pool of `delta_or_weight`: of the matrices that have a ΔW, and of the others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    adapted: Share = Field(description="share that goes of the matrices with a ΔW")
-    others: Share = Field(description="share that goes of all other matrices")
+    adapted: Share = Field(description="share removed from the matrices with a ΔW")
+    others: Share = Field(description="share removed from all other matrices")
 
 
 OneOrTwo = Annotated[
@@ -37,7 +37,7 @@ OneOrTwo = Annotated[
 
 
 class WeightsItem(BaseModel):
-    """Hold single weights at zero, the lowest score first: a share of them, or all but n of m in a row."""
+    """Set single weights to zero, the lowest scores first: a share of them, or all but n of m in a row."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,26 +52,26 @@ class WeightsItem(BaseModel):
     remove: OneOrTwo | None = Field(
         default=None, description="unstructured: the share that is zero afterwards, or {adapted: , others: } of delta_or_weight"
     )
-    modules: Modules = Field(default=MODULES, description="linear layers whose weights may go, default all")
-    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher look at")
+    modules: Modules = Field(default=MODULES, description="linear layers whose weights may be removed, default all")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher use")
 
     @model_validator(mode="after")
     def _keys_fit_the_pattern(self) -> WeightsItem:
         if self.nm is not None and (self.remove is not None or self.scope is not None):
-            raise ValueError(f"pattern {self.pattern} says what goes: leave out remove and scope")
+            raise ValueError(f"pattern {self.pattern} fixes what is removed: leave out remove and scope")
         if self.nm is None and self.remove is None:
-            raise ValueError("an unstructured item needs remove, the share of the weights that goes")
+            raise ValueError("an unstructured item needs remove, the share of the weights to remove")
         if isinstance(self.remove, Shares) and self.criterion != "delta_or_weight":
             raise ValueError(f"criterion {self.criterion} has one pool: give remove as one share")
         return self
 
     @property
     def nm(self) -> NofM | None:
-        """The pattern's numbers; None where it is unstructured."""
+        """The numbers of an n:m pattern; None for unstructured."""
         return NofM.parse(self.pattern)
 
     def share_of(self, adapted: bool) -> float:
-        """What goes of the pool of adapted matrices, or of the others'."""
+        """Share to remove from the pool of adapted matrices, or from that of the others."""
         if isinstance(self.remove, Shares):
             return self.remove.adapted if adapted else self.remove.others
         return self.remove
@@ -82,7 +82,7 @@ EVERYWHERE = ("query", "key", "value", "output", "ffn_in", "ffn_out")
 
 
 def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterable[Problem]:
-    """Faults that need no model; `touched` are the modules with a ΔW, None for all."""
+    """Faults that can be found without a model; `touched` are the modules with a ΔW, None for all."""
     if item.criterion != "delta" or touched is None:
         return
     asked = EVERYWHERE if item.modules == MODULES else item.modules
@@ -94,7 +94,7 @@ def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterab
 
 @dataclass(frozen=True)
 class Pool:
-    """Matrices (`members`: their places in a list) whose `entries` are ranked together, and the share of these that goes."""
+    """Matrices (`members`: indices in a list) whose `entries` are ranked together, and the share of these to remove."""
 
     name: str
     members: tuple[int, ...]
@@ -103,7 +103,7 @@ class Pool:
 
     @property
     def count(self) -> int:
-        """⌊share × entries⌋. Raises UserError E501 when that is none."""
+        """⌊share × entries⌋. Raises UserError E501 when that is 0."""
         count = share(self.share, self.entries)
         if not count:
             what = f"remove: {self.share} is less than one of the {self.entries:,} weights of {self.name}"
@@ -126,7 +126,7 @@ def pools_of(item: WeightsItem, names: Sequence[str], sizes: Sequence[int], adap
 
 
 def plan(item: WeightsItem, plan: Plan) -> Plan:
-    """Count what will be hidden. Raises UserError E302, E501 and E505 before anything runs."""
+    """Count the weights to be masked. Raises UserError E302, E501 and E505 before anything runs."""
     from compressor.models.anatomy import matrices_of
     from compressor.pruning.weights import check_width
 
@@ -154,7 +154,7 @@ def _more_than_before(plan: Plan, item: WeightsItem, hidden: int) -> None:
     names = {name for name, _, _ in plan.shape.matrices(item.modules)}
     gone = max((one.hidden for one in plan.sparsity if set(one.modules) == names and one.left(plan.shape)[1]), default=0)
     if gone > hidden:
-        what = f"{gone:,} of these weights are gone already, {hidden:,} are to go in all"
+        what = f"{gone:,} of these weights are zero already, {hidden:,} are to be zero in all"
         raise UserError("E501", what, "remove counts those too: give a larger share")
 
 

@@ -22,7 +22,7 @@ from pipelines.stages.prune.targets import Judged
 def score(
     item: PruneItem | Judged, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> list[Tensor]:
-    """One tensor of scores a layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
+    """One tensor of scores per layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
     if item.criterion == "random":
         return random_scores(model, item.structure, seed)
     if item.criterion not in LOSS_POWER:
@@ -34,7 +34,7 @@ def score(
 
 
 def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:
-    """Scores -> what leaves each layer. Raises UserError E501."""
+    """Scores -> the units to remove from each layer. Raises UserError E501."""
     stay = least_units(item, layers_of(model))
     counts = counts_to_remove(item, units_of(model, item.structure), stay)
     gone = lowest_of_all(scores, sum(counts), stay, normalize=item.normalize) if item.everywhere else lowest(scores, counts)
@@ -46,7 +46,7 @@ def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Re
 def carry_out(
     item: PruneItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
-    """Score, remove and prove one item, in place. Raises CheckError E6xx when removed and masked differ."""
+    """Score, remove and check one item, in place. Raises CheckError E6xx when removed and masked differ."""
     scores = score(item, model, base, seed, data, workspace)
     removals = removals_of(item, model, scores)
     return {**item.model_dump(), "parity": cut(item.structure, removals, model, base, data, workspace)}
@@ -55,7 +55,7 @@ def carry_out(
 def cut(
     what: str, removals: dict[int, Removal], model: nn.Module, base: nn.Module | None, data: Data, workspace: Workspace
 ) -> dict[str, Any]:
-    """Remove in place, and prove by validation rows that it is what silencing would be: the record of that comparison.
+    """Remove in place and compare with zeroing the same units, on validation rows; returns the record of that comparison.
 
     Raises CheckError E6xx when it is not.
     """

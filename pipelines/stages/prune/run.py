@@ -15,7 +15,7 @@ from pipelines.stages.prune.meet_target import meet
 
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Carry out every item or the search, compare removed against masked on validation rows, write the state."""
+    """Apply every item or the search, compare removed against masked on validation rows, write the state."""
     data, previous = load_data(inputs), inputs.nearest("model")
     model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
     # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal

@@ -1,4 +1,4 @@
-"""`prune: {target: ...}`: what a target is, what a model costs in its terms, and the widths that meet it."""
+"""`prune: {target: ...}`: kinds of targets, a model's cost in their terms, and the widths that meet them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOALS = (*TIMED, "flops", "parameters")
 
 
 class Target(BaseModel):
-    """What the pruned model is to reach, always against the dense one: exactly one of speedup, p50_ms, flops and parameters."""
+    """The target of the pruned model, relative to the dense one: exactly one of speedup, p50_ms, flops and parameters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,9 +37,9 @@ class Target(BaseModel):
     parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
     batch: int = Field(default=1, ge=1, le=limits.BATCH, description="rows of the pass that is measured")
     length: int = Field(default=128, ge=2, le=limits.TOKENS, description="tokens a row")
-    runtime: Literal[*CPU_RUNTIMES] = Field(default=DEFAULT.key, description="what it is measured in")
-    precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="of the files that are measured")
-    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="of the measuring")
+    runtime: Literal[*CPU_RUNTIMES] = Field(default=DEFAULT.key, description="the runtime in which it is measured")
+    precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="precision of the measured files")
+    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="threads used for measuring")
 
     @field_validator(*GOALS, mode="before")
     @classmethod
@@ -56,12 +56,12 @@ class Target(BaseModel):
         senseless = {"batch", "runtime", "precision", "rounds"} | ({"length"} if goals == ["parameters"] else set())
         given = sorted(self.model_fields_set & senseless)
         if given and not self.timed:
-            raise ValueError(f"{given[0]} means nothing to a target of {goals[0]}, which is not measured")
+            raise ValueError(f"{given[0]} is not used by a target of {goals[0]}, which is not measured")
         return self
 
     @property
     def goal(self) -> str:
-        """Which of GOALS was given."""
+        """Name of the goal that was given, one of GOALS."""
         return next(name for name in GOALS if getattr(self, name) is not None)
 
     @property
@@ -70,58 +70,59 @@ class Target(BaseModel):
 
     @property
     def timed(self) -> bool:
-        """Whether it is a time on this machine."""
+        """Whether the target is a time on this machine."""
         return self.goal in TIMED
 
     def budget(self, dense: float) -> float:
-        """The most that the pruned model may cost, where the dense one costs `dense`."""
+        """The maximum cost of the pruned model, where the dense one costs `dense`."""
         return {"speedup": dense / self.value, "p50_ms": self.value}.get(self.goal, self.value * dense)
 
     def reached(self, cost: float, dense: float) -> float:
-        """A cost in the target's own unit."""
+        """Convert a cost to the target's unit."""
         return {"speedup": dense / cost, "p50_ms": cost}.get(self.goal, cost / dense)
 
     def say(self, value: float) -> str:
-        """1.97 -> '1.97x', '12.3 ms', '0.500 of the FLOPs'."""
+        """Format a value in the target's unit: 1.97 -> '1.97x', '12.3 ms', '0.500 of the FLOPs'."""
         words = {"speedup": f"{value:.2f}x", "p50_ms": milliseconds(value)}
         return words.get(self.goal, f"{value:.3f} of the {'FLOPs' if self.goal == 'flops' else 'parameters'}")
 
 
 class Least(BaseModel):
-    """How many units stay in every block that is not dropped; of layers, in every stack."""
+    """Number of units that stay in every block that is not dropped; of layers, in every stack."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    heads: int = Field(default=0, ge=0, le=limits.UNITS, description="heads that stay in a block")
-    cross_heads: int = Field(default=0, ge=0, le=limits.UNITS, description="heads that look at the encoder and stay in a block")
-    neurons: int = Field(default=0, ge=0, le=limits.UNITS, description="neurons that stay in a block")
-    layers: int = Field(default=1, ge=1, le=limits.UNITS, description="blocks that stay in a stack")
+    heads: int = Field(default=0, ge=0, le=limits.UNITS, description="the least heads in a block")
+    cross_heads: int = Field(default=0, ge=0, le=limits.UNITS, description="the least cross-attention heads in a block")
+    neurons: int = Field(default=0, ge=0, le=limits.UNITS, description="the least neurons in a block")
+    layers: int = Field(default=1, ge=1, le=limits.UNITS, description="the least blocks in a stack")
 
 
 class Search(BaseModel):
-    """Remove what matters least until a target is met: how many units of which block is found, not given."""
+    """Remove the least important units until a target is met: the number per block is searched for, not given."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    target: Target = Field(description="what is to be reached")
+    target: Target = Field(description="the target to reach")
     structures: list[Unit] = Field(
-        default=["heads", "neurons"], min_length=1, max_length=limits.LIST, description="what may go"
+        default=["heads", "neurons"], min_length=1, max_length=limits.LIST, description="the structures that may be removed"
     )
     criterion: Criterion | dict[Unit, Criterion] = Field(
-        default="taylor", description="which units of a sublayer go first: one, or one for each structure but layers"
+        default="taylor",
+        description="which units of a sublayer are removed first: one criterion, or one for each structure but layers",
     )
-    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher look at")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher use")
     price_rows: int = Field(
-        default=256, ge=1, le=limits.ROWS, description="training rows that what losing units costs is measured on"
+        default=256, ge=1, le=limits.ROWS, description="training rows on which the loss of removing units is measured"
     )
-    keep: Least = Field(default=Least(), description="what must stay")
+    keep: Least = Field(default=Least(), description="the least that stays")
 
     @model_validator(mode="after")
     def _each_has_a_criterion(self) -> Search:
         if len(set(self.structures)) < len(self.structures):
             raise ValueError("structures names one twice")
         if (told := {"criterion", "rows"} & self.model_fields_set) and not self.ranked:
-            raise ValueError(f"{min(told)} is about which units of a sublayer go first; a whole layer is measured")
+            raise ValueError(f"{min(told)} orders the units of a sublayer: whole layers do not use it")
         if isinstance(self.criterion, dict) and set(self.criterion) != set(self.ranked):
             named = ", ".join(self.criterion) or "nothing"
             raise ValueError(f"criterion names {named}; of the structures, {', '.join(self.ranked)} have one")
@@ -129,12 +130,12 @@ class Search(BaseModel):
 
     @property
     def ranked(self) -> list[str]:
-        """The structures of which a block has several units, so that some go before others."""
+        """The structures of which a block has several units, which are ranked by a score."""
         return [name for name in self.structures if name != "layers"]
 
     @property
     def criteria(self) -> dict[str, Criterion]:
-        """Structure -> its criterion."""
+        """The criterion of each structure."""
         return self.criterion if isinstance(self.criterion, dict) else dict.fromkeys(self.ranked, self.criterion)
 
 
@@ -148,14 +149,14 @@ class Judged:
 
 
 def closed_form(target: Target) -> Measure:
-    """FLOPs of a row, or parameters."""
+    """FLOPs of a row, or number of parameters, as a function of the shape."""
     return (lambda shape: shape.flops(target.length)) if target.goal == "flops" else (lambda shape: shape.parameters)
 
 
 def widths(
     search: Search, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None, share: float = 1.0
 ) -> Widths | None:
-    """The widths that cost at most `share` of what the target allows, at the least price (None: every unit alike); None where
+    """The widths that cost at most `share` of the target's budget, at the least price (None: all units count the same); None if
     the model of `shape` costs no more already.
 
     Raises UserError E520 when there are none.
@@ -171,14 +172,14 @@ def widths(
     found = choose(blocks, need)
     if found is None:
         best = target.say(target.reached(now - most_saved(blocks), whole))
-        more = "" if "layers" in search.structures else ", or let layers go too"
-        what = f"{target.say(target.value)} cannot be had: with all gone that may go it would be {best}"
-        raise UserError("E520", what, f"Ask for less{more}")
+        more = "" if "layers" in search.structures else ", or allow layers to be removed too"
+        what = f"{target.say(target.value)} is out of reach: removing everything allowed gives {best}"
+        raise UserError("E520", what, f"Choose a lower target{more}")
     return found
 
 
 def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:
-    """The blocks of each stack that cost most to lose, after those that stay anyway: as many as must be left of it."""
+    """The blocks that each stack must keep, up to the minimum: required ones first, then those most costly to lose."""
     if "layers" not in search.structures:
         return []
     stacks: dict[bool, list[int]] = {}
@@ -193,7 +194,7 @@ def _staying(search: Search, shape: ModelShape, prices: Prices) -> list[int]:
 
 
 def surroundings(target: Target) -> dict[str, Any]:
-    """The machine and the runtime that a timed target is about. Raises UserError E901."""
+    """The machine and the runtime of a timed target. Raises UserError E901."""
     from compressor.processor import processor
     from pipelines.engine.environment import distribution
 
@@ -201,6 +202,6 @@ def surroundings(target: Target) -> dict[str, Any]:
 
 
 def timed_packages(target: Target) -> tuple[str, ...]:
-    """The distributions that decide what a timed target costs. Raises UserError E901 for one that is missing."""
+    """The distributions that affect a timed target's cost. Raises UserError E901 for one that is missing."""
     RUNTIMES[target.runtime].require(writing=True)
     return packages_of([target.runtime], writing=True)

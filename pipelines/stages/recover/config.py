@@ -1,4 +1,4 @@
-"""Stage `recover`: train what is left after pruning, by default with the dense model as teacher."""
+"""Stage `recover`: train the pruned model, by default with the dense model as teacher."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pipelines.stages.training_plan import counted, estimate, planned
 
 
 class RecoverConfig(TrainingConfig):
-    """`same` goes on with the deltas that are there; another method adds its own and freezes those."""
+    """`same` continues with the existing deltas; another method adds new ones and freezes those."""
 
     method: Literal["same", *NAMES] = Field(
-        default="same", description="same: go on with what tune trains; another method adds its own and freezes that"
+        default="same", description="same: continue with tune's parameters; another method adds its own and freezes those"
     )
     epochs: float = Field(default=1, gt=0, le=limits.EPOCHS, description="passes over the training rows")
     distill: Literal[False, "logits", "hidden", "both"] = Field(
-        default="logits", description="learn from the dense model: its logits (true), its hidden states, both, or nothing"
+        default="logits", description="distil from the dense model: logits (true), hidden states, both, or nothing (false)"
     )
     hidden_weight: float | None = Field(
-        default=None, gt=0, le=limits.SCALE, description="of the distance between hidden states in the loss, default 1"
+        default=None, gt=0, le=limits.SCALE, description="weight of the distance between hidden states in the loss, default 1"
     )
 
     @field_validator("distill", mode="before")
@@ -43,7 +43,7 @@ class RecoverConfig(TrainingConfig):
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
         mend = "Remove the key, or say distill: hidden (or both)"
-        yield Problem("E403", "hidden_weight means nothing where no hidden states are learnt", mend, ("hidden_weight",))
+        yield Problem("E403", "hidden_weight is not used where no hidden states are distilled", mend, ("hidden_weight",))
     if not any(entry.row.trains for entry in earlier):
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
@@ -55,7 +55,7 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
     row = method(config.method)
     if row.takes_places(config) and fresh is None:
         mend = "Put a select between prune and recover, or use method: lora or same"
-        yield Problem("E404", f"{told(config, row)} needs places in the matrices as they are now", mend, ("method",))
+        yield Problem("E404", f"{told(config, row)} needs places that are chosen in the pruned matrices", mend, ("method",))
         return
     yield from method_problems(config, row, fresh)
 
@@ -69,7 +69,7 @@ def fresh_places(earlier: tuple[Entry, ...]) -> Entry | None:
 
 
 def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entry | None) -> Iterable[Problem]:
-    """`same` goes on with what is there: it takes no settings and no new places."""
+    """Faults of `same`, which continues with the existing deltas: it accepts neither options nor a new Ω."""
     yield from meaningless(config, OPTIONS, "same")
     for number, entry in enumerate(earlier):
         on = trained_on(entry, earlier[:number])
@@ -83,7 +83,7 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
 
 
 def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
-    """Whose tensors the places of a stage lay in, by the config of it and of the select before it."""
+    """The kind of tensors that a stage's Ω lies in, from its config and that of the select before it."""
     if not entry.row.trains or entry.config.method == "same":
         return "weights"
     omega = next((one for one in reversed(earlier) if one.row.chooses_places), None)
@@ -91,7 +91,7 @@ def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
-    """`same` trains all the deltas that are there; its count is an upper bound: pruning may have cut places of Ω, and the
+    """Plan: `same` trains all existing deltas; its count is an upper bound: pruning may have removed entries of Ω, and the
     network of a reparametrized prefix is dropped."""
     if config.method == "same":
         count = sum(trained.kept(plan.shape) for trained in plan.trained)

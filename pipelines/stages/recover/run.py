@@ -18,7 +18,7 @@ from pipelines.stages.trainings import found_model, load_options, settings_of, t
 
 
 def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
-    """Make the parameters to train trainable, in place; returns the method that says what they are, and its settings."""
+    """Set which parameters are trained, in place; returns the method that they belong to, and its settings."""
     groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
     before = previous.metadata["method"]
     if config.method == "full" or (config.method == "same" and before == "full"):
@@ -34,13 +34,13 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
 
 
 def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
-    """What `train_and_save` is told of the dense model: the logits of every training row, dropout off, or itself, alive (always
-    where its logits are too many to be kept: those of a vocabulary)."""
+    """Arguments for `train_and_save` about the teacher: the dense model's logits for every training row, without dropout, or
+    the live model (always where its logits, those of a vocabulary, are too many to keep)."""
     if not config.distill:
         return {}
     dense = merge_all(load_model(inputs.dense, inputs.base))
     if config.distill == "logits" and not data.kind.generates:
-        return {"logits": predict_rows(torch_forward(dense), data.train, data, workspace, "asking the dense teacher")}
+        return {"logits": predict_rows(torch_forward(dense), data.train, data, workspace, "computing the teacher's outputs")}
     weight = 0.0 if config.distill == "logits" else config.hidden_weight or HIDDEN_WEIGHT
     return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill != "hidden")}
 

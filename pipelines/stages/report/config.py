@@ -1,4 +1,4 @@
-"""Stage `report`: what the run achieved, as report.json, report.md and one self-contained report.html."""
+"""Stage `report`: the results of the run, as report.json, report.md and one self-contained report.html."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipelines.engine.stage import Stage, StageConfig
 
 
 class ReportConfig(StageConfig):
-    """Nothing to choose: everything that was measured is shown."""
+    """No options: everything that was measured is shown."""
 
 
 STAGE = Stage(

@@ -12,7 +12,7 @@ from pipelines.stages.report.config import ReportConfig
 
 
 def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Gather the run's account and write it in three forms; the metadata is what a terminal shows of it."""
+    """Collect the run's record and write it in three formats; the metadata is what the terminal shows of it."""
     measurements = json.loads((inputs.nearest("measurements").folder / "measurements.json").read_text(encoding="utf-8"))
     report = gather(inputs, measurements)
     pages = {

@@ -1,4 +1,4 @@
-"""Stage `select`: choose Ω, the places of the weights that a sparse update may change."""
+"""Stage `select`: choose the support Ω, the indices of the weights that a sparse update may change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_COUNT = 16
 
 
 class SelectConfig(GroundConfig):
-    """Score every weight, keep the best places of each matrix, each layer or the whole model.
+    """Score every weight and keep the best entries of each matrix, each layer or the whole model.
 
     With `on: lora` or `on: adapter` the matrices are the tensors that the training after this stage will start with.
     """
@@ -32,16 +32,16 @@ class SelectConfig(GroundConfig):
     score: WeightScore | DataScore = Field(
         default="rpca", description="what ranks the places: the weights (first four), or the gradients of the task"
     )
-    scope: Scope = Field(default="matrix", description="what count or ratio is of: each matrix, each layer, or all together")
+    scope: Scope = Field(default="matrix", description="scope of count or ratio: each matrix, each layer, or the whole model")
     count: int | None = Field(default=None, ge=1, le=limits.COUNT, description="places in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
     modules: Modules = Field(default=DEFAULT_MODULES, description="linear layers in which places are chosen, or all")
-    setting: SettingName | None = Field(default=None, description="of rpca; `released` is what DSEE's code does")
+    setting: SettingName | None = Field(default=None, description="settings of rpca; `released` follows DSEE's published code")
     samples: int | None = Field(
         default=None, ge=1, le=limits.ROWS, description="training rows for fish, sam and d3, default 1024"
     )
     batch_size: int | None = Field(
-        default=None, ge=1, le=limits.BATCH, description="rows a gradient; default 1 for fish, 16 for sam and d3"
+        default=None, ge=1, le=limits.BATCH, description="rows per gradient; default 1 for fish, 16 for sam and d3"
     )
     mode: Literal["train", "eval"] | None = Field(default=None, description="dropout on or off (default) for fish, sam, d3")
     clip: float | None = Field(
@@ -77,19 +77,19 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     )
     for key in unread:
         if getattr(config, key) is not None:
-            yield Problem("E403", f"{key} means nothing to score {config.score}", "Remove it, or name another score", (key,))
+            yield Problem("E403", f"{key} is not used by score {config.score}", "Remove it, or name another score", (key,))
     yield from ground_problems(config)
 
 
 def ground_problems(config: SelectConfig) -> Iterable[Problem]:
-    """Keys that mean nothing to where Ω lies, and scores that say nothing of it."""
+    """Faults: keys that are not used where Ω lies, and scores that cannot rank entries there."""
     for key in GROUND:
         if key in config.model_fields_set and getattr(config, key) is not None and key not in ground_of(config.on):
-            yield Problem("E403", f"{key} means nothing to a select on {config.on}", "Remove the key", (key,))
+            yield Problem("E403", f"{key} is not used by a select on {config.on}", "Remove the key", (key,))
     if config.on == "weights":
         return
     if config.score == "rpca":
-        yield Problem("E403", f"score rpca means nothing on {config.on}", "Name another score, e.g. score: pafi", ("score",))
+        yield Problem("E403", f"score rpca cannot be used on {config.on}", "Name another score, e.g. score: pafi", ("score",))
     drawn, zero = DRAWN_AND_ZERO[config.on]
     blind = {"magnitude": zero, **dict.fromkeys(DATA_SCORES, drawn)}.get(config.score)
     if blind and config.scope == "matrix":
@@ -98,14 +98,14 @@ def ground_problems(config: SelectConfig) -> Iterable[Problem]:
 
 
 def plan(config: SelectConfig, plan: Plan) -> Plan:
-    """Raises UserError E302 where the architecture lacks a module, E401 where a scope has fewer places than asked for, or
-    where the share comes to none at all."""
+    """Raises UserError E302 where the architecture lacks a module, E401 where a scope has fewer entries than requested, or
+    where the requested share is less than one entry."""
     from compressor.models.anatomy import matrices_of
 
     matrices_of(plan.model, config.modules)
     smallest = min(config.places.scopes(plan.shape))
     if config.places.of(smallest) > smallest:
-        what = f"a {config.scope} has {smallest:,} places only, {config.places.count:,} were asked"
+        what = f"a {config.scope} has {smallest:,} places only, {config.places.count:,} were requested"
         raise UserError("E401", what, "Ask for a smaller select.count, or a select.ratio")
     if not config.places.total(plan.shape):
         what = f"ratio {config.ratio:g} is less than one of the {smallest:,} places of a {config.scope}"

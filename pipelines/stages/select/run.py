@@ -26,12 +26,12 @@ from pipelines.stages.trainings import found_model
 
 
 def seed_of(seed: int, path: str) -> int:
-    """A seed of each matrix's own."""
+    """A separate seed for each matrix."""
     return int.from_bytes(hashlib.sha256(f"{seed} {path}".encode()).digest()[:4])
 
 
 def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the cut shapes."""
+    """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the pruned shapes."""
     judged = _by_gradients if config.score in DATA_SCORES else _by_weights
     model, matrices, scores = judged(config, inputs, workspace)
     layers = [(number, f"{layer.path}.") for number, layer in enumerate(layers_of(model))]
@@ -54,13 +54,13 @@ Judged = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
 
 
 def start(config: SelectConfig, inputs: Inputs, data: Data | TaskData) -> tuple[nn.Module, list[Matrix]]:
-    """The model as the next stage will train it, and the tensors in which Ω lies: bit for bit those that it will start with."""
+    """The model as the next stage will train it, and the tensors in which Ω lies, bit-equal to their initial values there."""
     model = found_model(inputs, data)
     return model, ground(merge_deltas(model) if config.on == "weights" else model, config.ground())
 
 
 def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
-    """Scores of the pretrained weights in the shapes that are left, or of a fresh LoRA's or adapter's tensors.
+    """Scores of the pretrained weights in their pruned shapes, or of a newly initialized LoRA's or adapter's tensors.
 
     What a mask hides scores 0: it is no candidate.
     """
@@ -84,7 +84,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> J
 
 
 def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> Judged:
-    """Scores by the task's gradients, at the model as the next stage will train it: tuned so far, with its head."""
+    """Scores by the task's gradients, on the model as the next stage will train it: tuned so far, with its head."""
     data = load_data(inputs)
     model, matrices = start(config, inputs, data)
     rows = data.train.draw(config.samples or 1024, inputs.seed)

@@ -23,7 +23,7 @@ from pipelines.stages.training_plan import counted, estimate, planned
 
 
 class TuneConfig(TrainingConfig):
-    """Train a method's parameters and the task head. Where Ω lies is said in the select before it, if there is one."""
+    """Train a method's parameters and the task head. The select before it, if any, determines where Ω lies."""
 
     method: Literal[NAMES] = Field(default="dsee", description="what is trained; compress list methods tells them apart")
     combine: Combine | None = Field(default=None, description="many tasks: how layer and task masks are joined, default or")
@@ -35,12 +35,12 @@ class TuneConfig(TrainingConfig):
     )
 
     def of_tasks(self, options: Options, count: int) -> Options:
-        """The options where so many tasks share what the method adds."""
+        """The options for `count` tasks that share what the method adds."""
         return replace(options, tasks=count, combine=self.combine or options.combine)
 
 
 def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
-    """Only some methods train many tasks together, and only there do some keys mean anything."""
+    """Faults of `tasks`: only some methods train many tasks together, and some keys are for these only."""
     row = method(config.method)
     if many and not row.many_tasks:
         mend = (
@@ -50,12 +50,12 @@ def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
         yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", mend, ("method",))
     for key in () if many else ("combine", "temperature"):
         if getattr(config, key) is not None:
-            yield Problem("E403", f"{key} means nothing to one task", "Remove the key, or list several under tasks", (key,))
+            yield Problem("E403", f"{key} is not used with one task", "Remove the key, or list several under tasks", (key,))
 
 
 def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if any(entry.row.trains or entry.row.removes for entry in earlier):
-        yield Problem("E405", "a pipeline tunes once, first", "Use recover to keep training")
+        yield Problem("E405", "tune must appear once, before any other training or pruning", "Use recover to keep training")
     row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.row.chooses_places), None)
     if row.takes_places(config) and omega is None:
         what = f"{told(config, row)} needs places for its sparse part"

@@ -1,4 +1,4 @@
-"""Many tasks tuned together: one base, what they share in one file, and a small file for each task."""
+"""Many tasks tuned together: one base, a file of what they share, and a small file for each task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPERATURE = 10.0
 
 
 def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Train one model with a head for every task of `inputs.tasks`, write the task files, and measure each as it is stored."""
+    """Train one model with a head for every task of `inputs.tasks`, write the task files, and measure each stored task."""
     data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
     pad_id = next(iter(data.values())).pad_id
     row, temperature = method(config.method), config.temperature or TEMPERATURE
@@ -60,7 +60,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
 def measure(
     files: dict[str, Path], data: dict[str, Data], temperature: float, inputs: Inputs, workspace: Workspace
 ) -> list[dict[str, Any]]:
-    """Quality on all validation rows, size and share of the training of every task, each from its file on one live base."""
+    """Quality on all validation rows, size and share of training steps of every task, each from its file on one live base."""
     rows, model = [], inputs.base.folder
     shares = probabilities([len(one.train) for one in data.values()], temperature)
     for (name, one), share in zip(data.items(), shares, strict=True):

@@ -18,7 +18,7 @@ from pipelines.stages.tune.many_tasks import tune_tasks
 
 
 def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Build the model with its task head, attach the method's deltas, train, and write the state (of many: their files)."""
+    """Build the model with its task head, attach the method's deltas, train, and write the state (of many tasks: files)."""
     if inputs.tasks:
         return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)

@@ -44,7 +44,7 @@ class TritonPythonModel(BatchingModel):
 
 
 def session_options(config):
-    """SessionOptions of a model config. Threads never spin: between requests the cores belong to others."""
+    """SessionOptions of a model config. Threads never spin: between requests the cores are free for others."""
     given = parameters(config)
     options = ort.SessionOptions()
     options.intra_op_num_threads = int(given.get("intra_op_thread_count", 0))
@@ -59,7 +59,7 @@ def session_options(config):
 
 
 def providers(args):
-    """The execution provider of the instance, CPU behind it for the operators that CUDA lacks."""
+    """The execution provider of the instance, followed by the CPU for operators that CUDA lacks."""
     if args["model_instance_kind"] != "GPU":
         return ["CPUExecutionProvider"]
     return [("CUDAExecutionProvider", {"device_id": args["model_instance_device_id"]}), "CPUExecutionProvider"]

@@ -24,7 +24,7 @@ TYPES = {
 
 
 class TritonPythonModel(BatchingModel):
-    """One model instance: one compiled model and its request."""
+    """One model instance: one compiled model and its inference request."""
 
     runtime = "openvino"
     file = "model.xml"
@@ -39,7 +39,7 @@ class TritonPythonModel(BatchingModel):
         return tuple({port.get_any_name(): type_of(port) for port in side} for side in sides)
 
     def compile(self):
-        """Compile the model and open the one request that all runs use."""
+        """Compile the model and create the one inference request that all runs use."""
         compiled = openvino.Core().compile_model(self.path, "CPU", self.options)
         self.request = compiled.create_infer_request()
         return compiled
@@ -61,12 +61,12 @@ class TritonPythonModel(BatchingModel):
 
 
 def type_of(port):
-    """Triton's word for the element type of an input or output."""
+    """Triton's name for the element type of an input or output."""
     return TYPES.get(port.element_type.get_type_name(), str(port.element_type))
 
 
 def options(config):
-    """OpenVINO's properties out of a model config: what it names, otherwise one request at a time with all threads."""
+    """OpenVINO's properties from a model config; by default one request at a time with all threads."""
     given = parameters(config)
     found = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"} | {key: given[key] for key in NAMED if key in given}
     return found | {"INFERENCE_PRECISION_HINT": "bf16" if given.get("HINT_BF16", "").upper() == "YES" else "f32"}

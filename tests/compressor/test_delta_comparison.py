@@ -1,0 +1,73 @@
+"""Two delta files side by side: norms, cosines and shared places are those of the dense deltas."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from compressor.methods import apply
+from compressor.models.anatomy import matrices_of
+from compressor.pruning.surgery import Removal, remove
+from compressor.storage import delta_file
+from compressor.storage.delta_comparison import compare
+from tests.compressor.conftest import OPTIONS, tiny, tuned
+from tests.compressor.delta_parts import write
+
+
+def test_comparison_against_the_dense_deltas(tmp_path):
+    models = [tuned(tiny("gpt2"), method, ("query", "ffn_out")) for method in ("dsee", "selective")]
+    with torch.no_grad():
+        for name, parameter in models[1].named_parameters():
+            if name.endswith("values"):
+                parameter.mul_(-2)
+    paths = [write(model, tmp_path / str(number)) for number, model in enumerate(models)]
+    rows = compare(*map(delta_file.read, paths))
+    pairs = list(zip(*(matrices_of(model, ("query", "ffn_out")) for model in models), strict=True))
+    assert len(rows) == len(pairs)
+    by_place = {row.place.removesuffix("[0:32]").removesuffix(".weight"): row for row in rows}
+    for a, b in pairs:
+        row, x, y = by_place[a.path.removesuffix("[query]")], a.delta.flatten(), b.delta.flatten()
+        assert row.kinds == ("low_rank+sparse", "sparse")
+        assert row.norms == pytest.approx((float(x.norm()), float(y.norm())))
+        assert row.cosine == pytest.approx(float(torch.cosine_similarity(x, y, dim=0)))
+        assert row.jaccard == 1
+
+
+def test_comparison_of_whole_matrices(tmp_path):
+    """A dense ΔW, as mixout leaves it, against a sparse one."""
+    models = [tuned(tiny("gpt2"), method, ("query", "ffn_out")) for method in ("mixout", "selective")]
+    rows = compare(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
+    pairs = list(zip(*(matrices_of(model, ("query", "ffn_out")) for model in models), strict=True))
+    assert [row.kinds for row in rows] == [("offset", "sparse")] * len(pairs)
+    expected = [float(torch.cosine_similarity(a.delta.flatten(), b.delta.flatten(), dim=0)) for a, b in pairs]
+    assert sorted(row.cosine for row in rows) == pytest.approx(sorted(expected))
+
+
+@pytest.mark.parametrize("case", ["adapter", "propetl"])
+def test_modules_of_two_widths_have_norms_alone(case, tmp_path):
+    rows = []
+    for width in (3, 5):
+        model = tiny("bert", torch.float32)
+        apply(model, case, replace(OPTIONS, bottleneck=width))
+        rows.append(delta_file.read(write(model, tmp_path / str(width))))
+    for row in compare(*rows):
+        assert row.cosine is row.jaccard is None and all(row.norms)
+
+
+def test_models_cut_in_two_ways_have_norms_alone(tmp_path):
+    models = [tuned(tiny("bert", torch.float32), "selective", places=200) for _ in range(2)]
+    for head, model in enumerate(models):
+        remove(model, {0: Removal(heads=[head])})
+    rows = compare(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
+    assert all(row.cosine is row.jaccard is None and all(row.norms) for row in rows)
+
+
+def test_comparison_of_masks_and_of_what_only_one_changes(tmp_path):
+    first, second = (tuned(tiny("bert", torch.float32, seed), "propetl") for seed in (0, 1))
+    rows = compare(*(delta_file.read(write(model, tmp_path / name)) for model, name in ((first, "a"), (second, "b"))))
+    masks = [model.bert.encoder.layer[0].output.dense.inserts[0].source for model in (first, second)]
+    a, b = (torch.cat([mask.mask(name).flatten().bool() for name in ("down", "up")]) for mask in masks)
+    assert rows[0].jaccard == pytest.approx(float((a & b).sum() / (a | b).sum()))
+    lora = write(tuned(tiny("bert", torch.float32), "lora"), tmp_path / "c")
+    alone = compare(delta_file.read(tmp_path / "a"), delta_file.read(lora))[0]
+    assert alone.kinds == ("adapter", "-") and alone.norms[1] == 0 and alone.cosine is alone.jaccard is None
