@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from compressor import load
 from compressor.tasks.kinds import kind_of
 from export.parity.bounds import BOUNDS
-from export.parity.compare import describe
+from export.parity.compare import in_words
 from pipelines.cli.commands import main
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -66,7 +66,7 @@ def test_every_hop_is_proven_and_verified_again(run):
     hops = [hop for made in run.artifacts.values() for hop in made.metadata.get("parity", [])]
     assert len(hops) == 8 and all(hop["passed"] for hop in hops)
     (bound, *_) = {hop["bound"] for hop in hops if hop["kind"] == "int8"}
-    assert bound == describe(BOUNDS["int8"], "int8", kind_of("regression")) and bound.startswith("concordance 99%")
+    assert bound == in_words(BOUNDS["int8"], kind_of("regression")) and bound.startswith("concordance 99%")
     assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
 
 

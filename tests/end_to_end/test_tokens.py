@@ -10,7 +10,7 @@ from compressor import load
 from compressor.models.hub import tokenizer_of
 from compressor.tasks.kinds import kind_of
 from export.parity.bounds import BOUNDS
-from export.parity.compare import describe
+from export.parity.compare import in_words
 from pipelines.cli.commands import main
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -75,7 +75,7 @@ def test_every_hop_is_proven_and_verified_again(run):
     hops = [hop for made in run.artifacts.values() for hop in made.metadata.get("parity", [])]
     assert len(hops) == 9 and all(hop["passed"] for hop in hops)
     (bound, *_) = {hop["bound"] for hop in hops if hop["kind"] == "int8"}
-    assert bound == describe(BOUNDS["int8"], "int8", kind_of("tokens")) and bound.startswith("tags agree on 98%")
+    assert bound == in_words(BOUNDS["int8"], kind_of("tokens")) and bound.startswith("tags agree on 98%")
     assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
 
 
