@@ -1,17 +1,31 @@
 """A labelled task: its configuration, and how the user's files are read and checked.
 
 Two kinds for single sentences or sentence pairs (classes, numbers), one for words with tags, and one for prompts with texts.
-`kinds.Kind` defines what differs between them; a new one is a file here and a word in `KINDS`.
+`kinds.TaskKind` defines what differs between them; a new one is a file here and a row in `KINDS`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-KINDS = ("classification", "regression", "tokens", "generation")
+
+class Columns(NamedTuple):
+    """The columns of a kind of task where a pipeline names none, and whether a row may be a pair of two texts."""
+
+    text: str
+    label: str
+    pairs: bool
+
+
+KINDS = {
+    "classification": Columns("text", "label", pairs=True),
+    "regression": Columns("text", "label", pairs=True),
+    "tokens": Columns("tokens", "tags", pairs=False),
+    "generation": Columns("prompt", "target", pairs=False),
+}
 """Every kind of task; each is a file beside this one."""
 
 PACKED = ".gz"
@@ -41,7 +55,7 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal[KINDS] = Field(
+    kind: Literal[tuple(KINDS)] = Field(
         default="classification", description="what is predicted for a row: a class, a number, tags or a text"
     )
     train: Path = Field(description="rows to train on: .csv, .tsv, .jsonl, .conll or .txt, optionally compressed (.gz)")
@@ -56,22 +70,19 @@ class TaskConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _columns_of_the_kind(cls, raw: Any) -> Any:
-        from compressor.tasks.kinds import kind_of
-
-        if not isinstance(raw, dict) or raw.get("kind") not in KINDS:
+        kind = raw.get("kind") if isinstance(raw, dict) else None
+        if not isinstance(kind, str) or kind not in KINDS:
             return raw
-        return {**dict(zip(("text", "label"), kind_of(raw["kind"]).columns, strict=True)), **raw}
+        return {"text": KINDS[kind].text, "label": KINDS[kind].label, **raw}
 
     @field_validator("text")
     @classmethod
     def _one_or_two(cls, text: str | list[str], info: ValidationInfo) -> str | list[str]:
-        from compressor.tasks.kinds import kind_of
-
         if isinstance(text, list) and len(text) not in (1, 2):
             raise ValueError("text names one column, or two for sentence pairs")
         if isinstance(text, list) and len(set(text)) < len(text):
             raise ValueError("a pair needs two different columns")
-        if isinstance(text, list) and len(text) > 1 and not kind_of(info.data.get("kind", KINDS[0])).pairs:
+        if isinstance(text, list) and len(text) > 1 and not KINDS[info.data.get("kind", "classification")].pairs:
             raise ValueError(f"a task of kind {info.data['kind']} reads one column")
         return text
 
@@ -91,10 +102,3 @@ class TaskConfig(BaseModel):
 def data_files(task: TaskConfig) -> list[Path]:
     """The files whose content affects the result, for fingerprints."""
     return [task.train, task.validation]
-
-
-def check_data(task: TaskConfig) -> None:
-    """Read both files and raise UserErrors (E2xx) with all faults in them."""
-    from compressor.tasks.reading import read_task
-
-    read_task(task)

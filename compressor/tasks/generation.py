@@ -153,8 +153,6 @@ KIND = TaskKind(
     answers=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     auto_class=GENERATES,
-    columns=("prompt", "target"),
-    pairs=False,
     # no answer flips a likelihood
     grain=lambda labels: 0.0,
     encode=encode,

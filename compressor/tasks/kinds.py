@@ -83,11 +83,9 @@ class TaskKind:
       dataclass that is shown by `str`; raises UserError E717;
     - `written`: a client's text as the model was trained to read it; raises UserError E717;
     - `auto_class`: whose task head the model has (`compressor.models.hub`);
-    - `columns`: the names of the text's and the label's column, where the task gives none;
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which mark where the model predicts
       (`compressor.tasks.answers`); raises UserError E213;
     - `grain`: labels (rows, ...) -> how far one prediction can move the main metric;
-    - `pairs`: whether a row may be two texts;
     - `gates`: the metric whose loss is bounded, where that is not the main one;
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
     - `constant`: targets -> the most that one constant prediction for every row reaches of the first metric, None if undefined;
@@ -109,9 +107,7 @@ class TaskKind:
     prediction: Callable[[Sequence[str], np.ndarray, str, Encoding], Any]
     written: Callable[[Any], Any] = lambda text: text
     auto_class: str = SEQUENCES
-    columns: tuple[str, str] = ("text", "label")
     grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
-    pairs: bool = True
     spread: Callable[[Labels, list[str]], dict[str, float]] = lambda labels, names: {}
     constant: Callable[[Labels], float | None] = lambda labels: None
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode

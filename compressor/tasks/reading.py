@@ -50,6 +50,11 @@ class TaskData:
     label_names: list[str]
 
 
+def check_data(task: TaskConfig) -> None:
+    """Read both files and raise UserErrors (E2xx) with all faults in them."""
+    read_task(task)
+
+
 def read_task(task: TaskConfig) -> TaskData:
     """Read and check both files. Raises UserErrors with E2xx faults of both files, one line each."""
     faults: list[UserError] = []

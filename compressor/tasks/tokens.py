@@ -207,9 +207,7 @@ KIND = TaskKind(
     prediction=prediction,
     written=written,
     auto_class=TOKENS,
-    columns=("tokens", "tags"),
     grain=grain,
-    pairs=False,
     encode=encode,
     judged=judged,
 )

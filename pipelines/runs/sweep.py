@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compressor.errors import CompressError, UserError, UserErrors
-from compressor.tasks import check_data
+from compressor.tasks.reading import check_data
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.preflight import check_folder, check_inputs
 from pipelines.engine.runner import run_pipeline

@@ -70,7 +70,7 @@ def test_a_table_is_read_for_its_own_facts_only():
     text = table.to_json()
     again = LatencyTable.from_json(text, FACTS)
     assert (again.sublayers, again.block_ms, again.rest_ms) == (table.sublayers, 0.25, 1.0)
-    with pytest.raises(UserError, match="E803 the latency table is another model's"):
+    with pytest.raises(UserError, match="E803 the latency table belongs to another model"):
         LatencyTable.from_json(text, {**FACTS, "shape": {"layers": (1, 3)}})
     for broken in (text[:-9], "[]", text.replace("sublayers", "layers")):
         with pytest.raises(UserError, match="E803 the latency table is unreadable"):

@@ -117,7 +117,8 @@ def check_then_build(folder: Path, name: str) -> None:
 
 def read_rows(folder: Path, _name: str) -> None:
     """Data files, as a run reads them first."""
-    from compressor.tasks import TaskConfig, check_data
+    from compressor.tasks import TaskConfig
+    from compressor.tasks.reading import check_data
 
     task = json.loads((folder / "task.json").read_text())
     check_data(TaskConfig(**{**task, "train": folder / task["train"], "validation": folder / task["validation"]}))

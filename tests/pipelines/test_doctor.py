@@ -108,16 +108,16 @@ def test_the_environment_is_looked_at(tmp_path, monkeypatch):
     assert found["HF_HUB_OFFLINE"].what.startswith("set: ")
     assert found["hub cache"].status == WARNING and "HF_HOME" in found["hub cache"].fix
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert "is no number" in next(one for one in machine.threads() if one.name == "OMP_NUM_THREADS").what
+    assert "is not a number of" in next(one for one in machine.threads() if one.name == "OMP_NUM_THREADS").what
 
 
 @pytest.mark.parametrize(
     ("card", "torch", "status", "words"),
     [
         (False, {"cuda": None, "available": False, "cards": 0}, OK, "built for the CPU"),
-        (False, {"cuda": "13.0", "available": False, "cards": 0}, WARNING, "gigabytes for a card that is not there"),
-        (True, {"cuda": None, "available": False, "cards": 0}, WARNING, "leaves the graphics card idle"),
-        (True, {"cuda": "13.0", "available": False, "cards": 0}, WARNING, "sees no card"),
+        (False, {"cuda": "13.0", "available": False, "cards": 0}, WARNING, "gigabytes of CUDA packages"),
+        (True, {"cuda": None, "available": False, "cards": 0}, WARNING, "cannot use the graphics card"),
+        (True, {"cuda": "13.0", "available": False, "cards": 0}, WARNING, "finds no GPU"),
         (True, {"cuda": "13.0", "available": True, "cards": 1}, OK, "1 cards"),
     ],
 )

@@ -76,8 +76,8 @@ def test_files_of_a_folder_and_beside_a_file(tmp_path):
     ("files", "what"),
     [
         ({}, "E130 .*no data files in this folder, which holds: nothing"),
-        ({"train__parquet": ""}, "E130 .*there is: train.parquet"),
-        ({"a__tsv": "", "b__tsv": ""}, "E130 .*which of a.tsv, b.tsv trains"),
+        ({"train__parquet": ""}, "E130 .*which holds: train.parquet"),
+        ({"a__tsv": "", "b__tsv": ""}, "E130 .*which of a.tsv, b.tsv holds"),
         ({"train__tsv": "", "train__csv": "", "dev__tsv": ""}, "E130 .*several files could train: train.csv, train.tsv"),
         ({"train__tsv": "", "dev__tsv": "", "val__tsv": ""}, "E130 .*several files could validate"),
     ],
@@ -212,7 +212,7 @@ def test_columns_that_are_not_clear_are_asked_for(tmp_path, text, options, what)
 
 
 def test_a_table_in_a_text_file_is_told(tmp_path):
-    with pytest.raises(UserError, match=r"E131 .*'label' is no tag.*name end in .tsv or .csv"):
+    with pytest.raises(UserError, match=r"E131 .*'label' is not a tag.*name end in .tsv or .csv"):
         guess(table(tmp_path, "text\tlabel\ngood\tyes\n", "txt"))
 
 
@@ -342,7 +342,7 @@ def test_without_a_model_that_will_do(compress, data, tmp_path, monkeypatch):
 def test_a_test_file_without_labels_does_not_validate(ask, data):
     (data / "dev.tsv").rename(data / "test.tsv")
     code, shown, _ = ask()
-    assert code == 0 and "note        test.tsv validates, for want of a dev file" in shown
+    assert code == 0 and "note        test.tsv is used for validation" in shown
     for content in ("index\tsentence\n0\tthe film\n", "sentence\tlabel\nthe film\t-1\na story\t-1\n", "sentence\tlabel\nx\t\n"):
         (data / "test.tsv").write_text(content)
         code, _, error = ask("--force")

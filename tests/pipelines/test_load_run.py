@@ -73,7 +73,7 @@ def test_a_run_without_a_model(runs):
     lock.write_text(yaml.safe_dump(whole))
     with pytest.raises(UserError, match=r"E805 .*its artifact merge-[0-9a-f]{16} is gone"):
         compressor.load(runs / "tiny")
-    with pytest.raises(UserError, match=r"E305 .*no model here"):
+    with pytest.raises(UserError, match=r"E305 .*no model in this folder"):
         compressor.load(runs)
 
 
@@ -126,7 +126,7 @@ def test_every_file_of_the_artifact_is_compared(runs):
     manifest = (place / "artifact.json").read_bytes()
     for content in (b"", b"[]", b"null", b'{"files": []}', b'{"files": {"config.json": 3}}', manifest.replace(b"0", b"1")):
         (place / "artifact.json").write_bytes(content)
-        with pytest.raises(UserError, match=r"E305 .*artifact.json (cannot be read|does not list)"):
+        with pytest.raises(UserError, match=r"E305 .*artifact.json (cannot be read|does not match)"):
             compressor.load(runs / "tiny")
     (place / "artifact.json").write_bytes(manifest)
     for path in sorted(place.iterdir()):

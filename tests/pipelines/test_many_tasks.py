@@ -124,7 +124,7 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         (
             ("{train: mood", "{kind: tokens, train: mood"),
             "E118 {}:6: tasks.mood.kind: a task of kind tokens cannot share a base",
-            "as task",
+            "a separate pipeline",
         ),
         ((TUNE, "method: lora"), "E117 {}:8: stages[0].tune.method: method lora trains one task", "run it once for each task"),
         ((TUNE, "epochs: 1"), "E117 {}:8: stages[0].tune: method dsee trains", "compressor.load(base, delta=FILE) switches"),

@@ -174,7 +174,7 @@ MISTAKES = [
     ),
     Mistake("no pattern", weights("pattern: 4:2"), "E104 {file}:7: stages[2].prune.pattern: a pattern is unstructured, or n:m"),
     Mistake(
-        "a pattern and a share", weights("pattern: 2:4, remove: 0.5"), "E104 {file}:7: stages[2].prune: pattern 2:4 says what"
+        "a pattern and a share", weights("pattern: 2:4, remove: 0.5"), "E104 {file}:7: stages[2].prune: pattern 2:4 fixes what"
     ),
     Mistake("weights without a share", weights("criterion: weight"), "E104 {file}:7: stages[2].prune: an unstructured item"),
     Mistake("all weights", weights("remove: 1"), "E104 {file}:7: stages[2].prune.remove: must be less than 1, not 1"),
@@ -204,13 +204,13 @@ MISTAKES = [
             "{structure: heads, criterion: delta, remove: 1}",
             "[{structure: weights, remove: 0.5}, {structure: weights, remove: 0.3}]",
         ),
-        "E501 {file}:7: stages[2].prune: 5,632 of these weights are gone already",
+        "E501 {file}:7: stages[2].prune: 5,632 of these weights are zero already",
     ),
     Mistake(
         "a target that cannot be met",
         pruning("target: {flops: 0.1, length: 64}, keep: {heads: 2}"),
         "E520 {file}:7: stages[2].prune: 0.100 of the FLOPs is out of reach: removing everything allowed gives 0.",
-        "let layers go too",
+        "allow layers to be removed",
     ),
     Mistake("a target that is none", pruning("target: {}"), "E104 {file}:7: stages[2].prune.target: a target is exactly one"),
     Mistake(
@@ -241,7 +241,7 @@ MISTAKES = [
     Mistake(
         "a target and a count",
         pruning("target: {speedup: 2}, remove: 3"),
-        "E104 {file}:7: stages[2].prune: remove beside target: a target finds how much goes",
+        "E104 {file}:7: stages[2].prune: remove beside target: the target decides how much",
     ),
     Mistake(
         "a target for weights",
@@ -251,7 +251,7 @@ MISTAKES = [
     Mistake(
         "a criterion for whole layers",
         pruning("target: {flops: 0.5}, structures: [layers], criterion: taylor"),
-        "E104 {file}:7: stages[2].prune: criterion is about which units of a sublayer go first",
+        "E104 {file}:7: stages[2].prune: criterion orders the units of a sublayer",
     ),
     Mistake(
         "a criterion for a structure that stays",
@@ -310,7 +310,7 @@ MISTAKES = [
     Mistake(
         "a weight of hidden states that nobody learns",
         ("method: same", "distill: true, hidden_weight: 2.0"),
-        "E403 {file}:8: stages[3].recover.hidden_weight: hidden_weight means nothing",
+        "E403 {file}:8: stages[3].recover.hidden_weight: hidden_weight is not used",
         "distill: hidden",
     ),
     Mistake(
@@ -324,14 +324,18 @@ MISTAKES = [
         ("count: 4}", "count: 4, modules: [query, ffn_gate]}"),
         "E302 {file}:5: stages[0].select: architecture 'bert' has no ffn_gate",
     ),
-    Mistake("another method's key", ("rank: 4", "bottleneck: 4"), "E403 {file}:6: stages[1].tune.bottleneck: bottleneck means"),
+    Mistake(
+        "another method's key", ("rank: 4", "bottleneck: 4"), "E403 {file}:6: stages[1].tune.bottleneck: bottleneck is not used"
+    ),
     Mistake(
         "count and ratio", ("count: 4}", "count: 4, ratio: 0.1}"), "E403 {file}:5: stages[0].select.ratio: count and ratio"
     ),
     Mistake(
         "a global scope of nothing", ("count: 4}", "scope: global}"), "E403 {file}:5: stages[0].select.scope: scope global"
     ),
-    Mistake("a score's key of another", ("count: 4}", "samples: 4}"), "E403 {file}:5: stages[0].select.samples: samples means"),
+    Mistake(
+        "a score's key of another", ("count: 4}", "samples: 4}"), "E403 {file}:5: stages[0].select.samples: samples is not used"
+    ),
     Mistake(
         "growing beside a select",
         ("rank: 4", "method: selective, strategy: increment, budget: 9"),
@@ -351,7 +355,7 @@ MISTAKES = [
         "E403 {file}:5: stages[0].tune.checkpoints: checkpoints lie below the budget 9",
     ),
     Mistake(
-        "a rank of weights", ("count: 4}", "count: 4, rank: 8}"), "E403 {file}:5: stages[0].select.rank: rank means nothing to"
+        "a rank of weights", ("count: 4}", "count: 4, rank: 8}"), "E403 {file}:5: stages[0].select.rank: rank is not used by"
     ),
     Mistake(
         "dsee on a lora",
@@ -373,7 +377,7 @@ MISTAKES = [
         "another rank than the select's",
         within("on: lora, score: pafi, rank: 4", "rank: 8"),
         "E404 {file}:6: stages[1].tune.rank: rank is 8 here and 4 in 'select'",
-        "Say it in the select alone",
+        "Set it in the select only",
     ),
     Mistake(
         "other modules than the select's",
@@ -398,7 +402,7 @@ MISTAKES = [
     Mistake(
         "more places than a bias has",
         within("on: adapter, score: random, bottleneck: 4, count: 5", ""),
-        "E401 {file}:5: stages[0].select: a matrix has 4 places only, 5 were asked",
+        "E401 {file}:5: stages[0].select: a matrix has 4 places only, 5 were requested",
     ),
     Mistake(
         "more places than a lora has",
@@ -462,7 +466,7 @@ MISTAKES = [
     Mistake(
         "text and label in one column",
         ("label: label", "label: sentence"),
-        "E104 {file}:3: task.label: the label is in a column of its own",
+        "E104 {file}:3: task.label: label and text must be different",
     ),
     Mistake(
         "a text that is named as the label's default", ("text: sentence, label: label", "text: label"), "E104 {file}:3: task"
@@ -470,7 +474,7 @@ MISTAKES = [
     Mistake(
         "the same text twice",
         ("text: sentence", "text: [sentence, sentence]"),
-        "E104 {file}:3: task.text: a pair is two columns",
+        "E104 {file}:3: task.text: a pair needs two different columns",
     ),
     Mistake(
         "missing data file", Path.unlink, "E201 {file}: no such file ({pipeline}:3: task.validation). Paths are", file="dev.tsv"

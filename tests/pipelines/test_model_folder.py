@@ -85,7 +85,7 @@ CONFIGS = [
     Row("layers below 0", keys(num_hidden_layers=-1), f"{E304}says num_hidden_layers: -1"),
     Row("10^9 layers", keys(num_hidden_layers=10**9), f"{E304}says num_hidden_layers: 1000000000", "from 1 to 1,000"),
     Row("900 layers", keys(num_hidden_layers=900), f"{E304}says num_hidden_layers: 900", "its weights are 41 tensors"),
-    Row("3 layers", keys(num_hidden_layers=3), f"{ON_META}has weights that lack 16 tensors of the base"),
+    Row("3 layers", keys(num_hidden_layers=3), f"{ON_META}lacks 16 tensors of the base"),
     Row("10^12 words", keys(vocab_size=10**12), f"{E304}says vocab_size: 1000000000000"),
     Row("more words", keys(vocab_size=40), f"{ON_META}has a bert.embeddings.word_embeddings.weight of shape [22, 32]"),
     Row("fewer words", keys(vocab_size=9), f"{E304}has a token 21 ('story') in its tokenizer.json"),
@@ -127,7 +127,7 @@ FILES = [
     Row("too large", tensor(lambda one: filled(1e300)(one.double())), f"{E304}has weights that are not finite"),
     Row("whole numbers", tensor(lambda one: one.to(torch.int32)), f"{ON_META}has a bert.encoder", "of type I32"),
     Row("another shape", tensor(lambda one: one[:-1].contiguous()), f"{ON_META}has a bert.encoder", "[31, 32]"),
-    Row("a tensor gone", tensor(lambda one: None), f"{ON_META}has weights that lack 1 tensors of the base"),
+    Row("a tensor gone", tensor(lambda one: None), f"{ON_META}lacks 1 tensors of the base"),
 ]
 
 INDEXES = [

@@ -62,7 +62,7 @@ def test_a_dense_file_beyond_its_bound_is_a_row_that_says_so(made):
     fp32, int8 = exported.parity
     assert fp32["verdict"] == "passed" and not int8["passed"] and int8["verdict"] == "beyond its bound" and not int8["gated"]
     assert exported.failures == [] and list(exported.files["onnxruntime"]) == ["fp32", "int8"]
-    assert [one for one in space.said if "is beyond its bound" in one and "not shipped" in one]
+    assert [one for one in space.said if "is beyond its bound" in one and "not deployed" in one]
     assert [record["hop"] for record in space.records] == [fp32["hop"], int8["hop"]]
 
 

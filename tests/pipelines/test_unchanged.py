@@ -24,7 +24,7 @@ def go(path, out, **options):
         ("new_data", "train.tsv: changed while the run was reading it"),
         ("new_weights", "model: the model's folder changed"),
         ("exchanged_data", "train.tsv: was written to"),
-        ("deleted_data", "train.tsv: went away"),
+        ("deleted_data", "train.tsv: disappeared"),
     ],
 )
 @pytest.mark.parametrize("stage", ["select", "tune"])

@@ -89,7 +89,7 @@ LARGE = {
     "braces": ("{a: " * (LIMIT // 4), "E101 {path}:1: nested too deeply"),
     "a flat list": (
         f"a: [{'1,' * (LIMIT // 2 - 4)}]",
-        "E101 {path}:1: more than 10,000 values. Name the pipeline, not the data",
+        "E101 {path}:1: more than 10,000 values. Name the pipeline file, not a data",
     ),
     "keys": ("".join(f"key{number}: 1\n" for number in range(9000)), "E102 {path}:1: key0: unknown key"),
     "keys of a stage": (

@@ -143,7 +143,7 @@ def test_another_kind_of_server_is_said_so(tmp_path):
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        with pytest.raises(UserError, match=r"E712 .*no Triton server"):
+        with pytest.raises(UserError, match=r"E712 .*not a Triton server"):
             predict(f"127.0.0.1:{other.server_port}", "reviews", TEXTS)
         other.shutdown()
 

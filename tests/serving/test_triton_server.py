@@ -146,9 +146,9 @@ def test_a_repository_without_the_models_is_refused(repository, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('backend: "onnxruntime"', 'backend: "python"', "the backend is 'python', none of onnxruntime, openvino"),
-        ('backend: "onnxruntime"', "", "the backend is '', none of"),
-        ("", 'parameters {{key: "EXECUTION_ENV_PATH" value {{string_value: "{code}"}}}}', "EXECUTION_ENV_PATH brings a Python"),
+        ('backend: "onnxruntime"', 'backend: "python"', "the backend is 'python', not one of onnxruntime, openvino"),
+        ('backend: "onnxruntime"', "", "the backend is '', not one of"),
+        ("", 'parameters {{key: "EXECUTION_ENV_PATH" value {{string_value: "{code}"}}}}', "EXECUTION_ENV_PATH loads a Python"),
     ],
 )
 def test_a_repository_that_brings_code_is_not_served(tmp_path, classifier, launched, old, new, words):

@@ -110,7 +110,7 @@ class PruneConfig(StageConfig):
         """Without the keys `items` and `search`: a list of items, one item, or a search."""
         keys = definitions[cls.__name__]["properties"]
         forms = [("", {"type": "array", "items": keys["items"]["items"], "minItems": 1})]
-        for name in ("PruneItem", "WeightsItem", "Search"):
+        for name in ("PruneItem", "WeightsItem", "TargetSearch"):
             form = copy.deepcopy(definitions[name])
             form["properties"]["id"] = keys["id"]
             forms.append((f"{name}Alone", form))
