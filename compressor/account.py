@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from compressor.cost import ModelShape, human_bytes, shape_of, share
 from compressor.methods import Options, method
 from compressor.methods.selective import sizes
-from compressor.models.hub import hollow
+from compressor.models.hub import weightless_model
 from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import read_task
 
@@ -113,7 +113,7 @@ class Plan:
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
         """Plan of the dense model, before any stage."""
-        model = hollow(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
+        model = weightless_model(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
         shape = shape_of(model)
         return cls(shape, shape, model, length=task.max_length)
 

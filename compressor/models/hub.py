@@ -131,11 +131,11 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
 
     The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
     `model.compression` tells which, and `head_names(model)` which parameters it has. Raises UserError E304 when the file lacks
-    tensors of the base: they would be random; E309 as `hollow`.
+    tensors of the base: they would be random; E309 as `weightless_model`.
     """
     import torch
 
-    empty = hollow(folder, label_names, auto_class)
+    empty = weightless_model(folder, label_names, auto_class)
     origin, tensors = _stored_head(folder, empty)
     torch.manual_seed(seed)
     with door("E304", "the folder", str(folder)), reading_by_library("holds weights that transformers cannot load"):
@@ -193,7 +193,7 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     return "replaced", tensors
 
 
-def hollow(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> nn.Module:
+def weightless_model(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> nn.Module:
     """The weightless (meta) model of a pretrained folder with a task head of one output per label, from config.json alone.
 
     Weights that lie beside it are held against the model by their headers. Raises UserError E309 where the architecture has no

@@ -22,8 +22,8 @@ from compressor.tasks.kinds import TaskKind
 
 KNOTS = (0.75, 0.5, 0.25, 0.125, 0.0)
 """Shares of a sublayer's units that are left where its price is measured; in between it is linear."""
-HAIR = 1e-6
-"""Price of all units of a sublayer where it measures as nothing, lest they go for nothing."""
+PRICE_FLOOR = 1e-6
+"""Minimum price of all units of a sublayer: where it measures as 0 they must not be removed for free."""
 
 
 def knots_of(units: int) -> list[int]:
@@ -69,7 +69,9 @@ def prices_of(
         for left in knots_of(len(block)):
             known[left] = max(rises[structure, place, left], *known.values())
         gone = np.arange(len(block) + 1)
-        return np.interp(gone, len(block) - np.array(list(known)), list(known.values())) + HAIR * gone / max(len(block), 1)
+        return np.interp(gone, len(block) - np.array(list(known)), list(known.values())) + PRICE_FLOOR * gone / max(
+            len(block), 1
+        )
 
     return {name: [curve(name, place, block) for place, block in enumerate(blocks)] for name, blocks in scores.items()}
 

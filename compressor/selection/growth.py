@@ -95,7 +95,7 @@ class Growth(Change):
     def slots(self, number: int) -> Tensor:
         """Positions in `values` of the entries of matrix `number`."""
         used = int(self.count)
-        if not used:  # also on a hollow model, where nothing can be counted
+        if not used:  # also on a weightless model, where nothing can be counted
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         return (self.matrix[:used] == number).nonzero().flatten()
 

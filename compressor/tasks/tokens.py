@@ -186,7 +186,9 @@ def prediction(names: Sequence[str], logits: np.ndarray, text: str, encoding: En
     words = tuple(text.split(" "))
     places = first_tokens(encoding.offsets, words)
     if None in places:
-        raise UserError("E717", f"word {places.index(None) + 1} of {text!r:.60} is none to the tokenizer", "Remove the word")
+        raise UserError(
+            "E717", f"the tokenizer produces no token for word {places.index(None) + 1} of {text!r:.60}", "Remove the word"
+        )
     return Tagged(words, tuple(names[tag] for tag in logits[places].argmax(axis=1)))
 
 

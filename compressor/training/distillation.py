@@ -53,11 +53,11 @@ class HiddenTeacher:
         self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, kind: TaskKind = CLASSIFICATION
     ) -> tuple[Any, Tensor]:
         """The student's outputs on one batch, and the loss (or `distillation`) of the kind + weight · `hidden_distance`."""
-        # where nobody learns from the words of a vocabulary, they need not be computed
-        asked = self.dense if self.logits or not kind.generates else self.dense.base_model
+        # the LM head is skipped where its logits are not distilled
+        teacher = self.dense if self.logits or not kind.generates else self.dense.base_model
         self.dense.to(labels.device)
         with torch.no_grad(), _states(self.theirs) as theirs:
-            taught = asked(**inputs)
+            taught = teacher(**inputs)
         with _states(self.ours) as ours:
             outputs = model(**inputs)
         logits = outputs.logits

@@ -21,7 +21,7 @@ from compressor.account import Plan
 from compressor.compression import Tasks, compression_of
 from compressor.cost import shape_of
 from compressor.deltas.sources import Masked, Own, Scores
-from compressor.models.hub import head_names, hollow
+from compressor.models.hub import head_names, weightless_model
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
 from compressor.training.trainer import TrainingRows
@@ -175,7 +175,7 @@ def trained_parts(model: nn.Module) -> dict[str, int]:
 def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
     """`Plan.start` for many tasks: every head is stored, and each row uses one of them."""
 
-    models = {name: hollow(base_folder, read_task(task).label_names) for name, task in tasks.items()}
+    models = {name: weightless_model(base_folder, read_task(task).label_names) for name, task in tasks.items()}
     head_macs = max(shape_of(model).head_macs for model in models.values())
     model = join_heads(models.items())
     shape = replace(shape_of(model), head_macs=head_macs)

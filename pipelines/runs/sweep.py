@@ -39,13 +39,13 @@ Quality = dict[str, dict[str, float]]
 """Stage id -> metric -> value, of one run; where a prune had a target, what was predicted and measured of it, too."""
 
 Outcome = Quality | UserError
-"""What came of a variant: an error is a target that cannot be had."""
+"""What came of a variant: an error is a target that is out of reach."""
 
 OUT_OF_REACH = "E520"
 
 
 @dataclass(frozen=True)
-class Variant:
+class SweepVariant:
     """One run of a sweep: its name, and the keys it sets in the pipeline file, `task.subset` -> value."""
 
     name: str
@@ -91,11 +91,13 @@ class SweepResult:
     failures: tuple[dict[str, Any], ...] = ()
 
 
-Execute = Callable[[Sequence[Variant], Callable[[Variant], Outcome], Callable[[str], None]], list[Outcome]]
+Execute = Callable[[Sequence[SweepVariant], Callable[[SweepVariant], Outcome], Callable[[str], None]], list[Outcome]]
 """An engine: runs every variant with the function it is given, says where it stands; outcomes in the variants' order."""
 
 
-def in_turn(variants: Sequence[Variant], run: Callable[[Variant], Outcome], say: Callable[[str], None]) -> list[Outcome]:
+def in_turn(
+    variants: Sequence[SweepVariant], run: Callable[[SweepVariant], Outcome], say: Callable[[str], None]
+) -> list[Outcome]:
     """The local engine: runs one variant after the other in this process. The first that fails ends the sweep."""
     outcomes: list[Outcome] = []
     for number, variant in enumerate(variants, start=1):
@@ -142,7 +144,7 @@ def sweep(
     # all are read now: an edit of the file during a long sweep must not reach the later variants
     pipelines = {variant.name: _pipeline_of(variant, path, overrides, folder.name) for variant in variants}
 
-    def run(variant: Variant) -> Outcome:
+    def run(variant: SweepVariant) -> Outcome:
         try:
             with _naming(variant):
                 return quality_of(run_pipeline(pipelines[variant.name], out, until=until).artifacts, stages)
@@ -167,7 +169,7 @@ def sweep(
     return result
 
 
-def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None = None) -> list[Variant]:
+def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None = None) -> list[SweepVariant]:
     """Variants of a stability sweep: `seeds`, the pipeline's seed + 0, 1, ...; `subsets`, its seed and subset seeds 0, 1, ...
 
     Raises UserError E115.
@@ -178,17 +180,17 @@ def variants_of(pipeline: Pipeline, kind: Kind, runs: int, share: float | None =
     if kind == "seeds":
         if share is not None:
             raise UserError("E115", "--share is not used with --stability seeds", "Drop it, or use --stability subsets")
-        return [Variant(f"seed-{seed}", {"seed": seed}) for seed in range(pipeline.seed, pipeline.seed + runs)]
+        return [SweepVariant(f"seed-{seed}", {"seed": seed}) for seed in range(pipeline.seed, pipeline.seed + runs)]
     share = SHARE if share is None else share
     if not 0 < share < 1:
         raise UserError("E115", f"--share {share:g} is no part of the training rows", "Give a number between 0 and 1, e.g. 0.9")
     if pipeline.task.subset is not None:
         where = pipeline.source.where(("task", "subset"))
         raise UserError("E115", "the pipeline trains on a subset already", "Remove the key: the sweep draws its own", where)
-    return [Variant(f"subset-{seed}", {"task.subset": {"share": share, "seed": seed}}) for seed in range(runs)]
+    return [SweepVariant(f"subset-{seed}", {"task.subset": {"share": share, "seed": seed}}) for seed in range(runs)]
 
 
-def values_of(pipeline: Pipeline, over: str) -> list[Variant]:
+def values_of(pipeline: Pipeline, over: str) -> list[SweepVariant]:
     """One variant for each value of 'KEY=VALUE,VALUE'. Raises UserError E115 (and E101, E104 for an invalid value)."""
     _one_task(pipeline)
     key, equals, text = over.partition("=")
@@ -202,7 +204,7 @@ def values_of(pipeline: Pipeline, over: str) -> list[Variant]:
     names = [f"{key.split('.')[-1]}-{re.sub(r'[^A-Za-z0-9_.-]', '_', word)}" for word in words]
     if len(set(names)) < len(names):  # a/b and a b are one as a folder's name
         names = [f"{name}-{number}" for number, name in enumerate(names, start=1)]
-    return [Variant(name, {key: value}) for name, value in zip(names, values, strict=True)]
+    return [SweepVariant(name, {key: value}) for name, value in zip(names, values, strict=True)]
 
 
 def _one_task(pipeline: Pipeline) -> None:
@@ -211,7 +213,7 @@ def _one_task(pipeline: Pipeline) -> None:
 
 
 def table_of(
-    kind: Kind, variants: Sequence[Variant], spreads: Sequence[Spread]
+    kind: Kind, variants: Sequence[SweepVariant], spreads: Sequence[Spread]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """(columns, rows) of the summary: mean and spread over runs that should agree, one column for each of several values."""
     if kind != "values":
@@ -269,7 +271,7 @@ def quality_of(artifacts: dict[str, Any], stages: Sequence[str]) -> Quality:
     return found
 
 
-def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence[Variant]) -> None:
+def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence[SweepVariant]) -> None:
     """Write sweep.json and sweep.md, without times and machine, so that equal work gives equal bytes."""
     folder, columns, values = result.folder, result.columns, facts["stability"] == "values"
     left_out = ("runs", "mean", "std", "min", "max") if values else ()
@@ -290,14 +292,14 @@ def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence
     write_atomic(folder / "sweep.md", f"{text}\n".encode())
 
 
-def _failures(folder: Path, variant: Variant) -> Iterator[dict[str, Any]]:
+def _failures(folder: Path, variant: SweepVariant) -> Iterator[dict[str, Any]]:
     """The failed checks of a variant's run; read from its folder, because an engine may have run it anywhere."""
     attempt = last_attempt(folder / variant.name)
     for one in attempt.failures if attempt else ():
         yield {**one.model_dump(), "stage": f"{one.stage} ({variant.name})"}
 
 
-def _pipeline_of(variant: Variant, path: Path, overrides: Sequence[str], folder: str) -> Pipeline:
+def _pipeline_of(variant: SweepVariant, path: Path, overrides: Sequence[str], folder: str) -> Pipeline:
     """The variant's pipeline, its data checked; its name is the path of its run folder below `out`."""
     pipeline = load_pipeline(path, [*overrides, *variant.settings])
     with _naming(variant):
@@ -306,7 +308,7 @@ def _pipeline_of(variant: Variant, path: Path, overrides: Sequence[str], folder:
 
 
 @contextlib.contextmanager
-def _naming(variant: Variant) -> Iterator[None]:
+def _naming(variant: SweepVariant) -> Iterator[None]:
     """Context in which errors keep their class and code, and name the variant."""
     try:
         yield

@@ -34,7 +34,7 @@ def test_every_method_comes_back_bit_equal(pair, tmp_path):
     model = tuned(tiny(architecture, torch.float32), method, THREE)
     path = tmp_path / "x.safetensors"
     if method == "full":
-        assert "moved the base" in refused("E312", write, model, path)
+        assert "changed the base" in refused("E312", write, model, path)
         return
     write(model, path)
     changes, tensors = describe_changes(model)

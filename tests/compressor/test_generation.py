@@ -21,7 +21,7 @@ from compressor.deltas.links import merged_copy
 from compressor.errors import UserError, UserErrors
 from compressor.methods import Options, apply
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import GENERATES, build, head_names, hollow, padding_id, resolve
+from compressor.models.hub import GENERATES, build, head_names, padding_id, resolve, weightless_model
 from compressor.pruning.prices import prices_of
 from compressor.pruning.scores import loss_scores, random_scores
 from compressor.pruning.surgery import Removal, remove
@@ -171,7 +171,7 @@ def test_nothing_is_cut_off_and_every_text_can_end():
         encoded(words_of(), [("a [E]", "b"), ("a", "b [E] c")])
     with pytest.raises(UserError, match=r"E212 t.csv: the tokenizer has no end of sentence"):
         encoded(words_of(end=False), [("a", "b")])
-    with pytest.raises(UserError, match=r"E213 t.csv:2: the tokenizer makes no token"):
+    with pytest.raises(UserError, match=r"E213 t.csv:2: the tokenizer produces no separate token"):
         encoded(words_of(), [("", "b")])
 
 
@@ -336,7 +336,7 @@ def test_a_pruned_and_tuned_model_lives_on_disk(architecture, tmp_path):
     assert head_names(model) == frozenset() and compression_of(model).head_origin == "own" and model.config.id2label == {}
     assert torch.equal(model.lm_head.weight, AutoModelForCausalLM.from_pretrained(base).lm_head.weight)
     shape = shape_of(model)
-    assert shape_of(hollow(base, [], GENERATES)) == shape and shape.head == 0
+    assert shape_of(weightless_model(base, [], GENERATES)) == shape and shape.head == 0
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     with (
         FlopCounterMode(display=False) as counter,
@@ -383,14 +383,14 @@ def test_full_tuning_moves_tied_embeddings_once(tmp_path):
 
 def test_a_base_without_its_head_is_no_generator(tmp_path):
     """A Llama's is a matrix of its own: it would be random."""
-    with pytest.raises(UserError, match=r"E304 .*lack 1 tensors of the base, e.g. lm_head.weight"):
+    with pytest.raises(UserError, match=r"E304 .*lacks 1 tensors of the base, e.g. lm_head.weight"):
         build(write_model(tmp_path, "llama"), [], 0, GENERATES)
 
 
 @pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(DECODERS)))
 def test_what_does_not_generate_is_refused(architecture, tmp_path):
     base = write_model(tmp_path / "base", architecture)
-    for make in (lambda: hollow(base, [], GENERATES), lambda: build(base, [], auto_class=GENERATES)):
+    for make in (lambda: weightless_model(base, [], GENERATES), lambda: build(base, [], auto_class=GENERATES)):
         with pytest.raises(UserError, match=f"E309 .*a '{architecture}' is not trained to generate"):
             make()
 

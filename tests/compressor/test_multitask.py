@@ -322,7 +322,7 @@ def test_the_shared_file_must_be_there_and_be_the_one(tmp_path):
     assert "of another training" in refused("E316", compressor.load, live, delta=paths["a"])
     (tmp_path / "x" / SHARED).unlink()
     assert "is not beside it" in refused("E316", compressor.load, live, delta=paths["a"])
-    assert "no task" in refused("E316", compressor.load, live, delta=tmp_path / "y" / SHARED)
+    assert "not one of the tasks" in refused("E316", compressor.load, live, delta=tmp_path / "y" / SHARED)
     (tmp_path / "x" / SHARED).write_bytes(own[:-1] + bytes([own[-1] ^ 1]))
     refused("E310", compressor.load, live, delta=paths["a"])
     assert all(torch.equal(tensor, bare[name]) for name, tensor in bits_of(live).items()) and torch.equal(logits(live), before)

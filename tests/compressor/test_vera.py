@@ -14,7 +14,7 @@ from compressor.methods import Options, apply, method, trainable_counts
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage.changes import prototypes_of
-from pipelines.stages.trainings import check_rank
+from pipelines.stages.training_plan import check_rank
 from tests.compressor.conftest import encoding, logits, tiny, tuned
 
 MODULES = ("query", "value")

@@ -200,7 +200,7 @@ def test_what_is_hidden_already_counts_and_stays():
     assert all(before[path] <= after[path] for path in before)
     (only,) = densities(model)
     assert only.nonzeros == only.entries - only.entries // 2
-    with pytest.raises(UserError, match=r"E501 .*gone already"):
+    with pytest.raises(UserError, match=r"E501 .*zero already"):
         carry_out(model, WeightsItem(**{**WEIGHTS, "remove": 0.3}))
     carry_out(model, TWO_OF_FOUR)
     assert [one.pattern for one in densities(model)] == ["2:4"]

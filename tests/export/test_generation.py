@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
+from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
 from export.generation.greedy import Decoder, generate, open_generator
 from export.graph.decoder import trace_generator
@@ -59,7 +60,10 @@ def exported(tmp_path_factory):
                 model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
             if kind == "cut":
                 # GPT-2 keeps its first attention, so that both ways to count the tokens so far are tried
-                remove(model, {**plan_of(architecture), **(NO_ATTENTION[architecture] if architecture != "gpt2" else {})})
+                removals, place = plan_of(architecture), NO_ATTENTION[architecture]
+                if architecture != "gpt2":
+                    removals[place] = Removal(heads=list(range(layers_of(model)[place].units("heads"))))
+                remove(model, removals)
             write_tokenizer(root / "words", architecture.removesuffix("-gated"))
             save_checkpoint(model, root / "model", root / "words")
             options = ["--precision", "fp32,int8,int4", "--out", str(root / "onnx")]
@@ -197,12 +201,12 @@ def test_what_is_refused(exported, tmp_path):
     done = CliRunner().invoke(main, ["export", str(tmp_path / "llama"), "--out", str(tmp_path / "onnx"), "--tensorrt"])
     assert done.exit_code == 2 and "E624" in done.stderr
     remove(model, dict.fromkeys(range(3), Removal(heads=[0, 1])))
-    with pytest.raises(UserError, match=r"E623 .*no block attends"):
+    with pytest.raises(UserError, match=r"E623 .*no block has attention"):
         trace_generator(model)
     assert not (tmp_path / "onnx").exists()
     with pytest.raises(UserError, match=r"E602 .*no export of a model that generates"):
         open_generator(tmp_path)
-    with pytest.raises(UserError, match=r"E602 .*nothing is there in fp16.*fp32"):
+    with pytest.raises(UserError, match=r"E602 .*no model was exported in fp16.*fp32"):
         open_generator(exported("gpt2", "cut").folder, "fp16")
 
 

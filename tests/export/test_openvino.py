@@ -114,7 +114,7 @@ def test_the_fault_is_named(tmp_path, exported, made, monkeypatch):
         session(tmp_path / "broken.xml")
     with pytest.raises(UserError, match=r"E602 .*no such model file"):
         session(tmp_path / "missing.xml")
-    with pytest.raises(UserError, match="E904 cuda was asked for"):
+    with pytest.raises(UserError, match="E904 cuda was requested"):
         session(made("bert-unequal")["fp32"], device="cuda")
     with pytest.raises(UserError, match="E605"):
         export_openvino(exported("bert-unequal").graph, tmp_path, precisions=["int8"])

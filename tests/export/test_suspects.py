@@ -60,4 +60,4 @@ def test_a_graph_parts_at_the_changed_block(exported, tmp_path, kind):
 def test_what_cannot_be_told_is_said():
     model = tiny("bert", torch.float32)
     model.config.model_type = "unheard-of"
-    assert suspect_module(model, model, encoding(2, 9)).startswith("cannot be told (architecture 'unheard-of'")
+    assert suspect_module(model, model, encoding(2, 9)).startswith("not known (architecture 'unheard-of'")

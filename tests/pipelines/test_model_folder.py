@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import CompressError
 from compressor.models.damage import Damage, door
-from compressor.models.hub import hollow, resolve, tokenizer_of
+from compressor.models.hub import resolve, tokenizer_of, weightless_model
 from compressor.models.weight_files import check_weights
 from export.standalone.source_model import find_model
 from tests.damage import (
@@ -256,7 +256,7 @@ def test_shards_are_part_of_the_digest(project):
         change(model)
         digests.append(resolve(str(model)).sha256)
     assert len(set(digests)) == 3
-    assert len(dict(hollow(model, ["a", "b"]).named_parameters())) == 41
+    assert len(dict(weightless_model(model, ["a", "b"]).named_parameters())) == 41
 
 
 def test_a_snapshot_of_the_hub_is_links_to_blobs(project):
@@ -292,7 +292,7 @@ def told(folder: Path) -> None:
     try:
         found = resolve(str(folder))
         tokenizer_of(found.folder)
-        hollow(found.folder, ["a", "b"])
+        weightless_model(found.folder, ["a", "b"])
     except CompressError as error:
         assert error.exit_code == 2 and "\n" not in str(error)
 

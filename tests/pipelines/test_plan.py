@@ -12,7 +12,7 @@ from compressor.methods import Options, apply
 from compressor.methods import method as method_row
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import hollow
+from compressor.models.hub import weightless_model
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
 from compressor.pruning.weights import densities
@@ -145,7 +145,7 @@ def test_every_method_can_be_tried_on_a_hollow_model(case, tmp_path):
     """As the plan does it: no weights, only shapes."""
     method, kind = {**CASES, **GROWING}[case]
     tiny("bert").save_pretrained(tmp_path)
-    model = hollow(tmp_path, ["a", "b", "c"])
+    model = weightless_model(tmp_path, ["a", "b", "c"])
     plan = Plan(shape_of(model), shape_of(model), model)
     assert tune_plan(TuneConfig(method=method, **kind), plan).trainable[0][1] >= 0
 

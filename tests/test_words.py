@@ -1,0 +1,37 @@
+"""Words that only their author understands stay out of code, messages and documents: each has a standard term."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTEAD = {
+    r"\bmend(s|ed|ing)?\b": "fix",
+    r"\bhollow\b": "weightless (meta) model",
+    r"\bHAIR\b|\blest\b": "PRICE_FLOOR, minimum price of a sublayer",
+    r"waits for company": "maximum queue delay of dynamic batching",
+    r"\bof this house\b": "documented exit codes",
+    r"\bhears? (each|every)\b|gradients heard": "each step keeps each gradient element with a probability",
+    r"is none to the tokenizer": "the tokenizer produces no token for it",
+    r"\bmeans? nothing to\b": "is not used by",
+    r"cannot be had": "is out of reach",
+}
+"""A pattern, and what to write in its place."""
+
+
+def files() -> list[Path]:
+    folders = ("compressor", "export", "serving", "pipelines", "docs")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".j2", ".yaml")]
+    return [*found, ROOT / "README.md", ROOT / "SECURITY.md"]
+
+
+@pytest.mark.parametrize("pattern", INSTEAD)
+def test_a_word_that_has_a_standard_term_is_not_used(pattern):
+    lines = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, line, re.IGNORECASE if pattern.islower() else 0)
+    ]
+    assert lines == [], f"write: {INSTEAD[pattern]}"
