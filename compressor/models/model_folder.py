@@ -1,8 +1,8 @@
 """Validation of model folders: their contents are checked once, before anything is built or written.
 
-Needs no torch: config.json, the tokenizer's files, and every safetensors file with all its numbers. What only transformers can
-check (a model of this config, the shapes of its tensors) is in `compressor.models.hub.weightless_model`. A finding is a UserError:
-E304 for a pretrained folder, E305 for a checkpoint or a state.
+Needs no torch: config.json, the tokenizer's files, and every safetensors file with all its numbers. What only transformers
+can check (a model of this config, the shapes of its tensors) is in `compressor.models.hub.weightless_model`.
+A finding is a UserError: E304 for a pretrained folder, E305 for a checkpoint or a state.
 """
 
 from __future__ import annotations
