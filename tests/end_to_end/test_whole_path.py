@@ -16,6 +16,7 @@ from compressor.deltas.links import chain, chains
 from compressor.errors import CheckError
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import pad
+from export.runtimes.onnxruntime import open_session
 from export.runtimes.sessions import run as run_onnx
 from export.runtimes.sessions import session
 from pipelines.engine.runner import run_pipeline
@@ -149,11 +150,11 @@ def test_pairs_three_classes_mpnet(tmp_path, monkeypatch):
     threads = []
 
     def watched(*arguments, **options):
-        live = session(*arguments, **options)
+        live = open_session(*arguments, **options)
         threads.append(live.get_session_options().intra_op_num_threads)
         return live
 
-    monkeypatch.setattr("export.runtimes.sessions.session", watched)
+    monkeypatch.setattr("export.runtimes.onnxruntime.open_session", watched)
     stages = [
         {"tune": {"method": "full", "epochs": 1, "learning_rate": 0.002, "batch_size": 16}},
         {"prune": {"structure": "heads", "criterion": "delta", "remove": 0.5}},
