@@ -85,7 +85,7 @@ class Change(nn.Module):
 
 
 class Sourced(Change):
-    """A change whose tensors come from a `Source`: its own parameters, or a prototype that several changes share."""
+    """A change whose tensors come from a `TensorSource`: its own parameters, or a prototype that several changes share."""
 
     source: TensorSource
 

@@ -1,6 +1,6 @@
 """The papers' bit-level storage in closed form: what a delta needs on disk, without its task head. Torch-free.
 
-Every function gives a `Stored`, in scalars and mask entries rather than in bits, so that it can be compared with what a
+Every function gives a `StoredBits`, in scalars and mask entries rather than in bits, so that it can be compared with what a
 delta file really holds (`compressor.storage.delta_file.stored`).
 """
 

@@ -59,7 +59,7 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class MetricInputs:
-    """The arrays from which a kind computes its metrics, for one model on all rows of a split: `Kind.judged`."""
+    """The arrays from which a kind computes its metrics, for one model on all rows of a split: `TaskKind.judged`."""
 
     found: np.ndarray
     known: np.ndarray

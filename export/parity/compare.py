@@ -244,7 +244,7 @@ def _of_a_precision(
 
 
 def loss_of(bound: Bound, task: TaskKind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
-    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`); arrays as from `Kind.judged`."""
+    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`); arrays as from `TaskKind.judged`."""
     value, rows = task.gate.value, len(known)
     found = value(ours, known) - value(theirs, known)
     losses = -paired_changes(value, theirs, ours, known, resamples=RESAMPLES)

@@ -141,7 +141,7 @@ def test_no_weights_to_hide():
 
 
 @pytest.mark.parametrize("case", [*CASES, *GROWING])
-def test_every_method_can_be_tried_on_a_hollow_model(case, tmp_path):
+def test_every_method_can_be_tried_on_a_weightless_model(case, tmp_path):
     """As the plan does it: no weights, only shapes."""
     method, kind = {**CASES, **GROWING}[case]
     tiny("bert").save_pretrained(tmp_path)
