@@ -30,7 +30,7 @@ from compressor.deltas.links import merge_all
 from compressor.models.hub import resolve
 from compressor.processor import default_threads, weight_bits
 from compressor.tasks import TaskConfig
-from compressor.tasks.classification import KIND
+from compressor.tasks.kinds.classification import KIND
 from compressor.tasks.metrics import paired_changes, two_errors
 from export.graph.trace import matrices
 from export.parity.bounds import BOUNDS

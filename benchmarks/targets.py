@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.grid import run_file, write_task
 from benchmarks.record import read_record, write_record
 from compressor.models.hub import resolve
-from compressor.tasks.kinds import Metric, kind_of
+from compressor.tasks.task_kind import Metric, kind_of
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact
 from pipelines.stages.prune.config import STAGE

@@ -13,8 +13,8 @@ from compressor.cost import ModelShape, human_bytes, shape_of, share
 from compressor.methods import Options, method
 from compressor.methods.selective import sizes
 from compressor.models.hub import weightless_model
-from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import read_task
+from compressor.tasks.task_kind import kind_of
 
 if TYPE_CHECKING:
     from torch import nn

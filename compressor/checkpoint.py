@@ -24,8 +24,10 @@ from compressor.errors import UserError
 from compressor.models import auto
 from compressor.models.anatomy import row_of_model
 from compressor.models.architectures import COMPRESSED, row_of
-from compressor.models.config_file import check_config
-from compressor.models.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.config_file import check_config
+from compressor.models.files.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.model_folder import CONFIG
+from compressor.models.files.weight_files import check_finite, read_header
 from compressor.models.hub import (
     AUTO_CLASSES,
     SEQUENCES,
@@ -36,8 +38,6 @@ from compressor.models.hub import (
     resolve,
     task_head,
 )
-from compressor.models.model_folder import CONFIG
-from compressor.models.weight_files import check_finite, read_header
 from compressor.pruning.sizes import per_layer_configs
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import describe_changes, restore, restore_masks

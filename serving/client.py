@@ -15,14 +15,14 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype, tri
 
 from compressor.errors import UserError
 from compressor.tasks import KINDS
-from compressor.tasks.kinds import TaskKind, kind_of
+from compressor.tasks.task_kind import TaskKind, kind_of
 from serving.repository import tokenizer_sha256
 from serving.running import served_repository
 
 if TYPE_CHECKING:
-    from compressor.tasks.classification import Prediction
-    from compressor.tasks.regression import Estimate
-    from compressor.tasks.tokens import Tagged
+    from compressor.tasks.kinds.classification import Prediction
+    from compressor.tasks.kinds.regression import Estimate
+    from compressor.tasks.kinds.tokens import Tagged
 
 CONNECT_SECONDS = 10.0
 ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}

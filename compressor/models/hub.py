@@ -18,10 +18,10 @@ from compressor.compression import compression_of
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.damage import Damage, door, reading_by_library
-from compressor.models.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
+from compressor.models.files.damage import Damage, door, reading_by_library
+from compressor.models.files.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
+from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
-from compressor.models.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

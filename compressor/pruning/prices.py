@@ -18,7 +18,7 @@ from compressor.errors import UserError
 from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices
 from compressor.pruning.surgery import Removal, silenced
-from compressor.tasks.kinds import TaskKind
+from compressor.tasks.task_kind import TaskKind
 
 KNOTS = (0.75, 0.5, 0.25, 0.125, 0.0)
 """Shares of a sublayer's units that are left where its price is measured; in between it is linear."""

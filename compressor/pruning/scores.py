@@ -17,8 +17,8 @@ from compressor.errors import UserError
 from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
-from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import TaskKind
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.task_kind import TaskKind
 
 Changes = Mapping[str, Tensor]
 """Path of a matrix -> ΔW (out, in)."""

@@ -19,8 +19,8 @@ from compressor.models.anatomy import Matrix, layers_of
 from compressor.pruning.scores import Changes
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
 from compressor.selection.finite import require_ranks
-from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import TaskKind
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.task_kind import TaskKind
 
 HIDDEN = -1.0
 """Score of what is hidden already: below every other, so that it goes first and counts among what goes."""

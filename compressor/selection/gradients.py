@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from compressor.deltas.links import original
 from compressor.models.anatomy import Matrix
 from compressor.selection.finite import require_finite
-from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import TaskKind
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.task_kind import TaskKind
 
 
 @dataclass(frozen=True)

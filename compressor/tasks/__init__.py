@@ -1,7 +1,7 @@
 """A labelled task: its configuration, and how the user's files are read and checked.
 
 Two kinds for single sentences or sentence pairs (classes, numbers), one for words with tags, and one for prompts with texts.
-`kinds.TaskKind` defines what differs between them; a new one is a file here and a row in `KINDS`.
+`task_kind.TaskKind` defines what differs between them; a new one is a file in `kinds/` and a row in `KINDS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = {
     "tokens": Columns("tokens", "tags", pairs=False),
     "generation": Columns("prompt", "target", pairs=False),
 }
-"""Every kind of task; each is a file beside this one."""
+"""Every kind of task; each is a file in `kinds/`."""
 
 PACKED = ".gz"
 """Ending of a data file packed by gzip, behind that of what is in it."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import PACKED, Subset, TaskConfig, ending
-from compressor.tasks.kinds import TaskKind, kind_of
 from compressor.tasks.listing import listed
 from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import TaskKind, kind_of
 from compressor.text_files import FileKind, decode, read_bytes, too_large
 
 Rows = list[tuple[int, dict[str, object]]]

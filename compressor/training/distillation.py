@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of
-from compressor.tasks.classification import KIND as CLASSIFICATION
-from compressor.tasks.kinds import TaskKind
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.task_kind import TaskKind
 
 HIDDEN_WEIGHT = 1.0
 """Of the distance between hidden states, beside the loss on logits or labels."""

@@ -26,10 +26,10 @@ from compressor.errors import UserError
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
 from compressor.tasks.answers import cut, spread
-from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import pad
-from compressor.tasks.kinds import TaskKind
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.rows import Labels
+from compressor.tasks.task_kind import TaskKind
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compressor.tasks.kinds import TaskKind
+    from compressor.tasks.task_kind import TaskKind
 
 GENERATED = ", generated"
 """Ends the rows of the table for models whose outputs are the words of a vocabulary."""
@@ -25,9 +25,9 @@ class Bound:
     times the largest of those in its row when `of_row`: where every word is one product with one state, it rounds them alike.
 
     Where there is none, `metric_loss` is the most that the task's metric may be shown to fall (a share, or nats a token),
-    `agreement` how far the outputs must agree, by kind of task (`compressor.tasks.kinds.Agreement.measure`), and `rounding` the
-    most that outputs may move, as a multiple of what rounding to the precision moves them in PyTorch. Outputs of static int8
-    may move by `static` of their spread in any case.
+    `agreement` how far the outputs must agree, by kind of task (`compressor.tasks.task_kind.Agreement.measure`), and
+    `rounding` the most that outputs may move, as a multiple of what rounding to the precision moves them in PyTorch. Outputs
+    of static int8 may move by `static` of their spread in any case.
     """
 
     difference: float | None = None

@@ -16,10 +16,10 @@ import numpy as np
 
 from compressor.errors import CheckError
 from compressor.tasks.answers import rows_of
-from compressor.tasks.classification import KIND as CLASSIFICATION
 from compressor.tasks.features import Forward, answers_of
-from compressor.tasks.kinds import TaskKind
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
+from compressor.tasks.task_kind import TaskKind
 from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, Bound, row_of
 
 Batches = dict[str, np.ndarray]
@@ -244,7 +244,7 @@ def _of_a_precision(
 
 
 def loss_of(bound: Bound, task: TaskKind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
-    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`); arrays as from `TaskKind.judged`."""
+    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`), arrays of `TaskKind.judged`."""
     value, rows = task.gate.value, len(known)
     found = value(ours, known) - value(theirs, known)
     losses = -paired_changes(value, theirs, ours, known, resamples=RESAMPLES)

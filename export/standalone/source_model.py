@@ -17,11 +17,11 @@ from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.architectures import ARCHITECTURES, COMPRESSED
 from compressor.models.auto import HEADS, class_for
-from compressor.models.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.model_folder import CONFIG, check_pretrained
+from compressor.models.files.weight_files import INDEX, WEIGHTS, stored_tensors
 from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
-from compressor.models.model_folder import CONFIG, check_pretrained
 from compressor.models.tasks_table import BY_AUTO_CLASS
-from compressor.models.weight_files import INDEX, WEIGHTS, stored_tensors
 from compressor.pruning.sizes import BY_STACK
 
 ROWS, MAX_LENGTH = 128, 128

@@ -13,9 +13,9 @@ import numpy as np
 
 from compressor.models.hub import tokenizer_of
 from compressor.tasks.features import tokens_of
-from compressor.tasks.kinds import TaskKind, kind_of
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import TaskKind, kind_of
 from pipelines.engine.preflight import Ready
 from pipelines.file.config import PATH_KEYS
 from pipelines.file.yaml_source import dotted

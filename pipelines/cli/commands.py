@@ -16,7 +16,7 @@ from compressor.errors import CompressError, UserError
 from pipelines.cli.completion import PipelineName
 from pipelines.cli.delta_commands import delta
 from pipelines.cli.list_commands import list_
-from pipelines.cli.work import work
+from pipelines.cli.work.lazy_work import work
 from pipelines.init.defaults import MANY, ROWS
 from pipelines.terminal.last_resort import coded
 
@@ -110,7 +110,7 @@ def main() -> None:
 @click.option("--force", multiple=True, metavar="STAGE", help="Run this stage again although its result is in the store.")
 @click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
-@work("pipelines.cli.run_work:run")
+@work("pipelines.cli.work.run_work:run")
 def run() -> None:
     """Run a pipeline FILE, or a bundled recipe by its name (quickstart, twice_as_fast, paper, paper_unstructured, dsee_repo).
 
@@ -123,7 +123,7 @@ def run() -> None:
 @click.argument("file", type=PipelineName())
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
-@work("pipelines.cli.check_work:check")
+@work("pipelines.cli.work.check_work:check")
 def check() -> None:
     """Check a pipeline FILE, its model and its data without running anything.
 
@@ -153,7 +153,7 @@ Example: compress sweep pipeline.yaml --stability seeds --runs 10
 @click.option("--until", metavar="STAGE", help="Stop each run after this stage.  [default: the last that changes the model]")
 @click.option("--stage", metavar="STAGE", help="Summarize this stage's quality only.  [default: every stage that has one]")
 @click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
-@work("pipelines.cli.sweep_work:sweep")
+@work("pipelines.cli.work.sweep_work:sweep")
 def sweep() -> None:
     """Run FILE several times and show the mean and the standard deviation of its quality, or compare several values of a key.
 
@@ -167,7 +167,7 @@ def sweep() -> None:
 @main.command(epilog="Example: compress report runs/quickstart --plan")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--plan", is_flag=True, help="Show what is left of each layer instead.")
-@work("pipelines.cli.report_work:report")
+@work("pipelines.cli.work.report_work:report")
 def report() -> None:
     """Show the result of RUN (a folder such as runs/quickstart), from its files on disk.
 
@@ -183,7 +183,7 @@ def report() -> None:
 @click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
 @click.option("--grpc-port", default=8001, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--metrics-port", default=8002, show_default=True, type=click.IntRange(0, 65535))
-@work("pipelines.cli.serve_work:serve")
+@work("pipelines.cli.work.serve_work:serve")
 def serve() -> None:
     """Serve the models deployed by RUN (a folder such as runs/quickstart), with Triton on 127.0.0.1.
 
@@ -197,7 +197,7 @@ def serve() -> None:
 @click.option("--stage", metavar="STAGE", help="Run the comparisons of this stage only; files are checked all the same.")
 @click.option("--model", metavar="FOLDER", help="Where the pretrained model is now, if it has moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
-@work("pipelines.cli.verify_work:verify")
+@work("pipelines.cli.work.verify_work:verify")
 def verify() -> None:
     """Verify a finished RUN again from its artifacts: files, every conversion, the deployed model. Nothing is written.
 
@@ -215,7 +215,7 @@ def verify() -> None:
 @click.option("--length", default=[128], multiple=True, type=click.IntRange(1), help="Tokens the engine is made for.")
 @click.option("--force", is_flag=True, help="Replace an earlier export in --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@work("pipelines.cli.export_work:export")
+@work("pipelines.cli.work.export_work:export")
 def export() -> None:
     """Export a classifier, or a generative model, to ONNX without a pipeline, and check it on random rows.
 
@@ -231,7 +231,7 @@ def export() -> None:
 @click.option("--pair", "pairs", multiple=True, metavar="TEXT2", help="Second sentence; once for each TEXT.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenizer, when the server is elsewhere.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every score, or tag.")
-@work("pipelines.cli.serve_work:predict")
+@work("pipelines.cli.work.serve_work:predict")
 def predict() -> None:
     """Predict the label, the number, or the tags of each TEXT with the MODEL that is served at URL (host:port)."""
 

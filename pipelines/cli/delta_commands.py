@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.cli.work import work
+from pipelines.cli.work.lazy_work import work
 
 FILE = click.Path(path_type=Path)
 BASE_HELP = "The pretrained model: a hub id, a folder or package:NAME/PATH. By default the one that the source names."
@@ -20,7 +20,7 @@ def delta() -> None:
 @delta.command(epilog="Example: compress delta info reviews.delta.safetensors --json")
 @click.argument("file", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
-@work("pipelines.cli.delta_work:info")
+@work("pipelines.cli.work.delta_work:info")
 def info() -> None:
     """Show what FILE changes, on which base, and what each part costs on disk."""
 
@@ -29,7 +29,7 @@ def info() -> None:
 @click.argument("file", type=FILE)
 @click.option("--base", metavar="REF", help=BASE_HELP)
 @click.option("--out", type=FILE, required=True, metavar="FOLDER", help="A new folder for config, weights and tokenizer.")
-@work("pipelines.cli.delta_work:apply")
+@work("pipelines.cli.work.delta_work:apply")
 def apply() -> None:
     """Merge FILE into its base and write the whole model, ready for `compressor.load` (or transformers, if not pruned).
 
@@ -41,7 +41,7 @@ def apply() -> None:
 @click.argument("a", type=FILE)
 @click.argument("b", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
-@work("pipelines.cli.delta_work:diff")
+@work("pipelines.cli.work.delta_work:diff")
 def diff() -> None:
     """Compare A and B matrix by matrix: norms of ΔW, their cosine, and the overlap of their supports (Jaccard).
 
@@ -57,7 +57,7 @@ def diff() -> None:
 @click.option("--to", "form", type=click.Choice(["delta", "peft"]), default="delta", show_default=True, help="Format of DST.")
 @click.option("--labels", metavar="A,B,...", help="Names of the classes, for a peft adapter: it does not hold them.")
 @click.option("--head/--no-head", default=True, show_default=True, help="Write the task head too.")
-@work("pipelines.cli.delta_work:convert")
+@work("pipelines.cli.work.delta_work:convert")
 def convert() -> None:
     """Convert SRC (a state folder, a delta file or a peft folder) to the format of DST.
 

@@ -169,7 +169,7 @@ def architectures(as_json: bool, discover: str | None) -> None:
 def _discover(reference: str, as_json: bool) -> None:
     """Print a proven row for an architecture without one, as Python or JSON. Nothing is registered or written."""
     from compressor.models.architectures import ARCHITECTURES
-    from compressor.models.discover import ROW, as_code, discover
+    from compressor.models.discovery.discover import ROW, as_code, discover
     from compressor.models.hub import config_of, find_folder
 
     folder = find_folder(reference)

@@ -15,8 +15,8 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import SEQUENCES, config_of, end_id, resolve, tokenizer_of
 from compressor.tasks import data_files
 from compressor.tasks.data import read_data
-from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import check_data
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import EXTRAS
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import package_versions

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from compressor.errors import UserError, UserErrors
 from compressor.models.hub import SEQUENCES
 from compressor.tasks import TaskConfig
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file import limits

@@ -10,8 +10,8 @@ from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks import ending
+from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
-from compressor.tasks.tokens import is_tag
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compressor.methods import method
 from compressor.models.hub import HEAD_ORIGINS
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples

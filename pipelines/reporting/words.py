@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compressor.cost import human_bytes
-from compressor.tasks.kinds import Metric
+from compressor.tasks.task_kind import Metric
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.reporting.candidates import Record, find, p50
 from pipelines.reporting.format import (

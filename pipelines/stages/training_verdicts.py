@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compressor.tasks.kinds import TaskKind
+    from compressor.tasks.task_kind import TaskKind
 
 
 UNLEARNT = "the model is no better than a constant prediction"

@@ -28,8 +28,8 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.answers import by_row
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
-from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import TaskData
+from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.trainer import Schedule, TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace

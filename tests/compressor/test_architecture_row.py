@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.discover import as_code, proven_row
+from compressor.models.discovery.discover import as_code, proven_row
 
 DOCS = Path(__file__).parents[2] / "docs" / "architectures.md"
 ADDED = """

@@ -15,7 +15,7 @@ import compressor
 from compressor.errors import UserError
 from compressor.storage import delta_file
 from compressor.storage.delta_comparison import compare_deltas
-from pipelines.cli.delta_work import _facts
+from pipelines.cli.work.delta_work import _facts
 from tests.compressor.conftest import tiny, tuned
 from tests.compressor.delta_parts import live, refused, write
 

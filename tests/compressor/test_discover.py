@@ -9,12 +9,13 @@ from click.testing import CliRunner
 from transformers import AutoConfig
 
 from compressor.errors import UserError
-from compressor.models import architectures, discover
+from compressor.models import architectures
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES, row_of
-from compressor.models.discover import ROW, as_code, proven_row
-from compressor.models.small_model import small_config, small_model
-from compressor.models.traced_row import propose
+from compressor.models.discovery import discover
+from compressor.models.discovery.discover import ROW, as_code, proven_row
+from compressor.models.discovery.small_model import small_config, small_model
+from compressor.models.discovery.traced_row import propose
 from pipelines.cli.commands import main
 
 FOUND = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta-v2", "modernbert", "llama", "qwen3")

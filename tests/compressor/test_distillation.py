@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of, remove
-from compressor.tasks.classification import distillation_loss
+from compressor.tasks.kinds.classification import distillation_loss
 from compressor.training.distillation import HiddenTeacher, hidden_distance
 from compressor.training.trainer import Schedule, train
 from tests.compressor.conftest import encoding, plan_of, prepared, tiny

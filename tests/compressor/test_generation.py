@@ -33,10 +33,10 @@ from compressor.tasks.answers import IGNORED
 from compressor.tasks.data import MOST_OUTPUTS, Data
 from compressor.tasks.data import TokenRows as Loaded
 from compressor.tasks.features import judge, predict, torch_forward
-from compressor.tasks.generation import check_end
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import compare, in_other_batches

@@ -11,7 +11,7 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.prices import KNOTS, knots_of, prices_of, trials
 from compressor.pruning.scores import lowest, random_scores, units_of
 from compressor.pruning.surgery import Removal, remove, silence, silenced
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.task_kind import kind_of
 from tests.compressor.conftest import encoding, plan_of, tiny
 
 KIND = kind_of("classification")

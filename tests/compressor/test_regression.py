@@ -20,9 +20,9 @@ from compressor.pruning.weights import loss_importance
 from compressor.selection.gradients import gradient_scores
 from compressor.storage import delta_file
 from compressor.tasks import KINDS, TaskConfig
-from compressor.tasks.kinds import kind_of, kind_with
 from compressor.tasks.metrics import concordance, difference_interval, interval, pearson, spearman
 from compressor.tasks.reading import read_task
+from compressor.tasks.task_kind import kind_of, kind_with
 from compressor.training.distillation import HiddenTeacher
 from tests.compressor.conftest import encoding
 from tests.compressor.training_parts import with_classes

@@ -30,10 +30,10 @@ from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
 from compressor.tasks.answers import IGNORED, answers_in, by_row, cut, rows_of, spread
 from compressor.tasks.features import first_tokens, predict, torch_forward
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.kinds.tokens import judged, to_iob2
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
-from compressor.tasks.tokens import judged, to_iob2
+from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.trainer import Collator, TrainingRows
 from export.parity.compare import compare, in_other_batches

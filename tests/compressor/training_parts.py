@@ -18,7 +18,7 @@ from compressor.compression import compression_of
 from compressor.methods import apply
 from compressor.pruning.surgery import remove
 from compressor.tasks.answers import IGNORED
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.multitask import Mixture, join_heads
 from compressor.training.trainer import Schedule, TrainingRows, trainer_of

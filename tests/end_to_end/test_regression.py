@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from compressor import load
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS
 from export.parity.compare import in_words
 from pipelines.cli.commands import main

@@ -7,8 +7,8 @@ import pytest
 
 from compressor.errors import CheckError
 from compressor.tasks import KINDS
-from compressor.tasks.kinds import kind_of
 from compressor.tasks.metrics import spearman
+from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import MORE_ROWS, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
 

@@ -129,7 +129,7 @@ def test_usage_errors_and_version(compress):
 
 
 def test_a_bug_in_any_command_is_one_line(project, out, compress, monkeypatch, tmp_path):
-    from pipelines.cli import check_work
+    from pipelines.cli.work import check_work
 
     def bug(*_):
         raise ZeroDivisionError("a bug of ours\nin two lines")

@@ -15,7 +15,7 @@ from compressor.storage import delta_file
 from compressor.storage.live import remember
 from compressor.storage.peft.read import CONFIG
 from compressor.storage.peft.write import write_peft
-from pipelines.cli.delta_work import _loadable
+from pipelines.cli.work.delta_work import _loadable
 from pipelines.terminal.console_table import table
 from tests.compressor.conftest import OPTIONS, tuned
 from tests.tiny import write_model

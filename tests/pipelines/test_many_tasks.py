@@ -12,8 +12,8 @@ import compressor
 from compressor.models.hub import tokenizer_of
 from compressor.storage.task_files import SHARED
 from compressor.tasks.features import predict, tokenize, torch_forward
-from compressor.tasks.kinds import kind_of
 from compressor.tasks.reading import read_task
+from compressor.tasks.task_kind import kind_of
 from pipelines.file.config import load_pipeline
 from tests.pipelines.toys import tree
 from tests.tiny import write_data, write_model

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import CompressError
-from compressor.models.damage import Damage, door
+from compressor.models.files.damage import Damage, door
+from compressor.models.files.weight_files import check_weights
 from compressor.models.hub import resolve, tokenizer_of, weightless_model
-from compressor.models.weight_files import check_weights
 from export.standalone.source_model import find_model
 from tests.damage import (
     INDEX,

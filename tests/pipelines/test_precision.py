@@ -12,7 +12,7 @@ import torch
 
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.sessions import run as run_session
 from export.runtimes.sessions import session
 from pipelines.engine.stage import Inputs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from compressor.tasks.kinds import kind_of
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant

@@ -19,9 +19,8 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
-from compressor.tasks.answer_losses import distillation_loss, loss
 from compressor.tasks.answers import IGNORED, rows_of
-from compressor.tasks.kinds import Agreement, Column, Example, Metric, TaskKind, one_label
+from compressor.tasks.kinds.answer_losses import distillation_loss, loss
 from compressor.tasks.metrics import (
     decided_labels_agree,
     labels_agree,
@@ -32,6 +31,7 @@ from compressor.tasks.metrics import (
     two_errors,
 )
 from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind, one_label
 
 
 def read(value: object) -> str | None:

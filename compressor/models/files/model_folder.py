@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from compressor.models.architectures import COMPRESSED, row_of
-from compressor.models.config_file import check_config, check_layers
-from compressor.models.damage import Damage, read_json, reading_by_library, shown
-from compressor.models.weight_files import check_weights, stored_tensors
+from compressor.models.files.config_file import check_config, check_layers
+from compressor.models.files.damage import Damage, read_json, reading_by_library, shown
+from compressor.models.files.weight_files import check_weights, stored_tensors
 
 CONFIG = "config.json"
 

@@ -22,10 +22,10 @@ from transformers import PretrainedConfig
 from compressor.errors import CompressError, UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES, Architecture, Blocks
+from compressor.models.discovery.small_model import is_grouped, small_config, small_inputs, small_model, states_of
+from compressor.models.discovery.traced_row import BY_HAND, propose
 from compressor.models.hub import config_of
 from compressor.models.modules import STRUCTURES
-from compressor.models.small_model import is_grouped, small_config, small_inputs, small_model, states_of
-from compressor.models.traced_row import BY_HAND, propose
 from compressor.pruning.surgery import Removal, remove, silence
 
 SECONDS = 120.0
@@ -43,7 +43,7 @@ def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
     where no row can be proposed or proven, and E319 where the walk over the graph takes more than `seconds`.
     """
     config = config_of(folder)
-    command = [sys.executable, "-P", "-m", "compressor.models.discover", str(folder)]
+    command = [sys.executable, "-P", "-m", "compressor.models.discovery.discover", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:

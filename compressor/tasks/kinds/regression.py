@@ -19,8 +19,8 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.models.hub import head_names
-from compressor.tasks.kinds import Agreement, Column, Metric, TaskKind, one_label
 from compressor.tasks.metrics import concordance, pearson, spearman
+from compressor.tasks.task_kind import Agreement, Column, Metric, TaskKind, one_label
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

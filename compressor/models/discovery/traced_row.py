@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from compressor.errors import UserError
 from compressor.models.architectures import Architecture, Blocks, Part, Positions
-from compressor.models.small_model import HEAD_SIZE, HEADS, HIDDEN, WIDTHS, small_inputs, states_of
+from compressor.models.discovery.small_model import HEAD_SIZE, HEADS, HIDDEN, WIDTHS, small_inputs, states_of
 
 BY_HAND = "Write the row by hand, as docs/architectures.md says"
 IN_BLOCK = re.compile(r"(?P<stack>.*?)\.(?P<block>\d+)\.(?P<path>.*)")

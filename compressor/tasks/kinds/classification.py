@@ -13,9 +13,9 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
-from compressor.tasks.kinds import Agreement, Column, Metric, TaskKind, one_label
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import accuracy, decided_labels_agree, labels_agree, matthews, two_errors
+from compressor.tasks.task_kind import Agreement, Column, Metric, TaskKind, one_label
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -174,7 +174,7 @@ def kind_of(name: str) -> TaskKind:
     """The kind with this name. Raises ValueError for an unknown name."""
     if name not in KINDS:
         raise ValueError(f"no kind of task is called {name!r}")
-    return importlib.import_module(f"compressor.tasks.{name}").KIND
+    return importlib.import_module(f"compressor.tasks.kinds.{name}").KIND
 
 
 def kind_with(outputs: int) -> TaskKind:

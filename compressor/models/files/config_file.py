@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compressor.models.damage import Damage, shown
-from compressor.models.weight_files import StoredTensor
+from compressor.models.files.damage import Damage, shown
+from compressor.models.files.weight_files import StoredTensor
 
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.tasks.answers import IGNORED
-from compressor.tasks.classification import TEMPERATURE
+from compressor.tasks.kinds.classification import TEMPERATURE
 
 if TYPE_CHECKING:
     from torch import Tensor

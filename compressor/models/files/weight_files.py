@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from compressor.models.damage import Damage, read_json, reason_of, shown
+from compressor.models.files.damage import Damage, read_json, reason_of, shown
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -1,0 +1,1 @@
+"""Discovery of a row for an architecture that the table lacks: traced, proposed, proven, printed."""
