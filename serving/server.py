@@ -214,16 +214,16 @@ def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[st
         raise UserError("E706", f"the model repository {fault}", "Give the folder that a deploy stage wrote", str(repository))
     if missing := [name for name in names or () if name not in available]:
         raise UserError("E706", f"no model '{missing[0]}'", f"Models: {', '.join(available)}", str(repository))
-    wanted = available if names is None else names
-    refuse_code(repository, wanted)
-    return wanted
+    chosen = available if names is None else names
+    refuse_code(repository, chosen)
+    return chosen
 
 
-def choose_ports(wanted: Sequence[int]) -> list[int]:
+def choose_ports(ports: Sequence[int]) -> list[int]:
     """The requested ports, each 0 replaced by a free one. Raises PortTaken."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in wanted]
-        for listener, port in zip(sockets, wanted, strict=True):
+        sockets = [stack.enter_context(socket.socket()) for _ in ports]
+        for listener, port in zip(sockets, ports, strict=True):
             # as Triton does: a port whose last connections only linger is free
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

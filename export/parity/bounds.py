@@ -89,8 +89,8 @@ MATRIX_DIFFERS = 1e-5
 
 def row_of(kind: str, task: TaskKind) -> str:
     """The key of a kind of conversion in BOUNDS: for generative tasks some kinds have a separate bound."""
-    own = f"{kind}{GENERATED}"
-    return own if task.generates and own in BOUNDS else kind
+    generated = f"{kind}{GENERATED}"
+    return generated if task.generates and generated in BOUNDS else kind
 
 
 def kind_on(precision: str, sample: str) -> str:

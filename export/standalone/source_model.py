@@ -34,7 +34,7 @@ Row = dict[str, list[int]]
 
 
 @dataclass
-class Found:
+class LoadedModel:
     """A live model without chains, its folder, rows to try it on, the id that pads them, and what a user should know of it.
     `kind` is that of its task (`compressor.models.tasks_table.HeadTask`)."""
 
@@ -46,7 +46,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def find_model(reference: str) -> Found:
+def find_model(reference: str) -> LoadedModel:
     """The model of a reference, with random rows for it. Raises UserError E303, E304 and E305 (damaged), E621."""
     folder = find_folder(reference)
     model = _ours(folder) or _stock(reference, folder)
@@ -62,7 +62,7 @@ def find_model(reference: str) -> Found:
     if model.config.pad_token_id is None:
         model.config.pad_token_id = pad_id  # decoders look for the last token before it
     kind = BY_AUTO_CLASS[_auto_class(model.config).__name__].kind
-    return Found(model, kind, source, random_rows(model, tokenizer), pad_id, notes)
+    return LoadedModel(model, kind, source, random_rows(model, tokenizer), pad_id, notes)
 
 
 def _auto_class(config: PretrainedConfig) -> type:
