@@ -76,6 +76,6 @@ def _lock_file(run: Run) -> bytes:
         "seed": pipeline.seed,
         "threads": run.threads,
         "stages": stages,
-        **({"failures": [dict(one) for one in run.failures]} if run.failures else {}),
+        **({"failures": [dict(failure) for failure in run.failures]} if run.failures else {}),
     }
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()

@@ -150,7 +150,7 @@ class _Lines:
     def line(self, now: float) -> str:
         """'training: 40 %, loss 0.3, about 15 s left'; the line is recorded as printed."""
         self._last, self._said = now, self._done
-        left = (now - self._start) / max(self._done, 1) * max(self._total - self._done, 0)
-        rest = f"about {human_seconds(left)} left" if self._done else f"{human_seconds(now - self._start)} so far"
-        parts = [f"{100 * self._done / max(self._total, 1):.0f} %", self._note, rest]
+        seconds = (now - self._start) / max(self._done, 1) * max(self._total - self._done, 0)
+        remaining = f"about {human_seconds(seconds)} left" if self._done else f"{human_seconds(now - self._start)} so far"
+        parts = [f"{100 * self._done / max(self._total, 1):.0f} %", self._note, remaining]
         return f"{self._description}: {', '.join(part for part in parts if part)}"
