@@ -47,13 +47,13 @@ def judge_rows(
     data: Data,
     workspace: Workspace,
     description: str,
-    judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
+    arrays_of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> MetricInputs:
     """Arrays that the kind's `judged` (or another function) computes from a model's predictions; see `judge`. Shows a bar."""
     with workspace.progress(description, len(rows)) as bar:
         options = {"batch_size": data.batch_size, "on_batch": bar.advance}
-        found = judge(forward, rows.tokens, data.pad_id, rows.labels, judged or rows.kind.judged, **options)
-    return MetricInputs(*found, rows.kind)
+        arrays = judge(forward, rows.tokens, data.pad_id, rows.labels, arrays_of or rows.kind.judged, **options)
+    return MetricInputs(*arrays, rows.kind)
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:

@@ -85,8 +85,9 @@ class Prover:
             what = f"{self.name} in PyTorch, rounded"
             with rounded(self.model, excluded, bits):
                 forward = torch_forward(self.model)
-                said = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
-            self._rounded = {(excluded, bits): np.concatenate(said)}  # the last is enough: files are judged one after the other
+                predictions = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
+            # the last is enough: files are judged one after the other
+            self._rounded = {(excluded, bits): np.concatenate(predictions)}
         return self._rounded[excluded, bits]
 
     def answers(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Outputs:
@@ -142,7 +143,7 @@ class Prover:
             how = {"rows": rows.tokens, "pad_id": self.data.pad_id, "labels": rows.labels, "batch_size": RANKING_BATCH}
             with self.workspace.progress("sensitivity of each matrix", len(names)) as bar:
                 self.rankings[static] = rank(self.model, names, partial(predict, **how), static=static, on_step=bar.advance)
-        return [one.name for one in self.rankings[static]]
+        return [sensitivity.name for sensitivity in self.rankings[static]]
 
 
 @dataclass(frozen=True)
