@@ -198,7 +198,7 @@ def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
                     paths["OpenVINO"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
                 for runtime, path in paths.items():
                     title = f"{runtime}, {fault.name if fault else 'sound'}"
-                    outputs = prover.answers(path, "int8", title)
+                    outputs = prover.outputs(path, "int8", title)
                     result = prover.compare(title, "int8", outputs, bits=bits if runtime == "ONNX Runtime" else 8)
                     yield (folder.name, name, title, *cells(result))
 

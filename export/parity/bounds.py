@@ -75,7 +75,7 @@ BIT_EXACT_TOLERANCE = 1e-5
 bits, depend on where in memory the weights begin."""
 METRIC_DRIFT = 0.005
 """Most that a metric may differ from the recorded one in `compress verify`: another processor may turn a row on the edge."""
-LEAST_ANSWERS = 800
+LEAST_UNLABELLED_ROWS = 800
 """Rows of the checks that need no labels: where there are fewer validation rows, training rows join them."""
 ACCURACY_BUDGET = 0.5
 """Points of the metric that `precision: auto` may lose by default: half of what int8 is refused for."""

@@ -307,8 +307,8 @@ class _Reference:
         """Compare a file with it; `plain`: as it is written, without the runtime's own optimization. `rounding` says which
         matrices are excluded, and the bits of the others. Raises CheckError E610 for a file that is shipped."""
         hop = f"{self.name} -> {path.name}"
-        answers = self.prover.answers(runtime, path, precision, hop, plain=plain)
-        result = self.prover.compare(hop, precision, answers, **rounding, static=runtime.calibrated)
+        outputs = self.prover.outputs(runtime, path, precision, hop, plain=plain)
+        result = self.prover.compare(hop, precision, outputs, **rounding, static=runtime.calibrated)
         if not result.passed and self.prover.gated:
             raise self.prover.failure(result, runtime, path, **rounding)
         return result

@@ -112,10 +112,10 @@ class OneFile:
 
     def compared(self, path: Path, excluded: tuple[str, ...] = ()) -> ComparedFile:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it cannot be run."""
-        answers = self.prover.answers(self.row, path, self.precision, self.hop)
+        outputs = self.prover.outputs(self.row, path, self.precision, self.hop)
         options = {"excluded": excluded, "bits": self.row.weight_bits(), "static": self.row.calibrated}
-        result = self.prover.compare(self.hop, self.precision, answers, **options)
-        return ComparedFile(self.row, path, answers, result, excluded)
+        result = self.prover.compare(self.hop, self.precision, outputs, **options)
+        return ComparedFile(self.row, path, outputs, result, excluded)
 
     def repaired(self, failed: ComparedFile) -> ComparedFile | None:
         """The first file that passes with its most sensitive matrices in fp32, which replaces the one that failed."""
@@ -140,8 +140,8 @@ def in_fp32(count: int) -> str:
 
 def say_result(result: ParityResult, say: Callable[[str], None]) -> None:
     """Print a line for a result that is shown neither way, and for a file that is only compared with and beyond its bound."""
-    if result.told and result.gated:
-        say(result.told)
+    if result.inconclusive and result.gated:
+        say(result.inconclusive)
     if not result.passed:
         say(f"{result.hop} is beyond its bound ({why_refused(result)}); it is a baseline and is not deployed")
 
@@ -160,7 +160,7 @@ def hop_of(name: str, runtime: str, precision: str) -> str:
 
 def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
     """Metadata record of a file in the folder NAME."""
-    quality = data.kind.quality(*data.kind.judged(compared.answers.logits, data.validation.labels))
+    quality = data.kind.quality(*data.kind.judged(compared.outputs.logits, data.validation.labels))
     spared = {"excluded": list(compared.excluded)} if compared.excluded else {}
     why = {"repaired": compared.repaired} if compared.repaired else {}
     return {

@@ -21,7 +21,7 @@ from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from export.auto.choose import counts
 from export.auto.sensitivity import Sensitivity, rank, rounded
-from export.parity.bounds import LEAST_ANSWERS
+from export.parity.bounds import LEAST_UNLABELLED_ROWS
 from export.parity.compare import ParityResult, Unlabelled, failure
 from export.parity.sides import Outputs, compare_outputs, runs, telling_rows
 from export.parity.suspects import suspect_in_graph
@@ -68,8 +68,8 @@ class Prover:
     @cached_property
     def more(self) -> TokenRows | None:
         """Training rows for the checks that need no labels, where there are few validation rows."""
-        missing = LEAST_ANSWERS - len(self.rows)
-        # where outputs are words, one row has hundreds of answers
+        missing = LEAST_UNLABELLED_ROWS - len(self.rows)
+        # where outputs are words, one row has hundreds of predictions
         return self.data.train.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
 
     @cached_property
@@ -90,7 +90,7 @@ class Prover:
             self._rounded = {(excluded, bits): np.concatenate(predictions)}
         return self._rounded[excluded, bits]
 
-    def answers(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Outputs:
+    def outputs(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Outputs:
         """The outputs of a file for all rows; `plain`: without the runtime's own optimization. Raises CheckError E611 where it
         does not run, UserError E602 where it is damaged."""
         live = parity_session(runtime, path, precision, self.threads)
@@ -153,7 +153,7 @@ class ComparedFile:
 
     runtime: Runtime
     path: Path
-    answers: Outputs
+    outputs: Outputs
     result: ParityResult
     excluded: tuple[str, ...] = ()
     repaired: str = ""
