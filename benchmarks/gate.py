@@ -37,6 +37,7 @@ from export.parity.bounds import BOUNDS
 from export.parity.compare import RESAMPLES, loss_of
 from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import BaseModelReference, Inputs, dense_of
 from pipelines.engine.store import write_atomic
@@ -193,13 +194,13 @@ def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
             for number, fault in enumerate((None, *FAULTS)):
                 made = graph if fault is None else spoiled(graph, fault)
                 place, bits = Path(scratch, str(number)), weight_bits()
-                paths = {"ONNX Runtime": write_onnx(made, place, precisions=["int8"], fuse=False, weight_bits=bits)["int8"]}
+                paths = {"onnxruntime": write_onnx(made, place, precisions=["int8"], fuse=False, weight_bits=bits)["int8"]}
                 if fault is None:
-                    paths["OpenVINO"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
-                for runtime, path in paths.items():
-                    title = f"{runtime}, {fault.name if fault else 'sound'}"
-                    outputs = prover.outputs(path, "int8", title)
-                    result = prover.compare(title, "int8", outputs, bits=bits if runtime == "ONNX Runtime" else 8)
+                    paths["openvino"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
+                for key, path in paths.items():
+                    title = f"{RUNTIMES[key].title}, {fault.name if fault else 'sound'}"
+                    outputs = prover.outputs(RUNTIMES[key], path, "int8", title)
+                    result = prover.compare(title, "int8", outputs, bits=bits if key == "onnxruntime" else 8)
                     yield (folder.name, name, title, *cells(result))
 
 
