@@ -84,7 +84,7 @@ class EmbeddedServer:
     ):
         self.repository, self.log_path = Path(repository), Path(log_path)
         self.models, self.ready_timeout = models, ready_timeout
-        self._wanted = (http_port, grpc_port, metrics_port)
+        self._requested_ports = (http_port, grpc_port, metrics_port)
         self.ports: dict[str, int] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.stage: Path | None = None
@@ -107,12 +107,12 @@ class EmbeddedServer:
                 return self._start(bundle, models)
             except PortTaken as error:
                 # a free port can be taken between our choice and Triton's bind
-                if error.port in self._wanted or attempt == ATTEMPTS:
+                if error.port in self._requested_ports or attempt == ATTEMPTS:
                     raise
 
     def _start(self, bundle: Bundle, models: Sequence[str]) -> EmbeddedServer:
         try:
-            self.ports = dict(zip(SERVICES, choose_ports(self._wanted), strict=True))
+            self.ports = dict(zip(SERVICES, choose_ports(self._requested_ports), strict=True))
             self.stage = Path(tempfile.mkdtemp(prefix="compress-triton-"))
             stage_backends(bundle, self.stage / "backends")
             self._link(models)

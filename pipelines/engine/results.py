@@ -9,10 +9,10 @@ import yaml
 
 from compressor.errors import CompressError
 from pipelines.engine.attempt import error_record, write_attempt
-from pipelines.engine.given import by_key
 from pipelines.engine.invocation import Run
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import TASKS
+from pipelines.engine.stage_inputs import by_key
 from pipelines.engine.store import digest, replace_files
 from pipelines.file.config import without_id
 

@@ -20,11 +20,11 @@ from compressor.errors import CheckError, CompressError, UserError
 from compressor.processor import default_threads
 from pipelines.engine.attempt import CHECKS_FAILED, DONE, FAILED, RUNNING, STOPPED
 from pipelines.engine.disk import disk_fault, nothing_left, shortened
-from pipelines.engine.given import fingerprint_of, inputs_of
 from pipelines.engine.invocation import Run, RunResult, StageWorkspace, Stopped, holding, stopping
 from pipelines.engine.preflight import check_folder, check_inputs, check_packages, make_plan
 from pipelines.engine.results import publish_results, write_account
 from pipelines.engine.stage import Artifact, Entry, Stage
+from pipelines.engine.stage_inputs import fingerprint_of, inputs_of
 from pipelines.engine.store import canonical
 from pipelines.file.config import Pipeline, with_place
 from pipelines.reporting.format import human_seconds
