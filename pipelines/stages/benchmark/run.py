@@ -68,9 +68,7 @@ def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
     return [row for row in rows if device not in row.devices]
 
 
-def metric_inputs_of(
-    candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu"
-) -> MetricInputs:
+def evaluate(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> MetricInputs:
     """How good the candidate is on all validation rows in its own runtime; a file that is not for the CPU on the `device`
     that is measured."""
     if candidate.runtime == "pytorch":
@@ -138,7 +136,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             workspace.say(f"{row.name} is not measured: {row.why_left_out}")
         models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
         shapes, remaining = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
-        metric_inputs = {row.name: metric_inputs_of(row, data, workspace, inputs.threads, config.device) for row in rows}
+        metric_inputs = {row.name: evaluate(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
         variants = [LatencyVariant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
         grid = [(batch, length) for length in config.length for batch in config.batch]
