@@ -15,7 +15,7 @@ IGNORED = -100
 """The label of a token without one, as PyTorch's losses know it."""
 
 
-def answers_in(outputs: np.ndarray, label: Any) -> np.ndarray:
+def predictions_in(outputs: np.ndarray, label: Any) -> np.ndarray:
     """The predictions (predictions, outputs) of one row: `outputs` are (outputs,), or (length, outputs) with token labels."""
     if np.ndim(label) == 0:
         return outputs[None]
@@ -51,7 +51,7 @@ def spread(taught: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
     at tokens without a label."""
     if labels.ndim == 1:
         return np.stack(taught)
-    answers = np.concatenate(taught)
-    outputs = np.zeros((*labels.shape, answers.shape[-1]), dtype=answers.dtype)
-    outputs[labels != IGNORED] = answers
+    predictions = np.concatenate(taught)
+    outputs = np.zeros((*labels.shape, predictions.shape[-1]), dtype=predictions.dtype)
+    outputs[labels != IGNORED] = predictions
     return outputs

@@ -200,7 +200,7 @@ def prove(found: Found, precision: str, path: Path) -> ParityResult:
     else:  # there are no labels: the reference's own answers stand for them
         task = kind_with(logits[0].shape[1])
         more = _rounded(found) if precision == "int8" else Unlabelled()
-        result = compare(hop, kind, *logits, task.answers(logits[0]), task=task, batches=batches, unlabelled=more)
+        result = compare(hop, kind, *logits, task.predicted_labels(logits[0]), task=task, batches=batches, unlabelled=more)
         worst = found.rows[result.worst_row]
     require(result, lambda: suspect_in_graph(found.model, path, pad([worst, found.rows[-1]], found.pad_id)))
     return result

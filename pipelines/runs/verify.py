@@ -241,7 +241,7 @@ class Verification:
 
         def judged(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             require_finite(logits)
-            return self.data.kind.judged(logits, labels)
+            return self.data.kind.metric_inputs(logits, labels)
 
         model = load_model(made, inputs.base)
         found = judge_rows(torch_forward(model), rows, self.data, self.workspace, "quality", judged).quality

@@ -158,7 +158,7 @@ def hop_of(name: str, runtime: str, precision: str) -> str:
 
 def record(name: str, judged: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
     """Metadata record of a file in the folder NAME."""
-    quality = data.kind.quality(*data.kind.judged(judged.answers.logits, data.validation.labels))
+    quality = data.kind.quality(*data.kind.metric_inputs(judged.answers.logits, data.validation.labels))
     spared = {"excluded": list(judged.excluded)} if judged.excluded else {}
     why = {"repaired": judged.repaired} if judged.repaired else {}
     return {
