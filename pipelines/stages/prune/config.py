@@ -228,7 +228,7 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
         if whole:
             plan = without_blocks(plan, {place for place, one in enumerate(left) if not one})
         else:
-            plan = replace(plan, shape=plan.shape.left(item.structure, left))
+            plan = replace(plan, shape=plan.shape.with_units(item.structure, left))
     return plan
 
 
@@ -253,7 +253,7 @@ def planned(search: TargetSearch, plan: Plan) -> Plan:
             layer.units(structure) if one is None else one.get(structure, layer.units(structure))
             for one, layer in zip(found, shape.layers, strict=True)
         ]
-        shape = shape.left(structure, kept)
+        shape = shape.with_units(structure, kept)
     return without_blocks(replace(plan, shape=shape), {place for place, one in enumerate(found or ()) if one is None})
 
 

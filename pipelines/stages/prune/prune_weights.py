@@ -152,7 +152,7 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
 
 def _more_than_before(plan: Plan, item: WeightsItem, hidden: int) -> None:
     names = {name for name, _, _ in plan.shape.matrices(item.modules)}
-    gone = max((one.hidden for one in plan.sparsity if set(one.modules) == names and one.left(plan.shape)[1]), default=0)
+    gone = max((one.hidden for one in plan.sparsity if set(one.modules) == names and one.nonzeros(plan.shape)[1]), default=0)
     if gone > hidden:
         what = f"{gone:,} of these weights are zero already, {hidden:,} are to be zero in all"
         raise UserError("E501", what, "remove counts those too: give a larger share")
