@@ -35,7 +35,7 @@ def attach_prefixes(model: nn.Module, options: Options) -> None:
     """Insert a prefix into every attention; if they are reparametrized, one network computes them all."""
     from compressor.deltas.inserts import insert
     from compressor.deltas.kinds.prefix import Prefix
-    from compressor.deltas.sources import Network, Own, Reparametrized
+    from compressor.deltas.sources import Network, PlainTensors, Reparametrized
 
     network = None
     for attention, key in attentions(model):
@@ -43,7 +43,7 @@ def attach_prefixes(model: nn.Module, options: Options) -> None:
             network = network or Network(key, options.length, key.shape[1], INNER)
             source = Reparametrized(network, {"keys": key.shape[0], "values": key.shape[0]})
         else:
-            source = Own(Prefix.tensors(key, options.length))
+            source = PlainTensors(Prefix.tensors(key, options.length))
         insert(attention, Prefix(source, options.group))
 
 

@@ -95,7 +95,7 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
     sizes: dict[str, list[int]] = {}
     for name, out, into in shape.matrices(options.modules):
         sizes.setdefault(name, []).append(options.rank * (out + into))
-    return sum((1 + options.tasks) * own[0] + sum(own) for own in sizes.values())
+    return sum((1 + options.tasks) * entries[0] + sum(entries) for entries in sizes.values())
 
 
 METHOD = Method(

@@ -22,9 +22,9 @@ def ground(model: nn.Module, options: Options) -> list[Matrix]:
 
     if options.on == "weights":
         return matrices_of(model, options.modules)
-    there = set(model.modules())
+    existing = set(model.modules())
     method(options.on).attach(model, options)
-    return freeze(model, there)
+    return freeze(model, existing)
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:

@@ -39,10 +39,10 @@ def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int
     halts = _halts(natural, sorted(stops))
     targets: dict[int, int] = {}
     for number, target in enumerate(natural):
-        there = max(targets.values(), default=0)
+        reached = max(targets.values(), default=0)
         ahead = min((stop for place, stop in halts.items() if place > number), default=budget + 1)
         target = halts.get(number, target)
-        if there < target < ahead:
+        if reached < target < ahead:
             targets[at[number]] = target
     return targets
 
@@ -51,8 +51,8 @@ def _halts(natural: list[int], stops: list[int]) -> dict[int, int]:
     """For each stop the index of the growth step with the nearest target, in order; the last growth step is left free."""
     halts: dict[int, int] = {}
     first = 0
-    for left, stop in zip(range(len(stops), 0, -1), stops, strict=True):
-        free = range(first, len(natural) - left)
+    for remaining, stop in zip(range(len(stops), 0, -1), stops, strict=True):
+        free = range(first, len(natural) - remaining)
         if not free:
             break
         number = min(free, key=lambda place: abs(natural[place] - stop))
@@ -173,15 +173,15 @@ class Grower:
         )
         starts = torch.tensor([0, *[matrix.original.numel() for matrix in growth.matrices]]).cumsum(0)
         used = int(growth.count)
-        there = starts[growth.matrix[:used].long()] + growth.index[:used]
+        current = starts[growth.matrix[:used].long()] + growth.index[:used]
         if growth.repeat:
             chosen = top_mask(scores, self.targets[step]).nonzero().flatten()
-            kept = torch.isin(there, chosen)
+            kept = torch.isin(current, chosen)
             optimizer.forget((~kept).nonzero().flatten())
-            fresh, slots = chosen[~torch.isin(chosen, there)], (~kept).nonzero().flatten()
+            fresh, slots = chosen[~torch.isin(chosen, current)], (~kept).nonzero().flatten()
             slots = torch.cat([slots, torch.arange(used, self.targets[step])])
         else:
-            scores[there] = -1.0
+            scores[current] = -1.0
             fresh = top_mask(scores, self.targets[step] - used).nonzero().flatten()
             slots = torch.arange(used, self.targets[step])
         number = torch.searchsorted(starts, fresh, right=True) - 1

@@ -70,14 +70,14 @@ class HiddenTeacher:
 @contextmanager
 def _states(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """Context that records the output of every block in one forward pass, in the order of `blocks`."""
-    found: list[Tensor] = []
+    states: list[Tensor] = []
 
     def keep(block: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        states.append(output[0] if isinstance(output, tuple) else output)
 
     hooks = [block.register_forward_hook(keep) for block in blocks]
     try:
-        yield found
+        yield states
     finally:
         for hook in hooks:
             hook.remove()

@@ -374,13 +374,13 @@ def trainer_of(
     settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
     first = steps // 2
-    own = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
+    method_callbacks = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
     trainer = TaskTrainer(
         model=model,
         args=settings,
         train_dataset=dataset,
         data_collator=Collator(pad_id),
-        callbacks=[*callbacks, *own],
+        callbacks=[*callbacks, *method_callbacks],
         mask_learning_rate=schedule.mask_learning_rate,
         grower=grower,
         dense=dense,

@@ -102,8 +102,8 @@ class AdapterFolder:
     @property
     def auto_class(self) -> str:
         """The Auto class of the model in which it was trained; SEQUENCES where the config does not name it."""
-        told = {name: auto_class for auto_class, name in TASK_TYPES.items()}
-        return told.get(self.config.get("task_type"), SEQUENCES)
+        auto_classes = {name: auto_class for auto_class, name in TASK_TYPES.items()}
+        return auto_classes.get(self.config.get("task_type"), SEQUENCES)
 
     def scale(self, target: str, rank: int) -> float:
         """Scale of the low-rank part: alpha / r, or alpha / √r (rsLoRA)."""
@@ -141,8 +141,8 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
     for key, value in config.items():
         if key not in UNDERSTOOD and value and value not in DEFAULTS.get(key, ()):
             raise strange(folder, f"{key}: {json.dumps(value)}")
-    known = TENSORS[config["peft_type"]]
-    odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not known.fullmatch(name)]
+    pattern = TENSORS[config["peft_type"]]
+    odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not pattern.fullmatch(name)]
     if odd or not all(name.startswith(PREFIX) for name in tensors):
         raise strange(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
     return AdapterFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
