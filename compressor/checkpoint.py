@@ -265,9 +265,9 @@ def _on_meta(folder: Path) -> nn.Module:
     """The weightless (meta) model of a checkpoint's config.json, in its pruned sizes. Raises Damage."""
 
     raw = read_json(folder / CONFIG)
-    check_config(raw, known=False)
+    check_config(raw, has_row=False)
     row_of(raw["model_type"])
-    check_config(raw, known=True)
+    check_config(raw, has_row=True)
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     made = auto.class_for(config)
     with _sizes_damaged():
