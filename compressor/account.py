@@ -80,12 +80,13 @@ class Sparsity:
 
     def nonzeros(self, shape: ModelShape) -> tuple[int, bool]:
         """Number of weights left in a model of `shape`, and whether it is exact: removing units later can take pruned ones."""
-        entries = sum(out * into for _, out, into in shape.matrices(self.modules))
+        entries = sum(rows * columns for _, rows, columns in shape.matrices(self.modules))
         return round(entries * (1 - self.hidden / self.entries)), entries == self.entries
 
     def row(self, dense: ModelShape, shape: ModelShape) -> tuple[str, str, str]:
         """Row of the plan's table: (quantity, before, after)."""
-        (nonzeros, exact), before = self.nonzeros(shape), sum(out * into for _, out, into in dense.matrices(self.modules))
+        before = sum(rows * columns for _, rows, columns in dense.matrices(self.modules))
+        nonzeros, exact = self.nonzeros(shape)
         what = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
         doubt = "at most " if self.over_others else "" if exact else "about "
         return what, f"{before:,}", f"{doubt}{nonzeros:,} ({1 - self.hidden / self.entries:.1%} dense)"

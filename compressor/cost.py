@@ -220,7 +220,7 @@ class ModelShape:
 
     def linear_macs(self) -> int:
         """Multiply-adds of the blocks' linear layers for one token."""
-        return sum(out * into for _, out, into in self.matrices())
+        return sum(rows * columns for _, rows, columns in self.matrices())
 
     def insert_macs(self) -> int:
         """Multiply-adds of the inserts for one token, what they do inside attention apart: Σ 2 b d of adapters."""
@@ -336,7 +336,7 @@ def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
     """Multiply-adds of unmerged deltas for one token: Σ r (m + n) + |Ω|."""
-    return sum(rank * (out + into) for _, out, into in shape.matrices(modules)) + places
+    return sum(rank * (rows + columns) for _, rows, columns in shape.matrices(modules)) + places
 
 
 def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[str], rank: int, places: int) -> float:

@@ -52,11 +52,11 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
 
     Reparametrized: the network's l in + m in + m, and for every block the last layers' 2 (m d + d).
     """
-    keys = [out for _, out, _ in shape.matrices(("key",))]
+    keys = [rows for _, rows, _ in shape.matrices(("key",))]
     if not options.reparametrize:
-        return sum(2 * options.length * out for out in keys)
+        return sum(2 * options.length * rows for rows in keys)
     network = options.length * shape.hidden + INNER * shape.hidden + INNER
-    return network + sum(2 * (INNER * out + out) for out in keys)
+    return network + sum(2 * (INNER * rows + rows) for rows in keys)
 
 
 METHOD = Method(

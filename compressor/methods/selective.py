@@ -30,7 +30,7 @@ def ground(model: nn.Module, options: Options) -> list[Matrix]:
 def sizes(shape: ModelShape, options: Options) -> list[int]:
     """Number of entries of each tensor of `ground` in a model of `shape`."""
     if options.on == "weights":
-        return [out * into for _, out, into in shape.matrices(options.modules)]
+        return [rows * columns for _, rows, columns in shape.matrices(options.modules)]
     return {"lora": lora.sizes, "adapter": adapter.sizes}[options.on](shape, options)
 
 

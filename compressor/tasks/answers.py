@@ -46,12 +46,12 @@ def cut(labels: Any, length: int) -> Any:
     return labels if labels.ndim == 1 else labels[:, :length]
 
 
-def spread(taught: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+def spread(predictions_by_row: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
     """Arrange a batch from `by_row` in the shape of the model's outputs: (rows, outputs), or (rows, length, outputs) with zeros
     at tokens without a label."""
     if labels.ndim == 1:
-        return np.stack(taught)
-    predictions = np.concatenate(taught)
+        return np.stack(predictions_by_row)
+    predictions = np.concatenate(predictions_by_row)
     outputs = np.zeros((*labels.shape, predictions.shape[-1]), dtype=predictions.dtype)
     outputs[labels != IGNORED] = predictions
     return outputs

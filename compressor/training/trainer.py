@@ -155,14 +155,14 @@ class TaskTrainer(Trainer):
             return super().train(*arguments, **options)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels, taught = inputs.pop("labels"), inputs.pop("teacher", None)
+        labels, teacher_logits = inputs.pop("labels"), inputs.pop("teacher", None)
         kind = self.train_dataset.kinds[inputs.get("task", 0)]
         if self.teacher is not None:
             outputs, loss = self.teacher.loss(model, inputs, labels, kind)
         else:
             outputs = model(**inputs)
             logits = outputs.logits
-            loss = kind.loss(logits, labels) if taught is None else kind.distillation(logits, taught, labels)
+            loss = kind.loss(logits, labels) if teacher_logits is None else kind.distillation(logits, teacher_logits, labels)
         loss = loss + sum(link.penalty() for link in self.dense)
         return (loss, outputs) if return_outputs else loss
 

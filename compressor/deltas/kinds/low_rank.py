@@ -59,8 +59,8 @@ class LowRank(Sourced, Delta):
         return None, (self.scale * (self.B.double() @ self.A.double())).flatten()
 
     def suits(self, shape: torch.Size) -> bool:
-        (out, rank), (inner, into) = self.source.size("B"), self.source.size("A")
-        return (out, into, rank) == (*shape, inner)
+        (rows, rank), (inner, columns) = self.source.size("B"), self.source.size("A")
+        return (rows, columns, rank) == (*shape, inner)
 
     def separable(self, size: int) -> bool:
         return self.source.plain

@@ -97,8 +97,8 @@ class Vera(Delta):
         return Vera(self.drawn, b, d, _chosen(self.rows, rows), _chosen(self.columns, columns), self.group)
 
     def suits(self, shape: torch.Size) -> bool:
-        out, into = self.drawn.shape
-        sizes = _chosen_count(self.rows, out), _chosen_count(self.columns, into)
+        rows, columns = self.drawn.shape
+        sizes = _chosen_count(self.rows, rows), _chosen_count(self.columns, columns)
         return sizes == shape and self.b.shape == shape[:1] and self.d.shape == (self.drawn.rank,)
 
     def entries(self) -> tuple[None, Tensor]:

@@ -46,8 +46,8 @@ class _Changed:
 
     def factors(self, scale: float, rank: int) -> tuple[Tensor, Tensor]:
         """A (rank, in) and B (out, rank) of all low-rank links together, for one `scale`; missing ranks are filled with 0."""
-        like, (out, into) = next(self.owner.parameters()), self.shape
-        A, B, row = like.new_zeros(rank, into), like.new_zeros(out, rank), 0
+        like, (out_features, in_features) = next(self.owner.parameters()), self.shape
+        A, B, row = like.new_zeros(rank, in_features), like.new_zeros(out_features, rank), 0
         with torch.no_grad():
             for link in self.low_rank:
                 ranks = slice(row, row + len(link.A))
