@@ -12,9 +12,9 @@ import numpy as np
 from compressor.errors import UserError, UserErrors
 from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED, cut
 from compressor.tasks.features import batches, check_ends, pad
 from compressor.tasks.kinds.generation import check_end
+from compressor.tasks.predictions import IGNORED, cut
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import TaskKind, kind_of
 

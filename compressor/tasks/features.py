@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.tasks.answers import predictions_in
+from compressor.tasks.predictions import predictions_in
 from compressor.tasks.rows import Split
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ class TaskKind:
     - `written`: a client's text as the model was trained to read it; raises UserError E717;
     - `auto_class`: whose task head the model has (`compressor.models.hub`);
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which mark where the model predicts
-      (`compressor.tasks.answers`); raises UserError E213;
+      (`compressor.tasks.predictions`); raises UserError E213;
     - `grain`: labels (rows, ...) -> how far one prediction can move the main metric;
     - `gates`: the metric whose loss is bounded, where that is not the main one;
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;

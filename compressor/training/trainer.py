@@ -25,9 +25,9 @@ from compressor.deltas.sources import Scores
 from compressor.errors import UserError
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
-from compressor.tasks.answers import cut, spread
 from compressor.tasks.features import pad
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
 from compressor.tasks.task_kind import TaskKind
 from compressor.training.distillation import HiddenTeacher
@@ -73,7 +73,7 @@ class Schedule:
 
 
 class TrainingRows(torch.utils.data.Dataset):
-    """Token lists with labels and, for distillation, the teacher's outputs (`compressor.tasks.answers.by_row`), all row by row;
+    """Token lists with labels and, for distillation, the teacher's outputs (`tasks.predictions.by_row`), all row by row;
     the loss is that of `kind`."""
 
     def __init__(

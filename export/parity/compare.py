@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
-from compressor.tasks.answers import rows_of
 from compressor.tasks.features import Forward, predictions_of
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
+from compressor.tasks.predictions import rows_of
 from compressor.tasks.task_kind import TaskKind
 from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, Bound, row_of
 

@@ -16,8 +16,8 @@ import onnx
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.processor import weight_bits
-from compressor.tasks.answers import every_token
 from compressor.tasks.features import pad, predict, torch_forward
+from compressor.tasks.predictions import every_token
 from compressor.tasks.task_kind import kind_with
 from export.auto.sensitivity import rounded
 from export.generation.generator_files import prove_generator, special_tokens, write_generator

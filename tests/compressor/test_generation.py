@@ -29,11 +29,11 @@ from compressor.storage import delta_file
 from compressor.storage.peft.read import CONFIG, read_adapter
 from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED
 from compressor.tasks.data import MOST_OUTPUTS, Data
 from compressor.tasks.data import TokenRows as Loaded
 from compressor.tasks.features import metric_inputs_of, predict, torch_forward
 from compressor.tasks.kinds.generation import check_end
+from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of

@@ -28,9 +28,9 @@ from compressor.storage.live import remember
 from compressor.storage.peft.read import CONFIG
 from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED, by_row, cut, predictions_in, rows_of, spread
 from compressor.tasks.features import first_tokens, predict, torch_forward
 from compressor.tasks.kinds.tokens import metric_inputs, to_iob2
+from compressor.tasks.predictions import IGNORED, by_row, cut, predictions_in, rows_of, spread
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of

@@ -19,8 +19,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED, rows_of
-from compressor.tasks.kinds.answer_losses import distillation_loss, loss
+from compressor.tasks.kinds.token_losses import distillation_loss, loss
 from compressor.tasks.metrics import (
     decided_labels_agree,
     labels_agree,
@@ -30,6 +29,7 @@ from compressor.tasks.metrics import (
     token_accuracy,
     two_errors,
 )
+from compressor.tasks.predictions import IGNORED, rows_of
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind, one_label
 

@@ -23,12 +23,12 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
-from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.features import first_tokens
-from compressor.tasks.kinds.answer_losses import distillation_loss, loss
 from compressor.tasks.kinds.classification import MAX_CLASSES
+from compressor.tasks.kinds.token_losses import distillation_loss, loss
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
+from compressor.tasks.predictions import IGNORED, rows_of
 from compressor.tasks.reading import WORD_FILES
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind

@@ -1,4 +1,4 @@
-"""Losses of tasks with several labels per row (`compressor.tasks.answers`): a row counts with the mean over its labels.
+"""Losses of tasks with several labels per row (`compressor.tasks.predictions`): a row counts with the mean over its labels.
 
 So the loss of a batch, the mean over its rows, adds up to the same step however rows are cut into batches.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compressor.tasks.answers import IGNORED
 from compressor.tasks.kinds.classification import TEMPERATURE
+from compressor.tasks.predictions import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
