@@ -218,14 +218,14 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
     folder = Path(folder)
     if (folder / STATE_FILE).is_file():
         recorded = read_description(folder)["base"]
-        found = resolve(str(base or recorded["reference"]))
-        if found.sha256 != recorded["sha256"]:
+        resolved = resolve(str(base or recorded["reference"]))
+        if resolved.sha256 != recorded["sha256"]:
             raise UserError(
                 "E306",
-                f"base '{found.reference}' is not the one this was tuned on",
+                f"base '{resolved.reference}' is not the one this was tuned on",
                 "Give the same base: load(folder, base=...)",
             )
-        return remember(load_state(folder, found.folder), found.reference, found.sha256)
+        return remember(load_state(folder, resolved.folder), resolved.reference, resolved.sha256)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in (WEIGHTS, WITH_INSERTS)):
         raise UserError("E305", "no model in this folder", "Give a folder with config.json and model.safetensors", str(folder))
     return _load_checkpoint(folder)
@@ -290,8 +290,8 @@ def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     for name, source in list(model.all_tied_weights_keys.items()):
         if name in tensors and source in tensors:
-            owner, _, own = name.rpartition(".")
-            setattr(model.get_submodule(owner), own, nn.Parameter(model.get_parameter(name).clone()))
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, nn.Parameter(model.get_parameter(name).clone()))
             del model.all_tied_weights_keys[name]
 
 

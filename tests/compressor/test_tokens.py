@@ -42,7 +42,7 @@ from tests.tiny import write_model
 
 KIND = kind_of("tokens")
 NAMES = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
-ENCODERS = [name for name, row in ARCHITECTURES.items() if row.answers_tokens]
+ENCODERS = [name for name, row in ARCHITECTURES.items() if row.bidirectional]
 
 
 # --- reading ---
