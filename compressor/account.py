@@ -87,9 +87,9 @@ class Sparsity:
         """Row of the plan's table: (quantity, before, after)."""
         before = sum(rows * columns for _, rows, columns in dense.matrices(self.modules))
         nonzeros, exact = self.nonzeros(shape)
-        what = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
+        quantity = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
         doubt = "at most " if self.over_others else "" if exact else "about "
-        return what, f"{before:,}", f"{doubt}{nonzeros:,} ({1 - self.hidden / self.entries:.1%} dense)"
+        return quantity, f"{before:,}", f"{doubt}{nonzeros:,} ({1 - self.hidden / self.entries:.1%} dense)"
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _magnitudes(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tenso
         weight = changes[matrix.path] if matrix.path in changes else torch.zeros_like(matrix.original)
     else:
         weight = matrix.original if criterion == "weight" else matrix.weight
-    # what a mask hides is not there to be judged
+    # masked entries do not count
     return (weight if matrix.mask is None else matrix.mask.change(weight)).detach().abs()
 
 

@@ -82,9 +82,9 @@ _MARKS = {b"\xef\xbb\xbf": "a byte order mark", b"\xff\xfe": "UTF-16", b"\xfe\xf
 
 
 def _text(raw: bytes, name: str) -> str:
-    for mark, what in _MARKS.items():
+    for mark, encoding in _MARKS.items():
         if raw.startswith(mark):
-            raise Damage(f"has a {name} with {what} at its start", "Save it as UTF-8 without a byte order mark")
+            raise Damage(f"has a {name} with {encoding} at its start", "Save it as UTF-8 without a byte order mark")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from compressor.deltas.sources import PlainTensors
 from compressor.errors import UserError
 from compressor.models.hub import head_names
 from compressor.storage.live import check_head, set_head
-from compressor.storage.peft.read import AdapterFolder, strange
+from compressor.storage.peft.read import AdapterFolder, unsupported
 
 
 def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft") -> None:
@@ -63,7 +63,7 @@ def _support_of(adapter: AdapterFolder, target: str, size: int) -> tuple[Tensor,
     left out where its value is 0, because supports are padded with it."""
     indices, values = (adapter.tensors.get(f"{target}.supertuning_{part}") for part in ("indices", "values"))
     if indices is None:
-        raise strange(adapter.folder, "save_precomputed_indices: false")
+        raise unsupported(adapter.folder, "save_precomputed_indices: false")
     inside = len(indices) == 0 or 0 <= int(indices.min()) <= int(indices.max()) < size
     if indices.shape != values.shape or indices.dim() != 1 or not inside:
         raise _unfit(adapter, target)

@@ -116,8 +116,8 @@ def _changed_layers(model: nn.Module) -> list[_Changed]:
     return result
 
 
-def _unheld(what: str) -> UserError:
-    return UserError("E314", f"peft has no format for {what}", "Store a delta file, or merge to a checkpoint")
+def _unheld(feature: str) -> UserError:
+    return UserError("E314", f"peft has no format for {feature}", "Store a delta file, or merge to a checkpoint")
 
 
 def _modules_of(model: nn.Module, names: Iterable[str]) -> list[str]:
