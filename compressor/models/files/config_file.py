@@ -107,8 +107,8 @@ def _check_sizes(config: Mapping[str, Any]) -> None:
 def _check_ids(config: Mapping[str, Any]) -> None:
     for key in TOKEN_IDS:
         value = config.get(key)
-        several = value if isinstance(value, list) and key == "eos_token_id" else [value]
-        if not all(number is None or type(number) is int for number in several):
+        ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if not all(token is None or type(token) is int for token in ids):
             raise Damage(f"says {key}: {shown(value)} in its config.json", "It must be the number of a token")
 
 
