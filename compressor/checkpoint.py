@@ -23,7 +23,7 @@ from compressor.deltas.links import chains, plain_name
 from compressor.errors import UserError
 from compressor.models import auto
 from compressor.models.anatomy import row_of_model
-from compressor.models.architectures import COMPRESSED, row_of
+from compressor.models.architectures import COMPRESSED
 from compressor.models.files.config_file import check_config
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG
@@ -32,12 +32,13 @@ from compressor.models.hub import (
     AUTO_CLASSES,
     SEQUENCES,
     TOKENIZER_FILES,
-    auto_class_facts,
     build,
+    class_facts,
     head_names,
     resolve,
     task_head,
 )
+from compressor.models.row_file import row_entry, row_in, use_stored_row
 from compressor.pruning.sizes import per_layer_configs
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import describe_changes, restore, restore_masks
@@ -68,7 +69,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
         "labels": label_names,
-        **auto_class_facts(model),
+        **class_facts(model),
         "weights_moved": compression_of(model).weights_moved,
         "kept": kept_of(model),
         "changes": changes,
@@ -133,6 +134,7 @@ def read_description(folder: Path) -> dict:
         raise UserError("E305", what, f"Here it is {' or '.join(AUTO_CLASSES)}", str(folder))
     with door("E305", "the state", str(folder)):
         _check_description(description)
+        use_stored_row(description)
     return description
 
 
@@ -203,6 +205,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
         stock = type(model).__name__.removeprefix("Compressed")
         own = {"model_type": COMPRESSED + row_of_model(model).model_type, "architectures": [f"Compressed{stock}"]}
         config |= {**sizes, **own}
+    config |= row_entry(row_of_model(model).model_type)
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     for name in TOKENIZER_FILES:
@@ -266,7 +269,7 @@ def _on_meta(folder: Path) -> nn.Module:
 
     raw = read_json(folder / CONFIG)
     check_config(raw, has_row=False)
-    row_of(raw["model_type"])
+    auto.register(row_in(raw).model_type)
     check_config(raw, has_row=True)
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     made = auto.class_for(config)

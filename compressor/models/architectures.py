@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+STRICT = {"extra": "forbid"}
+"""A row may be read from a file (`compressor.models.row_file`): a key that it does not know is an error."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One of `of` equal blocks of output rows in a fused weight (GPT-2's c_attn holds query, key and value)."""
+
+    __pydantic_config__ = STRICT
 
     path: str
     index: int
@@ -34,6 +41,8 @@ class Blocks:
     `heads_attributes` and `width_attributes` are what an attention calls its number of heads and of query rows; `configs` is
     what config.json calls the number of each structure in a block.
     """
+
+    __pydantic_config__ = STRICT
 
     layers: str
     attention: str
@@ -64,6 +73,8 @@ class Positions:
     With `padding` the first token has the position behind padding's, which config.json may give under `padding_key`.
     """
 
+    __pydantic_config__ = STRICT
+
     rows: int = 512
     key: str = "max_position_embeddings"
     padding: int | None = None
@@ -89,6 +100,8 @@ class Architecture:
     rows must hold equally many. `masks_by_place`: which attention mask a block gets is looked up by its place in the stack, so
     none may go where they differ. `positions`: absolute ones; None where all are relative or rotary.
     """
+
+    __pydantic_config__ = STRICT
 
     model_type: str
     stacks: tuple[Blocks, ...]
@@ -284,14 +297,45 @@ def facts_of(row: Architecture) -> dict[str, Any]:
 COMPRESSED = "compressed-"
 """A pruned checkpoint's model type is this and that of the dense model (compressor.models.auto)."""
 
+_added: dict[str, Architecture] = {}
+
+
+def add_row(row: Architecture) -> None:
+    """Let this process use a row that the built-in table lacks: from a user's file, or from a stored model.
+
+    Raises UserError E320 for a model type of which another row is in use: live models may have been cut by that.
+    """
+    if _added.setdefault(row.model_type, row) != row:
+        what = f"another row for '{row.model_type}' is in use already"
+        raise UserError("E320", what, "Use one row per architecture in a process")
+
+
+def added_row(model_type: str) -> Architecture | None:
+    """The row that was added for a model type; None for a built-in or an unknown one."""
+    return _added.get(model_type)
+
+
+@contextmanager
+def in_place_of_others(row: Architecture) -> Iterator[None]:
+    """Use `row` for its model type within the block, whatever is built in: to try it."""
+    before = _added.pop(row.model_type, None)
+    _added[row.model_type] = row
+    try:
+        yield
+    finally:
+        del _added[row.model_type]
+        if before is not None:
+            _added[row.model_type] = before
+
 
 def row_of(model_type: str) -> Architecture:
     """The row of an architecture, pruned or not. Raises UserError E301 when it is unknown."""
     model_type = model_type.removeprefix(COMPRESSED)
-    if model_type not in ARCHITECTURES:
+    row = added_row(model_type) or ARCHITECTURES.get(model_type)
+    if row is None:
         raise UserError(
             "E301",
             f"architecture '{model_type}' is not supported",
-            f"Supported: {', '.join(ARCHITECTURES)}; compress list architectures --discover MODEL proposes a row for another",
+            f"Supported: {', '.join(ARCHITECTURES)}; for another, compress list architectures --discover MODEL proposes a row",
         )
-    return ARCHITECTURES[model_type]
+    return row

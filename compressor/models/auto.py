@@ -24,7 +24,7 @@ from transformers import (
 
 from compressor.compression import compression_of
 from compressor.errors import UserError
-from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+from compressor.models.architectures import ARCHITECTURES, COMPRESSED, row_of
 from compressor.models.tasks_table import HEAD_TASKS, auto_model_of
 from compressor.pruning.sizes import BY_STACK, Sizes, resize
 from compressor.pruning.surgery import kept_of
@@ -87,12 +87,15 @@ class Compressed:
         return (model, info) if output_loading_info else model
 
 
-def _register(model_type: str) -> None:
+def register(model_type: str) -> None:
+    """Make the classes of an architecture's pruned checkpoints known to the Auto classes, once."""
+    if COMPRESSED + model_type in CONFIG_MAPPING:
+        return
     stock = CONFIG_MAPPING[model_type]
     config = _made(stock, CompressedConfig, model_type=COMPRESSED + model_type)
     AutoConfig.register(config.model_type, config)
     heads = dict(HEADS)
-    if not ARCHITECTURES[model_type].head_on_tokens:  # encoders have such a class, too, that hardly anyone generates with
+    if not row_of(model_type).head_on_tokens:  # encoders have such a class, too, that hardly anyone generates with
         del heads[AutoModelForCausalLM]
     for auto, models in {AutoModel: MODEL_MAPPING, **heads}.items():
         if stock in models:
@@ -109,4 +112,4 @@ def _made(stock: type, joined: type, **attributes: Any) -> type:
 
 
 for _model_type in ARCHITECTURES:
-    _register(_model_type)
+    register(_model_type)

@@ -6,21 +6,21 @@ import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compressor.compression import compression_of
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.files.damage import Damage, door, reading_by_library
-from compressor.models.files.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
+from compressor.models.files.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.model_folder import CONFIG, TOKENIZER_FILES, TRIAL, check_pretrained
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
+from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def _hub_folder(reference: str) -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of config, tokenizer and all weights, and of the weights' index if there is one.
+    """sha256 over the names and contents of config, tokenizer and all weights, of the weights' index if there is one, and the
+    architecture's row if it is not built in.
 
     Raises UserError E304 for an index that is damaged.
     """
@@ -123,6 +124,9 @@ def _digest(folder: Path) -> str:
         names |= {INDEX, *shards}
     for name in sorted(name for name in names if (folder / name).is_file()):
         whole.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
+    if (folder / CONFIG).is_file():
+        with door("E304", "the folder", str(folder)):
+            whole.update(row_digest(read_json(folder / CONFIG).get("model_type")))
     return whole.hexdigest()
 
 
@@ -301,10 +305,11 @@ def auto_class_of(model: nn.Module) -> str:
     return task.auto_class if task is not None and task.trained else SEQUENCES
 
 
-def auto_class_facts(model: nn.Module) -> dict[str, str]:
-    """The entry by which a file on `model` records its Auto class: empty for SEQUENCES, the default."""
-    found = auto_class_of(model)
-    return {} if found == SEQUENCES else {"auto_class": found}
+def class_facts(model: nn.Module) -> dict[str, Any]:
+    """The entries by which a file on `model` records its Auto class (none for SEQUENCES, the default), and its architecture's
+    row where that is not built in."""
+    name = auto_class_of(model)
+    return {**({} if name == SEQUENCES else {"auto_class": name}), **row_entry(model.config.model_type)}
 
 
 def reference_to(reference: str) -> Reference:
@@ -343,8 +348,9 @@ def padding_id(config: PretrainedConfig, folder: Path) -> int:
 
 def end_id(folder: Path) -> int | None:
     """Id of the end-of-sentence token that the task head of the model in `folder` reads; None where it does not."""
-    config = json.loads((folder / "config.json").read_text())
-    return config_of(folder).eos_token_id if row_of(config["model_type"]).head_on_end else None
+    with door("E304", "the folder", str(folder)):
+        row = row_in(read_json(folder / CONFIG))
+    return config_of(folder).eos_token_id if row.head_on_end else None
 
 
 def end_id_of(model: nn.Module) -> int | None:

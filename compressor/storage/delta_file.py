@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from compressor.compression import Kept, compression_of
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
-from compressor.models.hub import AUTO_CLASSES, SEQUENCES, auto_class_facts, head_names
+from compressor.models.files.damage import door
+from compressor.models.hub import AUTO_CLASSES, SEQUENCES, class_facts, head_names
+from compressor.models.row_file import use_stored_row
 from compressor.pruning.surgery import kept_of
 from compressor.storage.bits import StoredBits
 from compressor.storage.changes import describe_changes, pack, pack_kept, unpack, unpack_kept
@@ -81,7 +83,7 @@ def write(
     """
     changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
-    facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **auto_class_facts(model)}
+    facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **class_facts(model)}
     save(path, facts, changes, tensors, heads, kept=kept_of(model))
 
 
@@ -230,6 +232,8 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
     if auto_class not in AUTO_CLASSES:
         raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)
     check(description)
+    with door("E310", "the delta", place):
+        use_stored_row(description)
     if alone and "shared" in description:
         raise UserError("E310", "the file that the tasks share names another shared file", "Create the task files again", place)
     head = description["head"]

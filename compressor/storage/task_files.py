@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from compressor.compression import compression_of
+from compressor.models.row_file import row_entry
 from compressor.storage.delta_file import changes_of, save
 from compressor.storage.layout import SECTIONS
 
@@ -28,7 +29,7 @@ def write_tasks(
     E312 where deltas cannot hold what was done to the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"base": base, "base_sha256": base_sha256}
+    facts = {"base": base, "base_sha256": base_sha256, **row_entry(model.config.model_type)}
     changes, tensors = changes_of(model)
     common = {section: entries for section, entries in changes.items() if section != "tasks"}
     sha256 = save(folder / SHARED, {**facts, "labels": []}, common, _of_tasks(tensors, False), None)

@@ -15,7 +15,7 @@ from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load, read_descripti
 from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+from compressor.models.architectures import ARCHITECTURES, COMPRESSED, added_row
 from compressor.models.auto import HEADS, class_for
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, check_pretrained
@@ -51,7 +51,7 @@ def find_model(reference: str) -> Found:
     folder = find_folder(reference)
     model = _ours(folder) or _stock(reference, folder)
     notes = []
-    if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES:
+    if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES and not added_row(model_type):
         notes.append(f"'{model_type}' is not a supported architecture: it can be exported, not pruned")
     source = folder if (folder / "tokenizer.json").is_file() else _base_of(folder)
     tokenizer = tokenizer_of(source)

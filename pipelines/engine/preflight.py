@@ -41,6 +41,8 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     base = None
     try:
         base = resolve(pipeline.model, relative_to=pipeline.source_folder)
+        if pipeline.architecture is not None:
+            faults += _unproven(pipeline, base.folder)
         faults += length_faults(pipeline, base.folder)
     except UserError as error:
         faults += with_place(error, pipeline.source.where(("model",))).errors
@@ -54,6 +56,17 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
     files = (file for task in pipeline.all_tasks.values() for file in data_files(task))
     return Ready(pipeline, reference, {file: sha256_of(file) for file in files})
+
+
+def _unproven(pipeline: Pipeline, model: Path) -> list[UserError]:
+    """E320 for an architecture's row, from a user's file, by which removed units would not equal masked ones."""
+    from compressor.models.discovery.discover import prove
+
+    try:
+        prove(pipeline.architecture, config_of(model))
+    except UserError as error:
+        return with_place(error, pipeline.source.where(("architecture",))).errors
+    return []
 
 
 def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserError]:

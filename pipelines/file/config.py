@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
+from compressor.models.architectures import Architecture, add_row
 from compressor.models.hub import SEQUENCES
+from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine import stage as stage_table
@@ -34,6 +36,11 @@ class PipelineFile(BaseModel):
     name: str = Field(pattern=NAME_PATTERN, max_length=limits.NAME, description="name of the run's folder")
     model: str = Field(
         min_length=1, max_length=limits.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
+    )
+    architecture: Path | None = Field(
+        default=None,
+        description="a file with the row of the model's architecture, where none is built in: "
+        "compress list architectures --discover MODEL --json",
     )
     task: TaskConfig | None = Field(default=None, description="the task: kind, files and columns")
     tasks: dict[str, TaskConfig] | None = Field(
@@ -62,6 +69,8 @@ class Pipeline:
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     command: str = ""
     """What runs it, for reports."""
+    architecture: Architecture | None = None
+    """The row of the model's architecture where the file brings one: it is in use from here on, and proven before a run."""
 
     @property
     def all_tasks(self) -> dict[KeyPath, TaskConfig]:
@@ -115,12 +124,24 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     if faults or top is None:
         raise UserErrors(first_of(faults))
     folder = path.resolve().parent
+    row = _architecture(top, folder, source)
     task = _with_paths(top.task, folder) if top.task else None
     # sorted: in another order they would be other random numbers, though the file says the same
     tasks = {name: _with_paths(one, folder) for name, one in sorted((top.tasks or {}).items())}
-    return Pipeline(
-        top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command_of(path, overrides)
-    )
+    command = command_of(path, overrides)
+    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command, row)
+
+
+def _architecture(top: PipelineFile, folder: Path, source: YamlSource) -> Architecture | None:
+    """Read the row that the file brings and let this process use it. Raises UserErrors E320."""
+    if top.architecture is None:
+        return None
+    try:
+        row = read_row(folder / top.architecture.expanduser())
+        add_row(row)
+    except UserError as error:
+        raise with_place(error, source.where(("architecture",))) from None
+    return row
 
 
 def command_of(path: Path, overrides: Sequence[str]) -> str:

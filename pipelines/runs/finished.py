@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
+from compressor.models.files.damage import door
+from compressor.models.row_file import use_stored_row
 from pipelines.engine.attempt import Attempt, last_attempt
 from pipelines.engine.lockfile import LOCK_FILE, read_lock
 from pipelines.engine.stage import Artifact
@@ -81,6 +83,8 @@ def open_run(folder: Path) -> FinishedRun:
     if len(folder.absolute().parents) < len(Path(lock["name"]).parts):
         fix = "Run the pipeline again: what is finished is kept"
         raise UserError("E803", "the run's name is not a relative path", fix, str(path))
+    with door("E803", "the run", str(path)):
+        use_stored_row(lock["model"])
     return FinishedRun(folder, lock, attempt)
 
 

@@ -488,7 +488,7 @@ def test_an_auto_class_of_ours_or_none(tmp_path, monkeypatch):
     facts = {"base": str(base), "base_sha256": found.sha256, "label_names": NAMES}
     for name in ("Trainer", "AutoModelForMultipleChoice", 3, None):
         for place in ("checkpoint", "storage.delta_file"):
-            monkeypatch.setattr(f"compressor.{place}.auto_class_facts", lambda model, name=name: {"auto_class": name})
+            monkeypatch.setattr(f"compressor.{place}.class_facts", lambda model, name=name: {"auto_class": name})
         save_state(model, tmp_path / "state", **facts)
         delta_file.write(model, tmp_path / "delta", **facts)
         for code, read in (("E305", lambda: load(tmp_path / "state")), ("E310", lambda: load(base, delta=tmp_path / "delta"))):
