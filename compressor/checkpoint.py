@@ -203,8 +203,8 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     config["architectures"] = [type(model).__name__]
     if sizes := per_layer_configs(model):
         stock = type(model).__name__.removeprefix("Compressed")
-        own = {"model_type": COMPRESSED + row_of_model(model).model_type, "architectures": [f"Compressed{stock}"]}
-        config |= {**sizes, **own}
+        identity = {"model_type": COMPRESSED + row_of_model(model).model_type, "architectures": [f"Compressed{stock}"]}
+        config |= {**sizes, **identity}
     config |= row_entry(row_of_model(model).model_type)
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

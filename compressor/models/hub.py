@@ -116,18 +116,18 @@ def _digest(folder: Path) -> str:
 
     Raises UserError E304 for an index that is damaged.
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     names = {"config.json", *TOKENIZER_FILES, *(path.name for path in folder.glob("*.safetensors"))}
     with door("E304", "the folder", str(folder)):
         shards = weight_names(folder)
     if not (folder / WEIGHTS).is_file():
         names |= {INDEX, *shards}
     for name in sorted(name for name in names if (folder / name).is_file()):
-        whole.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
+        digest.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
     if (folder / CONFIG).is_file():
         with door("E304", "the folder", str(folder)):
-            whole.update(row_digest(read_json(folder / CONFIG).get("model_type")))
-    return whole.hexdigest()
+            digest.update(row_digest(read_json(folder / CONFIG).get("model_type")))
+    return digest.hexdigest()
 
 
 def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:
