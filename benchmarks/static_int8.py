@@ -89,7 +89,7 @@ def logits_of(forward: Forward, data: Data) -> np.ndarray:
 
 
 def quality_of(outputs: np.ndarray, data: Data) -> float:
-    return data.kind.metric.value(*data.kind.judged(outputs, data.validation.labels))
+    return data.kind.metric.value(*data.kind.metric_inputs(outputs, data.validation.labels))
 
 
 def table(measured: dict[str, Figures], times: dict[str, Measurement], dense: float, metric: str) -> Iterator[str]:

@@ -55,15 +55,15 @@ class Blocks:
 
     def parts_in(self, block: nn.Module) -> dict[str, Part]:
         """The matrices that a live block contains."""
-        there = {path for path, module in block.named_modules() if not getattr(module, "emptied", False)}
-        found = {}
+        paths = {path for path, module in block.named_modules() if not getattr(module, "emptied", False)}
+        parts = {}
         for name, places in self.modules.items():
             several = places if isinstance(places, tuple) else (places,)
-            parts = [place if isinstance(place, Part) else Part(place, 0, 1) for place in several]
-            present = [part for part in parts if part.path in there]
+            candidates = [place if isinstance(place, Part) else Part(place, 0, 1) for place in several]
+            present = [part for part in candidates if part.path in paths]
             if present:
-                found[name] = present[0]
-        return found
+                parts[name] = present[0]
+        return parts
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Architecture:
     positions: Positions | None = None
 
     @property
-    def answers_tokens(self) -> bool:
+    def bidirectional(self) -> bool:
         """Whether each token's hidden state depends on the whole row, as in an encoder."""
         return not (self.head_on_tokens or self.head_on_end)
 
@@ -174,7 +174,7 @@ def _distilbert_blocks() -> Blocks:
     return Blocks(
         "transformer.layer",
         "attention",
-        {**{name: f"attention.{own}" for name, own in attention.items()}, "ffn_in": "ffn.lin1", "ffn_out": "ffn.lin2"},
+        {**{name: f"attention.{leaf}" for name, leaf in attention.items()}, "ffn_in": "ffn.lin1", "ffn_out": "ffn.lin2"},
         {"heads": "attention", "neurons": "ffn"},
         heads_attributes=("n_heads",),
         width_attributes=("dim",),
@@ -288,7 +288,7 @@ def facts_of(row: Architecture) -> dict[str, Any]:
         "models": row.models,
         "modules": [name for name in MODULES if any(name in blocks.modules for blocks in row.stacks)],
         "structures": list(structures),
-        "layout": [what for what, there in shapes.items() if there],
+        "layout": [layout for layout, applies in shapes.items() if applies],
         "prefixes": row.prefixes,
         "tested": f"tiny random models through every stage{f'; pretrained: {row.pretrained}' if row.pretrained else ''}",
     }

@@ -54,9 +54,9 @@ class CompressedConfig:
         self.kept_sizes = per_layer_config or {}
 
     def to_dict(self) -> dict[str, Any]:
-        found = super().to_dict()
-        sizes = found.pop("kept_sizes")
-        return {**found, BY_STACK[0]: sizes}
+        content = super().to_dict()
+        sizes = content.pop("kept_sizes")
+        return {**content, BY_STACK[0]: sizes}
 
 
 class Compressed:
@@ -75,8 +75,8 @@ class Compressed:
     @classmethod
     def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **keywords: Any) -> Any:
         """As in transformers, but strict. Raises UserError E305 when the file lacks tensors or has those of another model."""
-        model, found = super().from_pretrained(*arguments, output_loading_info=True, **keywords)
-        missing, strange = found["missing_keys"], found["unexpected_keys"]
+        model, info = super().from_pretrained(*arguments, output_loading_info=True, **keywords)
+        missing, strange = info["missing_keys"], info["unexpected_keys"]
         bare = model.base_model is model and model.get_output_embeddings() is None  # a T5 that generates is its own base
         if bare:  # the head is left out, and a pooler may be fresh: transformers tells so
             missing, strange = [name for name in missing if not name.startswith("pooler.")], ()
@@ -84,7 +84,7 @@ class Compressed:
             raise UserError(
                 "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", model.name_or_path
             )
-        return (model, found) if output_loading_info else model
+        return (model, info) if output_loading_info else model
 
 
 def register(model_type: str) -> None:

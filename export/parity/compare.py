@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
-from compressor.tasks.answers import rows_of
-from compressor.tasks.features import Forward, answers_of
+from compressor.tasks.features import Forward, predictions_of
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
+from compressor.tasks.predictions import rows_of
 from compressor.tasks.task_kind import TaskKind
 from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, Bound, row_of
 
@@ -175,7 +175,7 @@ def compare(
         return _incomparable(hop, kind, labels, "finite logits", worst_row=int(rows[broken.argmax()]))
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
-    (ours, targets), (theirs, _) = (task.judged(outputs, labels) for outputs in (reference, candidate))
+    (ours, targets), (theirs, _) = (task.metric_inputs(outputs, labels) for outputs in (reference, candidate))
     before, after = (task.metric.value(predicted, targets) for predicted in (ours, theirs))
     if bound.difference is None:
         facts, failed, noise = _of_a_precision(bound, reference, candidate, unlabelled, task)
@@ -244,7 +244,7 @@ def _of_a_precision(
 
 
 def loss_of(bound: Bound, task: TaskKind, ours: np.ndarray, theirs: np.ndarray, labels: np.ndarray) -> Loss:
-    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`), arrays of `TaskKind.judged`."""
+    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`), both `TaskKind.metric_inputs`."""
     value, rows = task.gate.value, len(labels)
     loss = value(ours, labels) - value(theirs, labels)
     losses = -paired_changes(value, theirs, ours, labels, resamples=RESAMPLES)
@@ -289,7 +289,7 @@ def in_other_batches(
     made = {"batch 1": [[row] for row in chosen], f"batch {most}, mixed lengths": mixed}
     # copied out of each pass before the next: outputs of all of them at once may not fit into memory
     return {
-        name: np.concatenate([part.copy() for batch in each for part in answers_of(forward, rows, batch, pad_id, labels)])
+        name: np.concatenate([part.copy() for batch in each for part in predictions_of(forward, rows, batch, pad_id, labels)])
         for name, each in made.items()
     }
 

@@ -16,8 +16,8 @@ import onnx
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.processor import weight_bits
-from compressor.tasks.answers import every_token
 from compressor.tasks.features import pad, predict, torch_forward
+from compressor.tasks.predictions import every_token
 from compressor.tasks.task_kind import kind_with
 from export.auto.sensitivity import rounded
 from export.generation.generator_files import prove_generator, special_tokens, write_generator
@@ -201,7 +201,7 @@ def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
     else:  # there are no labels: the reference's own answers stand for them
         task = kind_with(logits[0].shape[1])
         more = _rounded(loaded) if precision == "int8" else Unlabelled()
-        result = compare(hop, kind, *logits, task.answers(logits[0]), task=task, batches=batches, unlabelled=more)
+        result = compare(hop, kind, *logits, task.predicted_labels(logits[0]), task=task, batches=batches, unlabelled=more)
         worst = loaded.rows[result.worst_row]
     require(result, lambda: suspect_in_graph(loaded.model, path, pad([worst, loaded.rows[-1]], loaded.pad_id)))
     return result

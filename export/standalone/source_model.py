@@ -97,7 +97,7 @@ def _stock(reference: str, folder: Path) -> nn.Module:
     if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         raise UserError("E621", "no model.safetensors", "Pickled weights are not read: convert them", str(folder))
     with door("E304", f"model '{reference}'"):
-        check_pretrained(folder, known=False)
+        check_pretrained(folder, needs_row=False)
     options = {"local_files_only": True, "trust_remote_code": False}
     none = "is neither a classifier nor a model that generates"
     with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):

@@ -25,9 +25,9 @@ from compressor.models.anatomy import modules_of
 from compressor.models.hub import build
 from compressor.storage.delta_file import write
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import by_row
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
+from compressor.tasks.predictions import by_row
 from compressor.tasks.reading import TaskData
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher

@@ -51,10 +51,10 @@ def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
         raise UserError("E318", f"no row can be proposed: the search ended by {last:.200}", BY_HAND, str(folder))
-    found = json.loads(done.stdout.splitlines()[-1])
-    if "error" in found:
-        raise UserError(*found["error"], str(folder))
-    return ROW.validate_python(found["row"])
+    reply = json.loads(done.stdout.splitlines()[-1])
+    if "error" in reply:
+        raise UserError(*reply["error"], str(folder))
+    return ROW.validate_python(reply["row"])
 
 
 def proven_row(config: PretrainedConfig) -> Architecture:
@@ -106,9 +106,9 @@ def _failure(row: Architecture, config: PretrainedConfig) -> str:
             except CompressError:
                 raise
             except Exception as error:  # a wrong cut fails in whatever way the model's code does
-                return f"a model without {_told(plan)} ends in {type(error).__name__}: {error!s:.200}"
+                return f"a model without {_described(plan)} ends in {type(error).__name__}: {error!s:.200}"
             if not difference <= BOUND:
-                return f"without {_told(plan)}, removed and masked units differ by {difference:.1e}"
+                return f"without {_described(plan)}, removed and masked units differ by {difference:.1e}"
     return ""
 
 
@@ -128,7 +128,7 @@ def _plans(model: nn.Module, row: Architecture) -> Iterator[dict[int, Removal]]:
         }
 
 
-def _told(plan: dict[int, Removal]) -> str:
+def _described(plan: dict[int, Removal]) -> str:
     parts = [
         f"{name} {', '.join(map(str, removal.of(name)))} of block {number}"
         for number, removal in plan.items()

@@ -229,7 +229,7 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
         if whole_layers:
             plan = without_blocks(plan, {place for place, count in enumerate(kept) if not count})
         else:
-            plan = replace(plan, shape=plan.shape.left(item.structure, kept))
+            plan = replace(plan, shape=plan.shape.with_units(item.structure, kept))
     return plan
 
 
@@ -254,7 +254,7 @@ def planned(search: TargetSearch, plan: Plan) -> Plan:
             layer.units(structure) if block is None else block.get(structure, layer.units(structure))
             for block, layer in zip(chosen, shape.layers, strict=True)
         ]
-        shape = shape.left(structure, kept)
+        shape = shape.with_units(structure, kept)
     return without_blocks(replace(plan, shape=shape), {place for place, block in enumerate(chosen or ()) if block is None})
 
 

@@ -153,7 +153,8 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
 def _more_than_before(plan: Plan, item: WeightsItem, hidden: int) -> None:
     names = {name for name, _, _ in plan.shape.matrices(item.modules)}
     gone = max(
-        (masked.hidden for masked in plan.sparsity if set(masked.modules) == names and masked.left(plan.shape)[1]), default=0
+        (masked.hidden for masked in plan.sparsity if set(masked.modules) == names and masked.nonzeros(plan.shape)[1]),
+        default=0,
     )
     if gone > hidden:
         what = f"{gone:,} of these weights are zero already, {hidden:,} are to be zero in all"

@@ -15,7 +15,7 @@ from compressor.methods.selective import ground
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.models.hub import build
 from compressor.selection.choice import choose_all, weight_score
-from compressor.selection.gradients import Asking, Heuristic, gradient_scores
+from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
 from compressor.selection.score_names import DATA_SCORES
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.reading import TaskData, read_task
@@ -96,7 +96,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             matrices,
             config.score,
             tensor_batches(rows, data.pad_id, size),
-            asking=Asking(config.mode == "train", config.clip),
+            settings=GradientSettings(config.mode == "train", config.clip),
             heuristic=heuristic,
             kind=data.kind,
             on_batch=bar.advance,
