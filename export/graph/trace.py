@@ -30,6 +30,7 @@ from compressor import __version__
 from compressor.errors import UserError
 from compressor.models.hub import Reference, auto_class_of, is_hub_id
 from compressor.models.tasks_table import BY_AUTO_CLASS
+from export.graph.attention import plain_attention
 
 OPSET = 20
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -47,7 +48,8 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
     accepted = inspect.signature(model.forward).parameters
     names = sorted(encoding, key=lambda name: INPUTS.index(name) if name in INPUTS else len(INPUTS))
     inputs = {name: torch.from_numpy(encoding[name]) for name in names if name in accepted}
-    return trace_named(model, inputs, dict.fromkeys(inputs, AXES))
+    with plain_attention(model):
+        return trace_named(model, inputs, dict.fromkeys(inputs, AXES))
 
 
 def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, Sequence[str | None]]) -> onnx.ModelProto:

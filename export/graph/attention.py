@@ -1,0 +1,89 @@
+"""Attention in the form that CPU runtimes recognize: softmax(Q K^T * scale + mask) V, one operator after the other.
+
+transformers traces torch's scaled_dot_product_attention, which ONNX has no operator for: its decomposition scales queries and
+keys apart and guards every softmax against rows without a key. OpenVINO then quantizes each part by itself, which doubles the time
+of an int8 file, and ONNX Runtime's CPU fuses none of it. The plain form computes the same logits; transformers' fusions for CUDA
+know both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+NAME = "compress_plain"
+"""Of the implementation, in transformers' tables while a graph is traced."""
+
+
+class PlainAttention:
+    """An implementation for transformers' attention interface, for one trace.
+
+    A row without any token to attend to gets 0 from every attention, as from torch's scaled_dot_product_attention. A query
+    without a key in a row with some (padding on the left, or outside a window) gets any finite state: nothing attends to it.
+    """
+
+    def __init__(self) -> None:
+        self.masks: list[tuple[Tensor, Tensor]] = []
+        """Each float mask with a 1 for every row that has a token, (batch, 1, 1, 1)."""
+
+    def mask(self, *arguments: Any, attention_mask: Tensor | None = None, dtype=torch.float32, **keywords: Any) -> Tensor:
+        """Float mask (batch, 1, queries, keys): 0 where a query sees a key, else half the least number, so that sums of two
+        stay finite."""
+        keywords |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "attention_mask": attention_mask}
+        seen = sdpa_mask(*arguments, **keywords)
+        mask = torch.where(seen, torch.zeros((), dtype=dtype), torch.full((), torch.finfo(dtype).min / 2, dtype=dtype))
+        if attention_mask is not None:
+            self.masks.append((mask, attention_mask.bool().any(dim=-1)[:, None, None, None].to(dtype)))
+        return mask
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        position_bias: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Attention of (batch, heads, length, size) tensors: (batch, length, heads, size)."""
+        if key.shape[1] != query.shape[1]:
+            groups = query.shape[1] // key.shape[1]
+            key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        for addend in (attention_mask, position_bias):
+            scores = scores if addend is None else scores + addend
+        states = torch.matmul(torch.softmax(scores, dim=-1), value)
+        filled = next((rows for mask, rows in self.masks if mask is attention_mask), None)
+        # with a bias the mask is a sum, as in T5, and torch's own attention spreads over all keys of such a row
+        if filled is not None and position_bias is None:
+            states = states * filled
+        return states.transpose(1, 2).contiguous(), None
+
+
+@contextlib.contextmanager
+def plain_attention(model: nn.Module) -> Iterator[None]:
+    """Let the attention of `model` compute in its plain form within the block. Those architectures that compute it themselves
+    (MPNet, DeBERTa) do so already and stay as they are."""
+    before = model.config._attn_implementation
+    if before != "sdpa":
+        yield
+        return
+    plain = PlainAttention()
+    AttentionInterface.register(NAME, plain.attend)
+    AttentionMaskInterface.register(NAME, plain.mask)
+    try:
+        model.set_attn_implementation(NAME)
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        for table in (AttentionInterface, AttentionMaskInterface):
+            del table._global_mapping[NAME]
