@@ -39,7 +39,7 @@ class Target(BaseModel):
     length: int = Field(default=128, ge=2, le=limits.TOKENS, description="tokens a row")
     runtime: Literal[*CPU_RUNTIMES] = Field(default=DEFAULT.key, description="the runtime in which it is measured")
     precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="precision of the measured files")
-    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="threads used for measuring")
+    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="rounds of the measurement")
 
     @field_validator(*GOALS, mode="before")
     @classmethod
