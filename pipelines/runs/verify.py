@@ -39,8 +39,8 @@ from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.run import contents
 from pipelines.stages.export.generators import with_prompts
 from pipelines.stages.export.proving import Prover
-from pipelines.stages.hops import compare_modules, compare_served
 from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
+from pipelines.stages.parity_checks import compare_modules, compare_served
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import parity_cells
 from serving.repository import make_config, read_config, tokenizer_files

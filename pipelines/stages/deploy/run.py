@@ -10,8 +10,8 @@ from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
-from pipelines.stages.hops import compare_served
 from pipelines.stages.loading import PARITY_ROWS, load_data
+from pipelines.stages.parity_checks import compare_served
 from serving.repository import write_repository
 
 

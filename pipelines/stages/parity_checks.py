@@ -1,4 +1,4 @@
-"""The parity checks of each conversion: used by stages before they publish, and by `compress verify` afterwards."""
+"""The parity check of each conversion: run by stages before they publish a file, and by `compress verify` afterwards."""
 
 from __future__ import annotations
 
