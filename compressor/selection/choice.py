@@ -1,7 +1,7 @@
 """Choosing the support Ω: a score for every weight, then exactly N entries of each matrix, each layer or the whole model.
 
 A new score of the weights is a function (weight, seed) -> scores in `WEIGHT_SCORES`; one of the gradients is a line in
-gradients.py. Their names stand in names.py, RPCA's settings in settings.py, which load no torch.
+gradients.py. Their names are in score_names.py, RPCA's settings in settings.py, which do not load torch.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
 def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:
     """Scores of one matrix (out, in) from its weights alone; `settings` are the options of the score.
 
-    Raises UserError E409, which names `path`, where a weight is not finite, or larger than any.
+    Raises UserError E409, which names `path`, if a weight is not finite, or implausibly large.
     """
     require_finite(weight, f"the weights of {path}", most=LARGEST_WEIGHT)
     return WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
