@@ -34,12 +34,12 @@ class Commands(click.Group):
                 raise
             except KeyboardInterrupt as stop:
                 self._stopped(ctx, stop)
-            except BrokenPipeError:  # click ends quietly where nobody reads any more
+            except BrokenPipeError:  # click exits quietly if the reader of a pipe is gone
                 raise
-            except BaseException as error:  # a panic of Rust, such as tokenizers', is no Exception
+            except BaseException as error:  # a Rust panic, such as tokenizers', is not an Exception
                 if isinstance(error, SystemExit | GeneratorExit):
                     raise
-                if interrupts and not isinstance(error, CompressError):  # an import that is cut off may raise anything
+                if interrupts and not isinstance(error, CompressError):  # an interrupted import may raise anything
                     self._stopped(ctx, KeyboardInterrupt())
                 fault = coded(error, f"compress {ctx.invoked_subcommand or ''}".rstrip())
                 click.echo(str(fault), err=True)

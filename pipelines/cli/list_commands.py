@@ -30,7 +30,7 @@ METHOD_KEYS = (
     "trains_base",
     "mergeable",
 )
-"""What is told of a method."""
+"""Properties of a method that are listed."""
 
 
 @click.group("list", epilog="Example: compress list stages")
@@ -193,7 +193,7 @@ def _keys(config: type[BaseModel]) -> Iterator[str]:
 
     for name, field in config.model_fields.items():
         kinds = list(models_in(field.annotation))
-        # keys of several kinds of items once; a value that may be a number as well as a mapping is a key
+        # keys of several kinds of items once; a value that may be a number or a mapping is listed as a key
         if kinds and not set(get_args(field.annotation)) & set(kinds):
             yield from dict.fromkeys(key for kind in kinds for key in _keys(kind))
         else:

@@ -11,7 +11,7 @@ from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
 
 PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
-"""Text that YAML reads as it stands."""
+"""Text that YAML reads as a plain string."""
 
 
 @dataclass(frozen=True)

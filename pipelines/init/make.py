@@ -89,8 +89,8 @@ def _shell(path: Path) -> str:
 def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
     """Read the data, guess the task, and write the pipeline file and the files beside it: all of them, or none.
 
-    Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file is there), E2xx and E3xx for
-    what is wrong with data and model, E801 and E804 where nothing can be written.
+    Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file exists), E2xx and E3xx for
+    faults of data and model, E801 and E804 if nothing can be written.
     """
     files, name = _chosen(asked, find_files(asked.data)), _name(asked.data)
     _check_free(asked, [asked.out])
@@ -279,7 +279,7 @@ def _write_and_check(facts: Facts, asked: Asked, paths: dict[str, Path], scratch
     path.write_text(pipeline_text(facts), encoding="utf-8")
     if asked.schema:
         (scratch / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
-    # relative paths are for the place where the file will lie
+    # paths are relative to the folder of the new file
     here = {"model": str(model), **{f"task.{role}": str(place) for role, place in paths.items()}}
     pipeline = load_pipeline(path, [f"{key}={json.dumps(value)}" for key, value in here.items()])
     check_packages(pipeline.stages)

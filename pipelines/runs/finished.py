@@ -25,14 +25,14 @@ class FinishedRun:
 
     @property
     def store(self) -> Store:
-        # the name is the folder's place below `--out`: a sweep's variant lies two deep
+        # the name is the path below `--out`: a sweep's variant has two parts
         return Store(self.folder.absolute().parents[len(Path(self.lock["name"]).parts) - 1] / ".store")
 
     @property
     def model(self) -> str:
         """The folder where its pretrained model was found, or else the reference as written."""
         found, model = self.attempt, self.lock["model"]
-        # a later attempt may have begun with another model
+        # a later attempt may have used another model
         known = found and found.model_folder and found.model_sha256 in ("", model["sha256"])
         return found.model_folder if known and Path(found.model_folder).is_dir() else model["reference"]
 

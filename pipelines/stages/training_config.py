@@ -27,7 +27,7 @@ from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
 
 DEFAULT_MODULES = ("query", "value")
-"""What the papers tune, where neither the stage nor a select before it says otherwise."""
+"""Default modules, as in the papers, if neither the stage nor a select before it names others."""
 
 
 class GroundConfig(StageConfig):
@@ -108,7 +108,7 @@ class TrainingConfig(GroundConfig):
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in; `selected` are the options of the select before it.
 
-        A method that takes no places from it inherits its modules alone.
+        A method that does not use Ω inherits only its modules.
         """
         if selected and not method(self.method).takes_places(self):
             selected = Options(modules=selected.modules)

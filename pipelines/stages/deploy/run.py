@@ -20,7 +20,7 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
     exported, base = inputs.nearest("onnx"), inputs.base.folder
     end = end_id(base)
     files = exported.metadata["files"]["compressed"]
-    # as export names them: the keys of stored metadata are sorted
+    # in the order of the export's config: keys of stored metadata are sorted
     runtimes = exported.metadata.get("runtimes") or list(files)
     runtime, precision = config.chosen(runtimes, files)
     options = {

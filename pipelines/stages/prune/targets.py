@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 TIMED = ("speedup", "p50_ms")
-"""Targets that are measured; the others are closed forms."""
+"""Targets that are measured; the others are computed in closed form."""
 
 GOALS = (*TIMED, "flops", "parameters")
 
@@ -156,10 +156,8 @@ def closed_form(target: Target) -> Measure:
 def widths(
     search: TargetSearch, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None, share: float = 1.0
 ) -> Widths | None:
-    """The widths that cost at most `share` of the target's budget, at the least price (None: all units count the same); None if
-    the model of `shape` costs no more already.
-
-    Raises UserError E520 when there are none.
+    """The widths that cost at most `share` of the target's budget, at the least price (None: all units count the same); None
+    if the model of `shape` already meets it. Raises UserError E520 when there are none.
     """
     from compressor.pruning.search import blocks_of, choose_widths, even_prices, most_saved
 

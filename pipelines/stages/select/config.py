@@ -19,7 +19,7 @@ from pipelines.file import limits
 from pipelines.stages.training_config import DEFAULT_MODULES, GroundConfig, merged_problems
 
 DEFAULT_COUNT = 16
-"""Places of each matrix where nothing is said: N of DSEE."""
+"""Default positions per matrix: N of DSEE."""
 
 
 class SelectConfig(GroundConfig):
@@ -61,7 +61,7 @@ class SelectConfig(GroundConfig):
 OF_RPCA, OF_DATA, OF_D3 = ("setting",), ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
 
 DRAWN_AND_ZERO = {"lora": ("A", "B"), "adapter": ("down", "up")}
-"""How the two factors of a fresh change start: at random and at 0."""
+"""The two factors of a new change: initialized randomly, and with 0."""
 
 
 def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -119,7 +119,7 @@ def reads_data(config: SelectConfig) -> bool:
 
 
 SECONDS_A_MATRIX = 0.1
-"""Of robust PCA."""
+"""Estimated seconds of robust PCA per matrix."""
 
 
 def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
