@@ -99,7 +99,7 @@ def account_of(folder: Path) -> dict[str, Any]:
     return {
         "dense": variants[report["baseline"]][key],
         "compressed": variants[report["deployed"]][key],
-        "parity": [{one: row.get(one) for one in ("hop", "verdict", "distance", "rounding")} for row in report["parity"]],
+        "parity": [{key: row.get(key) for key in ("hop", "verdict", "distance", "rounding")} for row in report["parity"]],
         "repaired": [note for note in report["notes"] if "was refused with every matrix in int8" in note],
         "failures": report.get("failures", []),
     }
@@ -124,31 +124,35 @@ def confirmed(folder: Path, more: Path) -> dict[str, float]:
     inputs = Inputs(reference, TaskConfig(**run.lock["task"] | {"validation": more}), 0, artifacts)
     rows, exported = load_data(inputs), inputs.nearest("onnx")
     file = exported.metadata["files"]["compressed"]["onnxruntime"]["int8"]
-    ask = partial(predict, rows=rows.validation.tokens, pad_id=rows.pad_id)
+    outputs_of = partial(predict, rows=rows.validation.tokens, pad_id=rows.pad_id)
     live = partial(run_session, session(exported.folder / file["path"]))
-    ours, theirs = ask(torch_forward(load_model(inputs.nearest("model"), reference))), ask(live)
+    ours, theirs = outputs_of(torch_forward(load_model(inputs.nearest("model"), reference))), outputs_of(live)
     labels = rows.validation.labels
     low, high = difference_interval(accuracy, theirs, ours, labels)
     change = accuracy(theirs, labels) - accuracy(ours, labels)
     return {"rows": len(labels), "change": 100 * change, "low": 100 * low, "high": 100 * high}
 
 
-def cells(row: Row, found: dict[str, Any]) -> tuple[str, ...]:
+def cells(row: Row, account: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table."""
-    rounding = [one["distance"] / one["rounding"] for one in found.get("parity", []) if one.get("rounding")]
+    rounding = [
+        comparison["distance"] / comparison["rounding"]
+        for comparison in account.get("parity", [])
+        if comparison.get("rounding")
+    ]
     verdicts = {0: "green", 3: "a check failed"}
-    quality = (f"{100 * found[key]:.1f} %" if key in found else "" for key in ("dense", "compressed"))
-    more = found.get("confirmed")
+    quality = (f"{100 * account[key]:.1f} %" if key in account else "" for key in ("dense", "compressed"))
+    more = account.get("confirmed")
     return (
         row.recipe,
         str(row.seed),
         str(row.threads),
         row.cap or "all",
-        verdicts.get(found["ended"], f"exit {found['ended']}: {' '.join(found.get('last', ()))[:80]}"),
-        f"{found['seconds'] / 60:.1f}",
+        verdicts.get(account["ended"], f"exit {account['ended']}: {' '.join(account.get('last', ()))[:80]}"),
+        f"{account['seconds'] / 60:.1f}",
         *quality,
-        " and ".join(f"{one:.2f}" for one in rounding),
-        "yes" if found.get("repaired") else "",
+        " and ".join(f"{ratio:.2f}" for ratio in rounding),
+        "yes" if account.get("repaired") else "",
         *((f"{more['change']:+.2f} ({more['low']:+.2f} to {more['high']:+.2f})",) if more else ("",)),
     )
 
@@ -167,30 +171,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     path, facts = options.out / "first_run.json", {"processor": processor()["cpu"]}
     record = read_record(path, "facts", facts) or {"facts": facts, "rows": {}}
-    wanted = [row for row in rows if row.name not in record["rows"] and (not options.only or row.name in options.only)]
+    missing = [row for row in rows if row.name not in record["rows"] and (not options.only or row.name in options.only)]
     with ThreadPoolExecutor(options.lanes) as lanes:
-        for row, found in zip(wanted, lanes.map(lambda one: carried_out(one, options.out.absolute()), wanted), strict=True):
-            record["rows"][row.name] = found
+        accounts = lanes.map(partial(carried_out, out=options.out.absolute()), missing)
+        for row, account in zip(missing, accounts, strict=True):
+            record["rows"][row.name] = account
             write_record(path, record)
-            print(" | ".join(cells(row, found)), flush=True)
-    there = [row for row in rows if row.name in record["rows"]]
-    for row in there if options.confirm else ():
-        found = record["rows"][row.name]
+            print(" | ".join(cells(row, account)), flush=True)
+    finished = [row for row in rows if row.name in record["rows"]]
+    for row in finished if options.confirm else ():
+        account = record["rows"][row.name]
         folder = row.folder(options.out) / row.name
-        if "confirmed" not in found and "compressed" in found and folder.is_dir():
-            found["confirmed"] = confirmed(folder, options.confirm)
+        if "confirmed" not in account and "compressed" in account and folder.is_dir():
+            account["confirmed"] = confirmed(folder, options.confirm)
             write_record(path, record)
-    text = told(record, there)
+    text = markdown(record, finished)
     print(text)
     if options.record:
         # the last line of a run's output names folders of this machine
-        plain = {name: {key: one for key, one in found.items() if key != "last"} for name, found in record["rows"].items()}
+        plain = {
+            name: {key: value for key, value in account.items() if key != "last"} for name, account in record["rows"].items()
+        }
         write_record(options.record / "first_run.json", {**record, "rows": plain})
         write_atomic(options.record / "first_run.md", text.encode())
-    return 3 if any(one["ended"] for one in record["rows"].values()) else 0
+    return 3 if any(account["ended"] for account in record["rows"].values()) else 0
 
 
-def told(record: dict[str, Any], rows: Sequence[Row]) -> str:
+def markdown(record: dict[str, Any], rows: Sequence[Row]) -> str:
     """The table in Markdown."""
     columns = (*COLUMNS, "int8 on other rows, points")
     green = sum(record["rows"][row.name]["ended"] == 0 for row in rows)

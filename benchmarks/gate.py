@@ -37,6 +37,7 @@ from export.parity.bounds import BOUNDS
 from export.parity.compare import RESAMPLES, loss_of
 from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import BaseModelReference, Inputs, dense_of
 from pipelines.engine.store import write_atomic
@@ -70,7 +71,7 @@ def simulated(rows: int, loss: float, flips: float, times: int, seed: int = 0) -
     agreement = shares < least - two_errors(least, rows)
     plain = ((counts[:, 0] - counts[:, 1]) / rows > 0.01 + 1e-9) | (shares < least)
     rates = (metric, agreement, metric | agreement, plain)
-    return (f"{100 * loss:g}", f"{100 * flips:g} %", f"{rows:,}", *(f"{100 * one.mean():.2f} %" for one in rates))
+    return (f"{100 * loss:g}", f"{100 * flips:g} %", f"{rows:,}", *(f"{100 * refused.mean():.2f} %" for refused in rates))
 
 
 def shown(wrong: int, right: int, rows: int, draw: np.random.Generator) -> bool:
@@ -150,7 +151,7 @@ def spoiled(graph: onnx.ModelProto, fault: Fault) -> onnx.ModelProto:
     places = {"first": names[:1], "middle": names[len(names) // 2 :][:1], "last": names[-1:], "every": names}
     copy = onnx.ModelProto()
     copy.CopyFrom(graph)
-    weights = {one.name: one for one in copy.graph.initializer if len(one.dims) == 2}
+    weights = {tensor.name: tensor for tensor in copy.graph.initializer if len(tensor.dims) == 2}
     for node in copy.graph.node:
         for name in set(node.input) & weights.keys() if node.name in places[fault.place] else ():
             value = np.ascontiguousarray(fault.change(numpy_helper.to_array(weights[name])), dtype=np.float32)
@@ -172,7 +173,7 @@ FILE_COLUMNS = (
 )
 
 
-def judged(folder: Path) -> Iterator[tuple[str, ...]]:
+def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
     """A row for every file of the two models of a run."""
     run, threads = open_run(folder), default_threads()
     base = resolve(run.model)
@@ -193,22 +194,22 @@ def judged(folder: Path) -> Iterator[tuple[str, ...]]:
             for number, fault in enumerate((None, *FAULTS)):
                 made = graph if fault is None else spoiled(graph, fault)
                 place, bits = Path(scratch, str(number)), weight_bits()
-                paths = {"ONNX Runtime": write_onnx(made, place, precisions=["int8"], fuse=False, weight_bits=bits)["int8"]}
+                paths = {"onnxruntime": write_onnx(made, place, precisions=["int8"], fuse=False, weight_bits=bits)["int8"]}
                 if fault is None:
-                    paths["OpenVINO"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
-                for runtime, path in paths.items():
-                    what = f"{runtime}, {fault.name if fault else 'sound'}"
-                    answers = prover.answers(path, "int8", what)
-                    result = prover.compare(what, "int8", answers, bits=bits if runtime == "ONNX Runtime" else 8)
-                    yield (folder.name, name, what, *cells(result))
+                    paths["openvino"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
+                for key, path in paths.items():
+                    title = f"{RUNTIMES[key].title}, {fault.name if fault else 'sound'}"
+                    outputs = prover.outputs(RUNTIMES[key], path, "int8", title)
+                    result = prover.compare(title, "int8", outputs, bits=bits if key == "onnxruntime" else 8)
+                    yield (folder.name, name, title, *cells(result))
 
 
 def cells(result) -> tuple[str, ...]:
     """Figures of one comparison."""
     loss, moved = result.loss, result.distance / result.rounding
-    shares = (f"{100 * one:.1f} %" for one in (result.agreement, result.agreement_beyond_noise))
+    shares = (f"{100 * agreement:.1f} %" for agreement in (result.agreement, result.agreement_beyond_noise))
     # 0.0 -: nothing lost is no -0.00
-    change, low, high = (0.0 - 100 * one for one in (loss.found, loss.at_most, loss.at_least))
+    change, low, high = (0.0 - 100 * part for part in (loss.found, loss.at_most, loss.at_least))
     interval = f"{low:+.2f} to {high:+.2f}"
     return (f"{result.rows:,}", f"{change:+.2f}", interval, *shares, f"{moved:.2f} x", ", ".join(result.failed))
 
@@ -245,17 +246,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = ["# What the gate of int8 refuses\n\n"]
     if options.simulate:
         made = [simulated(rows, *rates, options.times) for rates in RATES for rows in options.rows]
-        told = f"`--simulate --times {options.times}`; the bounds of the two bootstraps differ by {check():.2f} points at most"
-        parts += [f"## Labels that turn by chance\n\n{told}.\n\n", table(COLUMNS, made)]
+        note = f"`--simulate --times {options.times}`; the bounds of the two bootstraps differ by {check():.2f} points at most"
+        parts += [f"## Labels that turn by chance\n\n{note}.\n\n", table(COLUMNS, made)]
     rows = []
     for folder in options.runs:
-        for row in judged(folder):
+        for row in file_rows(folder):
             rows.append(row)
             print(" | ".join(row), flush=True)
     if rows:
         where = machine([STAGE], default_threads())
-        told = f"{where['cpu']}, {', '.join(where['instructions'])}, {where['threads']} threads"
-        parts += [f"\n## Sound files, and files with a fault\n\n{told}.\n\n", table(FILE_COLUMNS, rows)]
+        note = f"{where['cpu']}, {', '.join(where['instructions'])}, {where['threads']} threads"
+        parts += [f"\n## Sound files, and files with a fault\n\n{note}.\n\n", table(FILE_COLUMNS, rows)]
     text = "".join(parts)
     print(text)
     if options.out:

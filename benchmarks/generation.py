@@ -46,11 +46,11 @@ def measure(live: dict[str, InferenceSession], options: argparse.Namespace) -> d
     """Milliseconds a token of every round, by precision."""
     # of the first words, which any vocabulary has: which they are does not change the time
     prompt = np.random.default_rng(0).integers(5, 90, (options.batch, options.prompt))
-    samples: dict[str, list[float]] = {one: [] for one in live}
+    samples: dict[str, list[float]] = {precision: [] for precision in live}
     for number in range(options.rounds + 1):
-        for one in random.Random(number).sample(list(live), len(live)):
-            found = milliseconds(Decoder(live[one], options.batch), prompt, options.new)
-            samples[one] += [found] if number else []  # the first round warms up
+        for precision in random.Random(number).sample(list(live), len(live)):
+            measured = milliseconds(Decoder(live[precision], options.batch), prompt, options.new)
+            samples[precision] += [measured] if number else []  # the first round warms up
     return samples
 
 
@@ -60,11 +60,11 @@ def rows(facts: dict[str, Any], samples: dict[str, list[float]]) -> Iterator[str
     yield "|---|--:|--:|--:|--:|--:|--:|"
     sizes = {row["precision"]: row["bytes"] for row in facts["files"].values()}
     proofs = {row["precision"]: row for row in facts["parity"]}
-    for one, times in samples.items():
+    for precision, times in samples.items():
         p25, p50, p75 = np.percentile(times, [25, 50, 75])
-        agreed = f"{proofs[one]['agreement']:.1%} | {proofs[one]['generated_agreement']:.1%}"
+        agreed = f"{proofs[precision]['agreement']:.1%} | {proofs[precision]['generated_agreement']:.1%}"
         over = f"{statistics.median(samples['fp32']) / p50:.2f}" if "fp32" in samples else ""
-        yield f"| {one} | {sizes[one]:,} | {agreed} | {p50:.2f} | {p75 - p25:.2f} | {over} |"
+        yield f"| {precision} | {sizes[precision]:,} | {agreed} | {p50:.2f} | {p75 - p25:.2f} | {over} |"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,13 +80,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         facts = facts_of(options.folder)
         precisions = [row["precision"] for row in facts["parity"]]
-        live = {one: open_live(options.folder, one, threads=options.threads) for one in precisions}
+        live = {precision: open_live(options.folder, precision, threads=options.threads) for precision in precisions}
     except UserError as error:
         parser.error(str(error))
-    if any(isinstance(one, tuple) for one in live.values()):
+    if any(isinstance(session, tuple) for session in live.values()):
         parser.error("a decoder alone is measured here, not one behind an encoder")
-    samples, here = measure(live, options), processor()
-    print(f"{here['cpu']}, {here['cores']} cores ({', '.join(here['instructions'])}); {distribution('onnxruntime')};")
+    samples, hardware = measure(live, options), processor()
+    print(
+        f"{hardware['cpu']}, {hardware['cores']} cores ({', '.join(hardware['instructions'])}); {distribution('onnxruntime')};"
+    )
     print(f"batch {options.batch}, {options.new} tokens behind {options.prompt}; medians of {options.rounds} rounds.\n")
     print("\n".join(rows(facts, samples)))
     return 0

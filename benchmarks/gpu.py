@@ -67,8 +67,8 @@ class Shape:
 
     def without(self, heads: float, neurons: float) -> Shape:
         """The shape with these fractions of the heads and of the FFN neurons removed."""
-        left = round(self.heads * (1 - heads)), round(self.neurons * (1 - neurons))
-        return Shape(self.hidden, self.layers, *left, self.head_size, self.vocabulary)
+        kept = round(self.heads * (1 - heads)), round(self.neurons * (1 - neurons))
+        return Shape(self.hidden, self.layers, *kept, self.head_size, self.vocabulary)
 
 
 SHAPES = {
@@ -149,11 +149,11 @@ def logits(model: nn.Module, ids: Tensor) -> Tensor:
     return model(input_ids=ids).logits
 
 
-def agree(what: str, ours: Tensor, reference: Tensor, bound: float) -> None:
+def agree(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
     """Raises CheckFailed when two sets of logits differ by more than bound x max(1, |logit|), or are not numbers."""
     excess = ((ours - reference).abs() / reference.abs().clamp(min=1)).max().item()
     if not excess <= bound:
-        raise CheckFailed(f"{what}: logits differ by {excess:.2e}, allowed {bound:.0e}")
+        raise CheckFailed(f"{name}: logits differ by {excess:.2e}, allowed {bound:.0e}")
 
 
 def check_removal(dense: nn.Module, name: str, shape: Shape, ids: Tensor) -> None:
@@ -239,7 +239,7 @@ class Budget:
 
     seconds: float
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """How many of them are left."""
         return self.seconds - (time.monotonic() - STARTED)
 
@@ -259,11 +259,11 @@ def interleave(
     times: dict[tuple, list[float]] = {key: [] for key in contenders}
     for _ in range(WARM_UP if device == "cuda" else 1):
         round_s = sum(sample(contenders[key]) for key in order) / 1e3
-    if math.isfinite(budget.left()):
+    if math.isfinite(budget.remaining()):
         rounds = min(rounds, max(MINIMUM_ROUNDS, int(share / round_s)))
     shuffle = random.Random(0).shuffle
     for done in range(rounds):
-        if budget.left() < 1.2 * round_s:
+        if budget.remaining() < 1.2 * round_s:
             if done < MINIMUM_ROUNDS:
                 raise LeftOut("no time left")
             break
@@ -344,7 +344,7 @@ def too_long(cell: Cell, options: argparse.Namespace, rates: dict, budget: Budge
     """Whether even the fewest rounds, at a third of the peak rate, would not fit."""
     flops = sum(shape.flops(options.length, cell.batch) for shape in variants(SHAPES[cell.model]).values())
     passes = (MINIMUM_ROUNDS + 2 * WARM_UP) * len(options.modes)
-    return 3 * passes * flops / (rates["matmul_tflops"][cell.precision] * 1e12) > budget.left()
+    return 3 * passes * flops / (rates["matmul_tflops"][cell.precision] * 1e12) > budget.remaining()
 
 
 def attempt(
@@ -369,7 +369,7 @@ def run(options: argparse.Namespace, result: dict, budget: Budget) -> None:
     result["peaks"] = peaks(options.device, options.rates, options.matmul_size)
     cells = [Cell(m, p, b) for m in options.models for p in options.precisions for b in options.batches]
     for name in options.models:
-        if building(SHAPES[name]) > budget.left():
+        if building(SHAPES[name]) > budget.remaining():
             continue
         set_precision("fp32")
         dense, shapes = build(SHAPES[name], options.device, options.length), variants(SHAPES[name])
@@ -379,7 +379,7 @@ def run(options: argparse.Namespace, result: dict, budget: Budget) -> None:
             set_precision(precision)
             models = {variant: pruned(dense, shape).to(DTYPES[precision]) for variant, shape in shapes.items()}
             while cells[:1] and (cells[0].model, cells[0].precision) == (name, precision):
-                attempt(cells[0], models, options, result, budget, share=budget.left() / len(cells))
+                attempt(cells[0], models, options, result, budget, share=budget.remaining() / len(cells))
                 del cells[0]
                 gc.collect()
                 torch.cuda.empty_cache()  # nothing on a CPU; on a GPU it frees the graphs' memory
@@ -418,8 +418,8 @@ def driver() -> str:
     if shutil.which("nvidia-smi") is None:
         return "unknown (no nvidia-smi)"
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return answer.stdout.splitlines()[0].strip() if answer.returncode == 0 else "unknown (nvidia-smi failed)"
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return completed.stdout.splitlines()[0].strip() if completed.returncode == 0 else "unknown (nvidia-smi failed)"
 
 
 def write(options: argparse.Namespace, result: dict) -> Path:
@@ -459,7 +459,9 @@ def table(rows: list[dict], peak: float) -> list[str]:
     """Batches and variants down, modes across."""
     modes = list(dict.fromkeys(each["mode"] for each in rows))
     by_key = {(each["batch"], each["variant"], each["mode"]): each for each in rows}
-    head = ["batch", "variant", "GFLOPs", "FLOPs x"] + [f"{mode} {what}" for mode in modes for what in ("ms", "x", "% of peak")]
+    head = ["batch", "variant", "GFLOPs", "FLOPs x"] + [
+        f"{mode} {column}" for mode in modes for column in ("ms", "x", "% of peak")
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for batch, variant in dict.fromkeys((each["batch"], each["variant"]) for each in rows):
         each = by_key[batch, variant, modes[0]]

@@ -108,7 +108,7 @@ def main() -> int:
     if options.json:
         settings = {"model": options.model, "rounds": options.rounds, "machine": platform.processor() or platform.machine()}
         options.json.write_text(json.dumps({"settings": settings, "tables": tables}, indent=1) + "\n")
-    return 0 if all(one["valid"] for one in tables.values()) else 3
+    return 0 if all(cell["valid"] for cell in tables.values()) else 3
 
 
 if __name__ == "__main__":

@@ -127,20 +127,20 @@ class Grid:
     tasks: dict[str, dict]
     work: Path
     train: bool
-    found: dict[str, Artifact] = field(default_factory=dict)
+    by_run: dict[str, Artifact] = field(default_factory=dict)
     """By the run's name: looking one up reads the data and hashes the model."""
 
     def artifact(self, run: Run) -> Artifact | None:
         """The tuned model of a run: made, or found. None where it is not there and nothing is to be trained."""
-        if run.name in self.found:
-            return self.found[run.name]
+        if run.name in self.by_run:
+            return self.by_run[run.name]
         tune = {**run.contender.tune, "epochs": 2, "learning_rate": run.rate}
         select = [{"select": run.contender.select}] if run.contender.select else []
         file = {"name": run.name, "model": self.model, "task": self.tasks[run.task], "seed": run.seed}
         artifacts = run_file({**file, "stages": [*select, {"tune": tune}]}, self.file(run), self.work, train=self.train)
         if "tune" in artifacts:
-            self.found[run.name] = artifacts["tune"]
-        return self.found.get(run.name)
+            self.by_run[run.name] = artifacts["tune"]
+        return self.by_run.get(run.name)
 
     def file(self, run: Run) -> Path:
         """The run's pipeline file, one each: several are written at the same time."""
@@ -156,14 +156,14 @@ def compare_rates(grid: Grid, task: str, contender: Contender) -> tuple[list[Run
     """Train what is missing of one method: (its runs of the table, seed 0 first; what was found; one line to show)."""
     started = time.monotonic()
     tried = {rate: grid.metric(Run(contender, task, rate, 0)) for rate in contender.rates}
-    known = {rate: value for rate, value in tried.items() if value is not None}
-    if not known:
-        return [], grid.found, f"{task:<5} {contender.name:<15} not there"
-    best = max(known, key=known.get)
+    reached = {rate: value for rate, value in tried.items() if value is not None}
+    if not reached:
+        return [], grid.by_run, f"{task:<5} {contender.name:<15} not there"
+    best = max(reached, key=reached.get)
     runs = [Run(contender, task, best, seed) for seed in (SEEDS if contender.main else (0,))]
-    shown = ", ".join(f"{rate:g}: {value:.1f}" for rate, value in known.items())
-    there = [run for run in runs if grid.metric(run) is not None]
-    return there, grid.found, f"{task:<5} {contender.name:<15} {shown}  ({time.monotonic() - started:.0f} s)"
+    shown = ", ".join(f"{rate:g}: {value:.1f}" for rate, value in reached.items())
+    trained = [run for run in runs if grid.metric(run) is not None]
+    return trained, grid.by_run, f"{task:<5} {contender.name:<15} {shown}  ({time.monotonic() - started:.0f} s)"
 
 
 def fill(grid: Grid, contenders: list[Contender], jobs: int) -> dict[tuple[str, str], list[Run]]:
@@ -177,9 +177,9 @@ def fill(grid: Grid, contenders: list[Contender], jobs: int) -> dict[tuple[str, 
             for contender in contenders
         }
         for key, future in waiting.items():
-            runs, found, line = future.result()
+            runs, artifacts, line = future.result()
             print(line, flush=True)
-            grid.found.update(found)
+            grid.by_run.update(artifacts)
             if runs:
                 table[key] = runs
     finally:

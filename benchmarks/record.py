@@ -12,7 +12,7 @@ from pipelines.engine.store import write_atomic
 
 def plain(reference: str) -> str:
     """A model's reference, or several with commas between, without the folders of one person's disk."""
-    return ",".join(one if ":" in one else Path(one).name for one in reference.split(","))
+    return ",".join(part if ":" in part else Path(part).name for part in reference.split(","))
 
 
 def read_record(path: Path, part: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -154,8 +154,8 @@ def against_svd(size: int, rank: int, tol: float, rounds: int) -> dict[str, dict
     first = rows[next(iter(rows))]["median_s"]
     for name, row in rows.items():
         low, sparse = methods[name]()
-        found = torch.isin(sparse.abs().flatten().topk(len(places)).indices, places).sum()
-        row["found"], row["error"] = int(found) / len(places), float((low - background).norm() / background.norm())
+        recovered = torch.isin(sparse.abs().flatten().topk(len(places)).indices, places).sum()
+        row["found"], row["error"] = int(recovered) / len(places), float((low - background).norm() / background.norm())
         ratio = row["median_s"] / first
         print(f"{name:<26}{row['median_s']:>10.3f}{row['iqr_s']:>8.3f}{ratio:>9.2f}{row['found']:>14.2%}{row['error']:>12.1e}")
     return rows

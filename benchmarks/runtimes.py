@@ -198,19 +198,19 @@ def plans_of(reference: str, shares: Mapping[str, float]) -> dict[str, nn.Module
 
 def write(model: nn.Module, folder: Path, kinds: Mapping[str, Kind]) -> None:
     """Everything that the kinds name."""
-    vocabulary, asked = model.config.vocab_size, {kind.file for kind in kinds.values()}
+    vocabulary, files = model.config.vocab_size, {kind.file for kind in kinds.values()}
     save_checkpoint(model, folder / "checkpoint", folder)
     graph = trace(model, encoding(2, 8, vocabulary))
-    if "plain/model.onnx" in asked:
+    if "plain/model.onnx" in files:
         write_onnx(graph, folder / "plain", precisions=["fp32"], fuse=False)
-    precisions = [one for one in ("fp32", "int8", "fp16") if file_name(one) in asked]
+    precisions = [precision for precision in ("fp32", "int8", "fp16") if file_name(precision) in files]
     write_onnx(graph, folder, precisions=precisions, fuse=can_fuse(model))
     size, lengths = CALIBRATION
     rows = [encoding(size, length, vocabulary) for length in lengths]
-    if STATIC in asked:
+    if STATIC in files:
         (folder / STATIC).parent.mkdir()
         save_graph(quantized_static(graph, rows), folder / STATIC)
-    if precisions := [one for one in ("fp32", "int8") if openvino_name(one) in asked]:
+    if precisions := [precision for precision in ("fp32", "int8") if openvino_name(precision) in files]:
         export_openvino(graph, folder, precisions=precisions, rows=rows)
 
 
@@ -281,11 +281,11 @@ def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
 def missing(name: str, options: argparse.Namespace, cells: dict[str, Any]) -> list[tuple[int, int]]:
     """The (batch, length) of a model without a valid cell of this very model that has all kinds that are asked for."""
 
-    def there(cell: dict[str, Any]) -> bool:
+    def is_measured(cell: dict[str, Any]) -> bool:
         return not cell["void"] and cell["model"] == plain(options.models[name]) and {*options.kinds} <= {*cell["kinds"]}
 
     grid = [(batch, length) for batch in options.batches for length in options.lengths]
-    return [at for at in grid if cell_name(name, *at) not in cells or not there(cells[cell_name(name, *at)])]
+    return [at for at in grid if cell_name(name, *at) not in cells or not is_measured(cells[cell_name(name, *at)])]
 
 
 def measure(
@@ -332,12 +332,12 @@ def save(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 def markdown(result: dict[str, Any], bench: Bench, device: str) -> str:
     """A table a cell: p50 with interquartile range, and how many times faster than eager and than the best dense."""
-    here = result["machine"]
-    names = [one if one in bench.models else f"{one}=DENSE,MERGED" for one in dict.fromkeys(map(model_in, result["cells"]))]
+    facts = result["machine"]
+    names = [name if name in bench.models else f"{name}=DENSE,MERGED" for name in dict.fromkeys(map(model_in, result["cells"]))]
     command = f"python benchmarks/runtimes.py --out docs/results --device {device} --models {' '.join(names)}"
     lines = [f"# {bench.title}", "", f"Command: `{command}`", ""]
-    place = f"{here['accelerator']}, beside it {here['cpu']}" if device == "cuda" else here["cpu"]
-    lines += [f"{place}, {here['cores']} cores; {', '.join(filter(None, here['packages'].values()))}.", ""]
+    place = f"{facts['accelerator']}, beside it {facts['cpu']}" if device == "cuda" else facts["cpu"]
+    lines += [f"{place}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}.", ""]
     lines += [
         "Pruned: the same share of the heads and of the FFN neurons of every layer is gone, half where nothing else is said,",
         "or what a run removed; the share of FLOPs that is left stands below each table. Milliseconds of one call; factors are",
@@ -373,10 +373,10 @@ def gains_nothing(cell: dict[str, Any], bench: Bench) -> list[str]:
 def table(rows: dict[str, dict[str, Any]], bench: Bench) -> list[str]:
     """The rows of one cell, dense and pruned."""
     times = {name: row["p50"] for name, row in rows.items() if name != control_of(bench)[1]}
-    found = {
+    dense = {
         name: [times[f"dense {kind}"] for kind in kinds if f"dense {kind}" in times] for name, kinds in bench.baselines.items()
     }
-    baselines = {name: min(p50) for name, p50 in found.items() if p50}
+    baselines = {name: min(p50) for name, p50 in dense.items() if p50}
     head = ["variant", "p50", "IQR", *(f"over {name}" for name in baselines)]
     lines = [f"| {' | '.join(head)} |", "|---" + "|--:" * (len(head) - 1) + "|"]
     for name, p50 in times.items():
@@ -401,11 +401,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.bench = BENCHES[options.device]
     options.batches, options.lengths = options.batches or options.bench.batches, options.lengths or options.bench.lengths
     options.models = options.models or list(options.bench.models)
-    if odd := [one for one in options.models if "=" not in one and one not in options.bench.models]:
+    if odd := [model for model in options.models if "=" not in model and model not in options.bench.models]:
         parser.error(f"--models {odd[0]}: give NAME=FOLDER, NAME=FOLDER,MERGED, or one of {', '.join(options.bench.models)}")
-    options.models = {one.partition("=")[0]: one.partition("=")[2] or options.bench.models[one] for one in options.models}
+    options.models = {
+        model.partition("=")[0]: model.partition("=")[2] or options.bench.models[model] for model in options.models
+    }
     names = options.kinds.split(",") if options.kinds else list(options.bench.kinds)
-    if odd := [one for one in names if one not in options.bench.kinds]:
+    if odd := [name for name in names if name not in options.bench.kinds]:
         parser.error(f"--kinds {odd[0]}: the device {options.device} has {', '.join(options.bench.kinds)}")
     if options.bench.control not in names:
         parser.error(f"--kinds: '{options.bench.control}' is the control, so it has to be among them")
@@ -421,10 +423,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def earlier_cells(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The result so far, with this machine's facts; those of another machine are refused."""
     place = options.out / f"{options.device}.json"
-    here = machine([STAGE], options.threads, options.bench.extras)
-    facts = {key: here.get(key) for key in ("cpu", "cores", "threads", "accelerator", "packages")}
+    hardware = machine([STAGE], options.threads, options.bench.extras)
+    facts = {key: hardware.get(key) for key in ("cpu", "cores", "threads", "accelerator", "packages")}
     try:
-        return read_record(place, "machine", facts) or {"machine": here, "cells": {}}
+        return read_record(place, "machine", facts) or {"machine": hardware, "cells": {}}
     except ValueError as error:
         parser.error(str(error))
 

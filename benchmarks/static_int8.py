@@ -77,30 +77,30 @@ def files_of(model, data: Data, folder: Path) -> dict[str, Path]:
 
 def figures(path: Path, reference: np.ndarray, data: Data) -> Figures:
     """What a file says of all validation rows, against PyTorch's answers."""
-    outputs = answers(partial(run, session(path)), data)
+    outputs = logits_of(partial(run, session(path)), data)
     weights = path.with_suffix(".bin") if path.suffix == ".xml" else path
     return Figures(quality_of(outputs, data), data.kind.agreement.measure(reference, outputs), weights.stat().st_size)
 
 
-def answers(forward: Forward, data: Data) -> np.ndarray:
+def logits_of(forward: Forward, data: Data) -> np.ndarray:
     """The logits of all validation rows."""
     rows = data.validation
     return predict(forward, rows.tokens, data.pad_id, labels=rows.labels, batch_size=data.batch_size)
 
 
 def quality_of(outputs: np.ndarray, data: Data) -> float:
-    return data.kind.metric.value(*data.kind.judged(outputs, data.validation.labels))
+    return data.kind.metric.value(*data.kind.metric_inputs(outputs, data.validation.labels))
 
 
-def table(found: dict[str, Figures], times: dict[str, Measurement], dense: float, metric: str) -> Iterator[str]:
+def table(measured: dict[str, Figures], times: dict[str, Measurement], dense: float, metric: str) -> Iterator[str]:
     """The rows as Markdown."""
     yield f"| file | {metric} | against PyTorch, points | labels agree | MB | p50, ms | IQR | over dynamic int8 |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|"
     dynamic = times["ONNX dynamic int8"].p50
-    for name, one in found.items():
+    for name, file in measured.items():
         time = times[name]
-        quality = f"{100 * one.quality:.1f} | {100 * (one.quality - dense):+.1f} | {one.agreement:.1%}"
-        yield f"| {name} | {quality} | {one.size / 1e6:.1f} | {time.p50:.1f} | {time.iqr:.1f} | {dynamic / time.p50:.2f} |"
+        quality = f"{100 * file.quality:.1f} | {100 * (file.quality - dense):+.1f} | {file.agreement:.1%}"
+        yield f"| {name} | {quality} | {file.size / 1e6:.1f} | {time.p50:.1f} | {time.iqr:.1f} | {dynamic / time.p50:.2f} |"
 
 
 def main() -> None:
@@ -122,10 +122,10 @@ def main() -> None:
     base = resolve(options.model or content["model"]["reference"])
     data = load_data(Inputs(base, TaskConfig(**content["task"]), content["seed"]))
     model = load(options.run.parent / ".store" / merged[-1]).eval()
-    reference = answers(torch_forward(model), data)
+    reference = logits_of(torch_forward(model), data)
     with tempfile.TemporaryDirectory() as scratch:
         files = files_of(model, data, Path(scratch))
-        found = {name: figures(path, reference, data) for name, path in files.items()}
+        measured = {name: figures(path, reference, data) for name, path in files.items()}
         variants = [
             LatencyVariant(
                 name, "openvino" if path.suffix == ".xml" else "onnxruntime", path, vocabulary=model.config.vocab_size
@@ -133,24 +133,24 @@ def main() -> None:
             for name, path in files.items()
         ]
         timed = measure(variants, [(options.batch, options.length)], options.rounds)
-    here = machine([STAGE], None, ["openvino", "nncf"])
-    told = "\n".join(
+    facts = machine([STAGE], None, ["openvino", "nncf"])
+    text = "\n".join(
         [
             "# Static int8 in ONNX Runtime",
             "",
             f"`python benchmarks/static_int8.py runs/{plain(str(options.run))} --out docs/results`",
             "",
-            f"{here['cpu']}, {here['cores']} cores; {', '.join(filter(None, here['packages'].values()))}.",
+            f"{facts['cpu']}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}.",
             f"The merged model of that run; {len(data.validation)} validation rows; {options.rounds} interleaved rounds of "
             f"{options.batch} × {options.length} tokens.",
             "",
-            *table(found, {row.variant: row for row in timed}, quality_of(reference, data), data.kind.metric.name),
+            *table(measured, {row.variant: row for row in timed}, quality_of(reference, data), data.kind.metric.name),
         ]
     )
-    print(told)
+    print(text)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        write_atomic(options.out / "static_int8.md", f"{told}\n".encode())
+        write_atomic(options.out / "static_int8.md", f"{text}\n".encode())
 
 
 if __name__ == "__main__":

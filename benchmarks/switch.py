@@ -63,13 +63,13 @@ def main() -> None:
         print(f"{options.model}, {options.rounds} rounds, {torch.get_num_threads()} threads")
         print(f"{'delta':<16}{'KB':>8}{'median ms':>12}{'IQR':>8}")
         for kind in KINDS:
-            found = [one for seed in (0, 1) for one in times[f"{kind} {seed}"]]
-            print(row(kind, found, f"{files[kind, 0].stat().st_size / 1000:,.0f}"))
+            samples = [ms for seed in (0, 1) for ms in times[f"{kind} {seed}"]]
+            print(row(kind, samples, f"{files[kind, 0].stat().st_size / 1000:,.0f}"))
         print(row("base and all", times["base and all"], ""))
 
 
-def row(name: str, found: list[float], size: str) -> str:
-    low, middle, high = statistics.quantiles(found, n=4)
+def row(name: str, samples: list[float], size: str) -> str:
+    low, middle, high = statistics.quantiles(samples, n=4)
     return f"{name:<16}{size:>8}{middle:>12.1f}{high - low:>8.1f}"
 
 

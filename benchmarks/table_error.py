@@ -55,29 +55,29 @@ class Error:
 def predictions(model, table: LatencyTable, speedups: list[float], batch: int, length: int, folder: Path) -> tuple[list, dict]:
     """Export the dense model and one pruned to each speed-up: the variants, and what the table says of each (name -> ms)."""
     shape = shape_of(model)
-    variants, told = [exported("dense", model, SAMPLE, folder, "fp32")], {"dense": table.ms(shape)}
+    variants, predicted = [exported("dense", model, SAMPLE, folder, "fp32")], {"dense": table.ms(shape)}
     for seed, speedup in enumerate(speedups):
         search = TargetSearch(target=Target(speedup=speedup, batch=batch, length=length), criterion="random")
         scores = {name: random_scores(model, name, seed) for name in search.structures}
-        prices = {name: [np.cumsum([0, *np.sort(one)]) for one in own] for name, own in scores.items()}
-        found = widths(search, shape, shape, table.ms, prices)
+        prices = {name: [np.cumsum([0, *np.sort(block_scores)]) for block_scores in blocks] for name, blocks in scores.items()}
+        chosen = widths(search, shape, shape, table.ms, prices)
         cut = copy.deepcopy(model)
-        remove(cut, lowest_of(found, scores))
+        remove(cut, lowest_of(chosen, scores))
         name = f"{speedup:g}x"
         variants.append(exported(name, cut, SAMPLE, folder, "fp32"))
-        told[name] = table.ms(shape_of(cut))
-    return variants, told
+        predicted[name] = table.ms(shape_of(cut))
+    return variants, predicted
 
 
-def errors(name: str, batch: int, told: dict[str, float], times: dict[str, float], seconds: float) -> Iterator[Error]:
+def errors(name: str, batch: int, predicted_ms: dict[str, float], times: dict[str, float], seconds: float) -> Iterator[Error]:
     """What is off for each target: as a speed-up, where errors of level cancel, and in milliseconds, where they do not."""
-    for target in list(told)[1:]:
-        ratios = told["dense"] / told[target], times["dense"] / times[target]
-        ms = told[target], times[target]
+    for target in list(predicted_ms)[1:]:
+        ratios = predicted_ms["dense"] / predicted_ms[target], times["dense"] / times[target]
+        ms = predicted_ms[target], times[target]
         cells = [name, batch, target]
         for (predicted, measured), unit in ((ratios, "x"), (ms, " ms")):
             cells += [f"{significant(predicted)}{unit}", f"{significant(measured)}{unit}", f"{predicted / measured - 1:+.1%}"]
-        yield Error([*map(str, cells), f"{seconds:.0f} s"], max(abs(one / other - 1) for one, other in (ratios, ms)))
+        yield Error([*map(str, cells), f"{seconds:.0f} s"], max(abs(estimate / other - 1) for estimate, other in (ratios, ms)))
 
 
 def compared(name: str, options: argparse.Namespace) -> Iterator[Error]:
@@ -89,9 +89,9 @@ def compared(name: str, options: argparse.Namespace) -> Iterator[Error]:
         table = measure_table(model, SAMPLE, {}, batch=batch, length=options.length, **rounds)
         seconds = time.monotonic() - started
         with tempfile.TemporaryDirectory() as scratch:
-            variants, told = predictions(model, table, options.targets, *shape, Path(scratch))
+            variants, predicted = predictions(model, table, options.targets, *shape, Path(scratch))
             times = undisturbed(measure(variants, [shape], **rounds))
-        yield from errors(plain(name), batch, told, times, seconds)
+        yield from errors(plain(name), batch, predicted, times, seconds)
 
 
 def main() -> int:
@@ -119,8 +119,8 @@ def main() -> int:
 
 def about(options: argparse.Namespace) -> list[str]:
     """The lines above the table of the file."""
-    here = machine([STAGE], options.threads, ["onnxruntime"])
-    batches, targets = (" ".join(f"{one:g}" for one in many) for many in (options.batch, options.targets))
+    facts = machine([STAGE], options.threads, ["onnxruntime"])
+    batches, targets = (" ".join(f"{value:g}" for value in many) for many in (options.batch, options.targets))
     return [
         "# Does the latency table tell the truth?",
         "",
@@ -131,8 +131,8 @@ def about(options: argparse.Namespace) -> list[str]:
         "milliseconds, stand against measurements of models it has not seen: widths chosen by random scores, so that",
         "blocks end up unequal.",
         "",
-        f"{here['cpu']}, {here['cores']} cores ({', '.join(here['instructions'])});",
-        f"{', '.join(here['packages'].values())}; fp32, {options.length} tokens, {options.rounds} interleaved rounds.",
+        f"{facts['cpu']}, {facts['cores']} cores ({', '.join(facts['instructions'])});",
+        f"{', '.join(facts['packages'].values())}; fp32, {options.length} tokens, {options.rounds} interleaved rounds.",
         "",
     ]
 

@@ -82,8 +82,8 @@ class Record:
 
     def figures(self, name: str, made: Callable[[], dict | None]) -> dict | None:
         """A run's figures: as they stand here, or as they are `made` now and kept."""
-        if name not in self.runs and (found := made()):
-            self.runs[name] = found
+        if name not in self.runs and (figures := made()):
+            self.runs[name] = figures
             write_record(self.path, {"facts": self.facts, "runs": self.runs})
         return self.runs.get(name)
 
@@ -131,7 +131,7 @@ class Grid:
         artifacts = self._run(f"dense-{seed}", seed, [self.tune, {"recover": {**RECOVER, "distill": False}}])
         if "recover" not in artifacts:
             return None
-        dense, recovered = (100 * artifacts[one].metadata["quality"][self.metric.key] for one in ("tune", "recover"))
+        dense, recovered = (100 * artifacts[stage].metadata["quality"][self.metric.key] for stage in ("tune", "recover"))
         return {"dense": dense, "recovered": recovered}
 
     def _run(self, name: str, seed: int, stages: list[dict]) -> dict[str, Artifact]:
@@ -160,10 +160,10 @@ def fill(grid: Grid, cells: Sequence[Cell], most: int) -> dict[Cell, list[Result
     for target, criterion, distill in cells:
         for seed in SEEDS.get(target, (0,))[:most]:
             run = Run(target, criterion, distill, seed)
-            found = grid.result(run)
-            if found:
-                table.setdefault((target, criterion, distill), []).append(found)
-                print(f"{run.name:<40} {found.measured:.2f}x  {found.dense:.1f} -> {found.recovered:.1f}", flush=True)
+            result = grid.result(run)
+            if result:
+                table.setdefault((target, criterion, distill), []).append(result)
+                print(f"{run.name:<40} {result.measured:.2f}x  {result.dense:.1f} -> {result.recovered:.1f}", flush=True)
     return table
 
 
@@ -176,11 +176,11 @@ def rows(table: dict[Cell, list[Result]]) -> Iterator[str]:
     """The table as Markdown."""
     yield "| target | criterion | distilled | predicted | measured | pruned | recovered | against dense | seeds |"
     yield "|---:|---|---|---:|---:|---:|---:|---:|---:|"
-    for (target, criterion, distill), found in table.items():
-        speeds = (f"{statistics.fmean(getattr(one, name) for one in found):.2f}x" for name in ("predicted", "measured"))
-        quality = (spread([getattr(one, name) for one in found]) for name in ("pruned", "recovered"))
-        gap = statistics.fmean(one.recovered - one.dense for one in found)
-        cells = (f"{target:g}x", criterion, "yes" if distill else "no", *speeds, *quality, f"{gap:+.1f}", str(len(found)))
+    for (target, criterion, distill), results in table.items():
+        speeds = (f"{statistics.fmean(getattr(result, name) for result in results):.2f}x" for name in ("predicted", "measured"))
+        quality = (spread([getattr(result, name) for result in results]) for name in ("pruned", "recovered"))
+        gap = statistics.fmean(result.recovered - result.dense for result in results)
+        cells = (f"{target:g}x", criterion, "yes" if distill else "no", *speeds, *quality, f"{gap:+.1f}", str(len(results)))
         yield f"| {' | '.join(cells)} |"
 
 
@@ -192,10 +192,10 @@ def picture(table: dict[Cell, list[Result]], metric: str, control: float | None)
     """An SVG: quality against measured speed-up, a line a criterion, solid where distilled; level, the `control`."""
     points = {
         cell: (
-            statistics.fmean(one.measured for one in found),
-            statistics.fmean(one.recovered - one.dense for one in found),
+            statistics.fmean(result.measured for result in results),
+            statistics.fmean(result.recovered - result.dense for result in results),
         )
-        for cell, found in table.items()
+        for cell, results in table.items()
     }
     right = max(speed for speed, _ in points.values()) + 0.1
     levels = [*(gap for _, gap in points.values()), *([] if control is None else [control])]
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--only", default=",".join(CRITERIA), help="some criteria, comma-separated")
-    parser.add_argument("--targets", default=",".join(f"{one:g}" for one in SEEDS))
+    parser.add_argument("--targets", default=",".join(f"{target:g}" for target in SEEDS))
     parser.add_argument("--seeds", type=int, default=3, help="at most so many seeds a target")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the three files go (default: --work)")
     parser.add_argument("--summary", action="store_true", help="train nothing")
@@ -258,14 +258,14 @@ def main() -> None:
     name = "sst2" if options.sst2 else "stsb"
     task = write_task(name, options.sst2 or options.stsb, options.work / name, options.rows)
     options.rows = (options.work / name / task["train"]).read_text(encoding="utf-8").count("\n")  # there may be fewer
-    out = options.out or options.work
-    out.mkdir(parents=True, exist_ok=True)
+    folder = options.out or options.work
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        record = Record(out / f"targets-{name}.json", facts_of(options, name))
+        record = Record(folder / f"targets-{name}.json", facts_of(options, name))
     except ValueError as error:
         parser.error(str(error))
     grid = Grid(options.model, name, task, options.work, record, not options.summary, options.batch, options.length)
-    targets = [float(one) for one in options.targets.split(",")]
+    targets = [float(target) for target in options.targets.split(",")]
     cells = [(target, name, distill) for target in targets for name in names for distill in (True, False)]
     table = fill(grid, cells, options.seeds)
     if not table:
@@ -273,40 +273,43 @@ def main() -> None:
         return
     seeds = sorted({seed for target, *_ in table for seed in SEEDS.get(target, (0,))[: options.seeds]})
     control = [gain for seed in seeds if (gain := grid.longer(seed)) is not None]
-    told = markdown(grid, table, control)
-    (out / f"targets-{name}.md").write_text(told, encoding="utf-8")
+    text = markdown(grid, table, control)
+    (folder / f"targets-{name}.md").write_text(text, encoding="utf-8")
     drawn = picture(table, grid.metric.name, statistics.fmean(control) if control else None)
-    (out / f"targets-{name}.svg").write_text(drawn, encoding="utf-8")
-    print(f"\n{told}\nwritten: {out / f'targets-{name}'}.json, .md and .svg")
+    (folder / f"targets-{name}.svg").write_text(drawn, encoding="utf-8")
+    print(f"\n{text}\nwritten: {folder / f'targets-{name}'}.json, .md and .svg")
 
 
 def facts_of(options: argparse.Namespace, name: str) -> dict:
     """What every run of a record has in common: settings and machine."""
-    here = machine([STAGE], None, ["onnxruntime"])
+    facts = machine([STAGE], None, ["onnxruntime"])
     settings = {"task": name, "model": resolve(options.model).sha256, "rows": options.rows, "batch": options.batch}
     settings |= {"length": options.length, "tune": {**TUNE, "learning_rate": RATES[name]}, "recover": RECOVER}
-    return {**settings, **{key: here[key] for key in ("cpu", "cores", "packages")}}
+    return {**settings, **{key: facts[key] for key in ("cpu", "cores", "packages")}}
 
 
 def part(table: dict[Cell, list[Result]]) -> str:
     """The options of the command that makes no more of the grid than this."""
     criteria = dict.fromkeys(criterion for _, criterion, _ in table)
     targets = dict.fromkeys(target for target, *_ in table)
-    most = max(len(found) for found in table.values())
-    options = [("only", criteria, CRITERIA), ("targets", [f"{one:g}" for one in targets], [f"{one:g}" for one in SEEDS])]
+    most = max(len(results) for results in table.values())
+    options = [
+        ("only", criteria, CRITERIA),
+        ("targets", [f"{target:g}" for target in targets], [f"{target:g}" for target in SEEDS]),
+    ]
     named = [f" --{name} {','.join(some)}" for name, some, every in options if list(some) != list(every)]
-    return "".join(named) + (f" --seeds {most}" if most < max(len(SEEDS.get(one, (0,))) for one in targets) else "")
+    return "".join(named) + (f" --seeds {most}" if most < max(len(SEEDS.get(target, (0,))) for target in targets) else "")
 
 
 def markdown(grid: Grid, table: dict[Cell, list[Result]], control: Sequence[float]) -> str:
     """The record for a reader."""
     facts, metric = grid.record.facts, grid.metric.name
     place = f"{facts['cpu']}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}."
-    given = f"--{grid.name} DIR --rows {facts['rows']}{part(table)}"
+    arguments = f"--{grid.name} DIR --rows {facts['rows']}{part(table)}"
     lines = [
         f"# Quality against measured speed-up: {grid.name}",
         "",
-        f"`python benchmarks/targets.py --model MODEL {given} --out docs/results`",
+        f"`python benchmarks/targets.py --model MODEL {arguments} --out docs/results`",
         "",
         f"{place} {metric} × 100",
         f"on the whole validation set; {facts['rows']:,} training rows; target, prediction, measurement: ONNX Runtime, fp32,",

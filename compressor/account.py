@@ -78,17 +78,18 @@ class Sparsity:
     over_others: bool = False
     """Some weights were masked by an earlier prune: a group of an n:m pattern then keeps n weights at most, possibly fewer."""
 
-    def left(self, shape: ModelShape) -> tuple[int, bool]:
+    def nonzeros(self, shape: ModelShape) -> tuple[int, bool]:
         """Number of weights left in a model of `shape`, and whether it is exact: removing units later can take pruned ones."""
-        entries = sum(out * into for _, out, into in shape.matrices(self.modules))
+        entries = sum(rows * columns for _, rows, columns in shape.matrices(self.modules))
         return round(entries * (1 - self.hidden / self.entries)), entries == self.entries
 
     def row(self, dense: ModelShape, shape: ModelShape) -> tuple[str, str, str]:
         """Row of the plan's table: (quantity, before, after)."""
-        (left, exact), before = self.left(shape), sum(out * into for _, out, into in dense.matrices(self.modules))
-        what = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
+        before = sum(rows * columns for _, rows, columns in dense.matrices(self.modules))
+        nonzeros, exact = self.nonzeros(shape)
+        quantity = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
         doubt = "at most " if self.over_others else "" if exact else "about "
-        return what, f"{before:,}", f"{doubt}{left:,} ({1 - self.hidden / self.entries:.1%} dense)"
+        return quantity, f"{before:,}", f"{doubt}{nonzeros:,} ({1 - self.hidden / self.entries:.1%} dense)"
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Plan:
             *trainable,
             ("parameters", f"{dense.parameters:,}", f"{shape.parameters:,}"),
             *([(f"of these {shape.inserted_kinds} (cannot be merged)", "0", f"{shape.inserted:,}")] if shape.inserted else []),
-            *(one.row(dense, shape) for one in self.sparsity),
+            *(sparsity.row(dense, shape) for sparsity in self.sparsity),
             ("stored weights, fp32", human_bytes(dense.bytes), human_bytes(shape.bytes)),
             (f"GFLOPs of a row of {length} tokens", f"{dense.flops(length) / 1e9:.3f}", f"{shape.flops(length) / 1e9:.3f}"),
         ]

@@ -23,7 +23,7 @@ from compressor.deltas.links import chains, plain_name
 from compressor.errors import UserError
 from compressor.models import auto
 from compressor.models.anatomy import row_of_model
-from compressor.models.architectures import COMPRESSED, row_of
+from compressor.models.architectures import COMPRESSED
 from compressor.models.files.config_file import check_config
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG
@@ -32,12 +32,13 @@ from compressor.models.hub import (
     AUTO_CLASSES,
     SEQUENCES,
     TOKENIZER_FILES,
-    auto_class_facts,
     build,
+    class_facts,
     head_names,
     resolve,
     task_head,
 )
+from compressor.models.row_file import row_entry, row_in, use_stored_row
 from compressor.pruning.sizes import per_layer_configs
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import describe_changes, restore, restore_masks
@@ -68,7 +69,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
         "labels": label_names,
-        **auto_class_facts(model),
+        **class_facts(model),
         "weights_moved": compression_of(model).weights_moved,
         "kept": kept_of(model),
         "changes": changes,
@@ -133,6 +134,7 @@ def read_description(folder: Path) -> dict:
         raise UserError("E305", what, f"Here it is {' or '.join(AUTO_CLASSES)}", str(folder))
     with door("E305", "the state", str(folder)):
         _check_description(description)
+        use_stored_row(description)
     return description
 
 
@@ -201,8 +203,9 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     config["architectures"] = [type(model).__name__]
     if sizes := per_layer_configs(model):
         stock = type(model).__name__.removeprefix("Compressed")
-        own = {"model_type": COMPRESSED + row_of_model(model).model_type, "architectures": [f"Compressed{stock}"]}
-        config |= {**sizes, **own}
+        identity = {"model_type": COMPRESSED + row_of_model(model).model_type, "architectures": [f"Compressed{stock}"]}
+        config |= {**sizes, **identity}
+    config |= row_entry(row_of_model(model).model_type)
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     for name in TOKENIZER_FILES:
@@ -218,14 +221,14 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
     folder = Path(folder)
     if (folder / STATE_FILE).is_file():
         recorded = read_description(folder)["base"]
-        found = resolve(str(base or recorded["reference"]))
-        if found.sha256 != recorded["sha256"]:
+        resolved = resolve(str(base or recorded["reference"]))
+        if resolved.sha256 != recorded["sha256"]:
             raise UserError(
                 "E306",
-                f"base '{found.reference}' is not the one this was tuned on",
+                f"base '{resolved.reference}' is not the one this was tuned on",
                 "Give the same base: load(folder, base=...)",
             )
-        return remember(load_state(folder, found.folder), found.reference, found.sha256)
+        return remember(load_state(folder, resolved.folder), resolved.reference, resolved.sha256)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in (WEIGHTS, WITH_INSERTS)):
         raise UserError("E305", "no model in this folder", "Give a folder with config.json and model.safetensors", str(folder))
     return _load_checkpoint(folder)
@@ -265,9 +268,9 @@ def _on_meta(folder: Path) -> nn.Module:
     """The weightless (meta) model of a checkpoint's config.json, in its pruned sizes. Raises Damage."""
 
     raw = read_json(folder / CONFIG)
-    check_config(raw, known=False)
-    row_of(raw["model_type"])
-    check_config(raw, known=True)
+    check_config(raw, has_row=False)
+    auto.register(row_in(raw).model_type)
+    check_config(raw, has_row=True)
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     made = auto.class_for(config)
     with _sizes_damaged():
@@ -290,8 +293,8 @@ def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     for name, source in list(model.all_tied_weights_keys.items()):
         if name in tensors and source in tensors:
-            owner, _, own = name.rpartition(".")
-            setattr(model.get_submodule(owner), own, nn.Parameter(model.get_parameter(name).clone()))
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, nn.Parameter(model.get_parameter(name).clone()))
             del model.all_tied_weights_keys[name]
 
 

@@ -81,7 +81,7 @@ class LayerShape:
     needed: bool = False
     """Whether other blocks need its attention."""
     emptied: int = 0
-    """Sublayers of which only the outgoing bias is left (counted here by `left`; in a live model part of `other`)."""
+    """Sublayers of which only the outgoing bias is left (counted here by `with_units`; in a live model part of `other`)."""
 
     @property
     def width(self) -> int:
@@ -102,7 +102,7 @@ class LayerShape:
             return self.cross_width // self.head_size
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
-    def left(self, structure: str, units: int) -> LayerShape:
+    def with_units(self, structure: str, units: int) -> LayerShape:
         """The same block with `units` units of a structure left; with 0, the sublayer outputs its output bias alone."""
         before = self.units(structure)
         if units == before:
@@ -114,8 +114,8 @@ class LayerShape:
         else:
             # a prefix that loses heads can no longer share: it keeps its masked part of the prototype; without heads it is
             # removed
-            inside = [replace(one, prototype=None) for one in self.inserts if INSERTS[one.kind].in_attention and units]
-            behind = [one for one in self.inserts if not INSERTS[one.kind].in_attention]
+            inside = [replace(insert, prototype=None) for insert in self.inserts if INSERTS[insert.kind].in_attention and units]
+            behind = [insert for insert in self.inserts if not INSERTS[insert.kind].in_attention]
             shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*behind, *inside))
         if units:
             return shape
@@ -132,11 +132,11 @@ class LayerShape:
     @property
     def prefix_length(self) -> int:
         """Positions that its inserts add to its attention."""
-        return sum(one.size for one in self.inserts if INSERTS[one.kind].in_attention)
+        return sum(insert.size for insert in self.inserts if INSERTS[insert.kind].in_attention)
 
-    def scalars(self, one: Inserted, hidden: int) -> tuple[int, int]:
+    def scalars(self, insert: Inserted, hidden: int) -> tuple[int, int]:
         """(entries of matrices, of vectors) of one insert."""
-        return INSERTS[one.kind].scalars(one.size, hidden, self.matrix("key", hidden)[0])
+        return INSERTS[insert.kind].scalars(insert.size, hidden, self.matrix("key", hidden)[0])
 
     def matrix(self, module: str, hidden: int) -> tuple[int, int]:
         """Shape (out, in) of one matrix, by its module name (query, ffn_in, ...)."""
@@ -190,25 +190,25 @@ class ModelShape:
         """Parameters of adapters and prefixes: 2 b d + b + d and 2 l · key rows each; a shared prototype counts once."""
         sizes, prototypes = 0, {}
         for layer in self.layers:
-            for one in layer.inserts:
-                size = sum(layer.scalars(one, self.hidden))
-                if one.prototype is None:
+            for insert in layer.inserts:
+                size = sum(layer.scalars(insert, self.hidden))
+                if insert.prototype is None:
                     sizes += size
                 else:
-                    prototypes[one.prototype] = size
+                    prototypes[insert.prototype] = size
         return sizes + sum(prototypes.values())
 
     @property
     def inserted_kinds(self) -> str:
         """'adapters', 'prefixes' or both; '' where nothing was inserted."""
-        kinds = {one.kind for layer in self.layers for one in layer.inserts}
+        kinds = {insert.kind for layer in self.layers for insert in layer.inserts}
         return " and ".join(formulas.plural for kind, formulas in INSERTS.items() if kind in kinds)
 
     @property
     def mask_entries(self) -> int:
         """Bits of the masks over shared prototypes (ProPETL): one per entry of the prototype's matrices, in every block."""
-        shared = [(layer, one) for layer in self.layers for one in layer.inserts if one.prototype is not None]
-        return sum(layer.scalars(one, self.hidden)[0] for layer, one in shared)
+        shared = [(layer, insert) for layer in self.layers for insert in layer.inserts if insert.prototype is not None]
+        return sum(layer.scalars(insert, self.hidden)[0] for layer, insert in shared)
 
     @property
     def parameters(self) -> int:
@@ -222,19 +222,20 @@ class ModelShape:
 
     def linear_macs(self) -> int:
         """Multiply-adds of the blocks' linear layers for one token."""
-        return sum(out * into for _, out, into in self.matrices())
+        return sum(rows * columns for _, rows, columns in self.matrices())
 
     def insert_macs(self) -> int:
         """Multiply-adds of the inserts for one token, what they do inside attention apart: Σ 2 b d of adapters."""
-        return sum(INSERTS[one.kind].token_macs(one.size, self.hidden) for layer in self.layers for one in layer.inserts)
+        inserts = [insert for layer in self.layers for insert in layer.inserts]
+        return sum(INSERTS[insert.kind].token_macs(insert.size, self.hidden) for insert in inserts)
 
     def attention_macs(self, length: int) -> int:
         """Multiply-adds Σ 2 n (n + l) w of QKᵀ and AV for `length` n, w the rows of query; cross-attention has no prefix.
 
         With relative positions: n p w more.
         """
-        own = sum(s.width * (2 * (length + s.prefix_length) + s.positions) for s in self.layers)
-        return length * (own + sum(2 * length * s.cross_width for s in self.layers))
+        self_attention = sum(s.width * (2 * (length + s.prefix_length) + s.positions) for s in self.layers)
+        return length * (self_attention + sum(2 * length * s.cross_width for s in self.layers))
 
     def flops(self, length: int, batch: int = 1) -> int:
         """FLOPs of one forward pass over `batch` rows of `length` tokens."""
@@ -247,9 +248,9 @@ class ModelShape:
         layers = (replace(s, inserts=s.inserts + more) for s, more in zip(self.layers, added, strict=True))
         return replace(self, layers=tuple(layers))
 
-    def left(self, structure: str, units: Sequence[int]) -> ModelShape:
+    def with_units(self, structure: str, units: Sequence[int]) -> ModelShape:
         """The same model with `units[i]` units of a structure left in block i."""
-        layers = tuple(layer.left(structure, count) for layer, count in zip(self.layers, units, strict=True))
+        layers = tuple(layer.with_units(structure, count) for layer, count in zip(self.layers, units, strict=True))
         gone = sum(before.other - after.other for before, after in zip(self.layers, layers, strict=True))
         return replace(self, layers=layers, other=self.other - gone)
 
@@ -331,13 +332,13 @@ def added_by(group: str, model: nn.Module) -> list[tuple[Inserted, ...]]:
 def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
     from compressor.deltas.inserts import Insert
 
-    found = [module for module in layer.module.modules() if isinstance(module, Insert) and group in (None, module.group)]
-    return tuple(Inserted(one.kind, one.size, one.prototype_name) for one in found)
+    inserts = [module for module in layer.module.modules() if isinstance(module, Insert) and group in (None, module.group)]
+    return tuple(Inserted(insert.kind, insert.size, insert.prototype_name) for insert in inserts)
 
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
     """Multiply-adds of unmerged deltas for one token: Σ r (m + n) + |Ω|."""
-    return sum(rank * (out + into) for _, out, into in shape.matrices(modules)) + places
+    return sum(rank * (rows + columns) for _, rows, columns in shape.matrices(modules)) + places
 
 
 def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[str], rank: int, places: int) -> float:

@@ -22,10 +22,10 @@ def processor() -> dict[str, Any]:
     A virtual machine may hide the name of the generation ("AMD EPYC"); the instruction sets identify it.
     """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    told = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
-    flags = told.get("flags", told.get("Features", "")).split()
+    cpuinfo = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
+    flags = cpuinfo.get("flags", cpuinfo.get("Features", "")).split()
     instructions = [name for name in INSTRUCTIONS if name in flags]
-    return {"cpu": told.get("model name", platform.machine()), "instructions": instructions, "cores": physical_cores()}
+    return {"cpu": cpuinfo.get("model name", platform.machine()), "instructions": instructions, "cores": physical_cores()}
 
 
 def weight_bits(instructions: Sequence[str] | None = None) -> int:
@@ -34,8 +34,8 @@ def weight_bits(instructions: Sequence[str] | None = None) -> int:
     Without them x86 adds pairs of 8-bit products in 16 bits, which silently saturate; with 7-bit weights they do not.
     `instructions` are by default those of this machine.
     """
-    known = processor()["instructions"] if instructions is None else instructions
-    overflows = platform.machine().lower() in ("x86_64", "amd64") and not {"avx512_vnni", "avx_vnni"} & set(known)
+    available = processor()["instructions"] if instructions is None else instructions
+    overflows = platform.machine().lower() in ("x86_64", "amd64") and not {"avx512_vnni", "avx_vnni"} & set(available)
     return 7 if overflows else 8
 
 
@@ -44,8 +44,8 @@ def default_threads() -> int:
 
     Never more than the cores: a thread without its own core delays the others.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number a level of nesting
-    return max(1, min(int(asked), physical_cores())) if asked.isdecimal() and int(asked) else physical_cores()
+    setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number a level of nesting
+    return max(1, min(int(setting), physical_cores())) if setting.isdecimal() and int(setting) else physical_cores()
 
 
 def physical_cores() -> int:

@@ -106,8 +106,8 @@ def _verify(place: Path, files: Mapping[str, str]) -> None:
     """
     manifest = place / MANIFEST
     try:
-        told = json.loads(manifest.read_bytes())["files"] if manifest.stat().st_size <= MOST_BYTES else {}
-        recorded = {name: file["sha256"] for name, file in told.items()}
+        listed = json.loads(manifest.read_bytes())["files"] if manifest.stat().st_size <= MOST_BYTES else {}
+        recorded = {name: file["sha256"] for name, file in listed.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(MANIFEST, place) from None
     if recorded != files:

@@ -84,8 +84,8 @@ def in_units(size: int) -> str:
 
 def decode(content: bytes, code: str, place: str) -> str:
     """Decode UTF-8 with or without a byte order mark. Raises UserError `code`, with the line of the first invalid byte."""
-    if found := next((name for mark, name in MARKS.items() if content.startswith(mark)), None) or _unmarked(content):
-        what, advice = f"{found[:6].upper()}, not UTF-8", f"Convert it: iconv -f {found} -t utf-8"
+    if encoding := next((name for mark, name in MARKS.items() if content.startswith(mark)), None) or _unmarked(content):
+        what, advice = f"{encoding[:6].upper()}, not UTF-8", f"Convert it: iconv -f {encoding} -t utf-8"
         raise UserError(code, what, advice, f"{place}:1")
     nul = content.find(b"\0")
     if nul >= 0:
@@ -102,7 +102,7 @@ def _unmarked(content: bytes) -> str | None:
     """Detect UTF-16 without a byte order mark by its NULs: in Latin text every other byte is one."""
     sample = content[:SAMPLE]
     for start, name in ((1, "utf-16le"), (0, "utf-16be")):
-        own, other = sample[start::2], sample[1 - start :: 2]
-        if own and 2 * own.count(0) > len(own) and not other.count(0):
+        high, low = sample[start::2], sample[1 - start :: 2]
+        if high and 2 * high.count(0) > len(high) and not low.count(0):
             return name
     return None

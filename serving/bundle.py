@@ -47,8 +47,8 @@ def find_bundle() -> Bundle:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.is_file():
-        found = ", ".join(sorted(path.name for path in stub.parents[1].iterdir()))
-        raise UserError("E702", f"the embedded Triton has no stub for Python {version}", f"Use one of its versions: {found}")
+        versions = ", ".join(sorted(path.name for path in stub.parents[1].iterdir()))
+        raise UserError("E702", f"the embedded Triton has no stub for Python {version}", f"Use one of its versions: {versions}")
     numpy_version = importlib.metadata.version("numpy")
     if int(numpy_version.split(".")[0]) >= 2:
         raise UserError("E704", f"the embedded Triton cannot exchange tensors with numpy {numpy_version}", install("triton"))

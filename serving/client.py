@@ -110,14 +110,14 @@ def predict(
         kind = kind_served(model, parameters)
         labels, output = labels_of(model, config, parameters)
         encoder = TextEncoder(model, config, parameters, tokenizer_folder or find_tokenizer(client, model))
-        size, answers = config["max_batch_size"] or max(len(texts), 1), []
+        size, predictions = config["max_batch_size"] or max(len(texts), 1), []
         for start in range(0, len(texts), size):
             batch = [kind.written(text) for text in texts[start : start + size]]
             encodings = encoder.encode(batch)
             logits = client.infer(model, encoder.features(encodings))[output].astype(np.float64)
             for row, text, encoding in zip(logits, batch, encodings, strict=True):
-                answers.append(kind.prediction(labels, row, text, encoding))
-    return answers
+                predictions.append(kind.prediction(labels, row, text, encoding))
+    return predictions
 
 
 class TextEncoder:
@@ -148,9 +148,9 @@ class TextEncoder:
         }
 
     def _check_ends(self, texts: Sequence[str] | Sequence[tuple[str, str]], encodings: Sequence[Encoding]) -> None:
-        wanted = self.tokenizer.encode(*["a"] * (1 if isinstance(texts[0], str) else 2)).ids.count(self.end)
+        expected = self.tokenizer.encode(*["a"] * (1 if isinstance(texts[0], str) else 2)).ids.count(self.end)
         for text, encoding in zip(texts, encodings, strict=True):
-            if encoding.ids.count(self.end) != wanted:
+            if encoding.ids.count(self.end) != expected:
                 what = (
                     f"the text {text!r:.60} holds '{self.tokenizer.id_to_token(self.end)}', the token that the task head reads"
                 )
@@ -166,8 +166,8 @@ def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
         raise UserError("E714", "this is not the tokenizer that the model was deployed with", fix, str(folder))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pad_id = int(parameters["pad_id"]) if "pad_id" in parameters else None
-    own = padding(tokenizer, folder) if pad_id is None else {"pad_id": pad_id, "pad_token": tokenizer.id_to_token(pad_id)}
-    tokenizer.enable_padding(**own)
+    arguments = padding(tokenizer, folder) if pad_id is None else {"pad_id": pad_id, "pad_token": tokenizer.id_to_token(pad_id)}
+    tokenizer.enable_padding(**arguments)
     tokenizer.no_truncation()
     if "max_length" in parameters:
         tokenizer.enable_truncation(int(parameters["max_length"]))
@@ -176,8 +176,8 @@ def load_tokenizer(folder: Path, parameters: Mapping[str, str]) -> Tokenizer:
 
 def padding(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
     """The tokenizer's padding token, as arguments for right padding to the longest text. Raises UserError E714."""
-    if own := tokenizer.padding:
-        return {key: own[key] for key in ("pad_id", "pad_token", "pad_type_id")}
+    if current := tokenizer.padding:
+        return {key: current[key] for key in ("pad_id", "pad_token", "pad_type_id")}
     path = folder / "tokenizer_config.json"
     token = json.loads(path.read_text(encoding="utf-8")).get("pad_token") if path.is_file() else None
     token = token["content"] if isinstance(token, dict) else token

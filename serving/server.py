@@ -84,7 +84,7 @@ class EmbeddedServer:
     ):
         self.repository, self.log_path = Path(repository), Path(log_path)
         self.models, self.ready_timeout = models, ready_timeout
-        self._wanted = (http_port, grpc_port, metrics_port)
+        self._requested_ports = (http_port, grpc_port, metrics_port)
         self.ports: dict[str, int] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.stage: Path | None = None
@@ -107,12 +107,12 @@ class EmbeddedServer:
                 return self._start(bundle, models)
             except PortTaken as error:
                 # the chosen port can be taken before Triton binds it
-                if error.port in self._wanted or attempt == ATTEMPTS:
+                if error.port in self._requested_ports or attempt == ATTEMPTS:
                     raise
 
     def _start(self, bundle: Bundle, models: Sequence[str]) -> EmbeddedServer:
         try:
-            self.ports = dict(zip(SERVICES, choose_ports(self._wanted), strict=True))
+            self.ports = dict(zip(SERVICES, choose_ports(self._requested_ports), strict=True))
             self.stage = Path(tempfile.mkdtemp(prefix="compress-triton-"))
             stage_backends(bundle, self.stage / "backends")
             self._link(models)
@@ -214,16 +214,16 @@ def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[st
         raise UserError("E706", f"the model repository {fault}", "Give the folder that a deploy stage wrote", str(repository))
     if missing := [name for name in names or () if name not in available]:
         raise UserError("E706", f"no model '{missing[0]}'", f"Models: {', '.join(available)}", str(repository))
-    wanted = available if names is None else names
-    refuse_code(repository, wanted)
-    return wanted
+    chosen = available if names is None else names
+    refuse_code(repository, chosen)
+    return chosen
 
 
-def choose_ports(wanted: Sequence[int]) -> list[int]:
+def choose_ports(ports: Sequence[int]) -> list[int]:
     """The requested ports, each 0 replaced by a free one. Raises PortTaken."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in wanted]
-        for listener, port in zip(sockets, wanted, strict=True):
+        sockets = [stack.enter_context(socket.socket()) for _ in ports]
+        for listener, port in zip(sockets, ports, strict=True):
             # as Triton does: a port with lingering connections only is free
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

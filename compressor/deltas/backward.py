@@ -35,11 +35,11 @@ class _Linear(torch.autograd.Function):
         of_x, _, of_bias, *_ = context.needs_input_grad
         rows, inputs, pulled = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2), []
         for link in context.links:
-            own = [tensors.pop(0) for _ in link.trained()]
+            parameters = [tensors.pop(0) for _ in link.trained()]
             # links of an earlier stage are frozen
-            trained = any(one.requires_grad for one in own)
+            trained = any(parameter.requires_grad for parameter in parameters)
             part = rows if link.place.rows is None else rows[:, slice(*link.place.rows)]
-            pulled += link.gradients(inputs, part, *own) if trained else [None] * len(own)
+            pulled += link.gradients(inputs, part, *parameters) if trained else [None] * len(parameters)
         return gradient @ matrix if of_x else None, None, rows.sum(0) if of_bias else None, None, *pulled
 
 
@@ -60,7 +60,7 @@ def _forward(layer: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         stored = layer.weight
     matrix = stored.T if isinstance(layer, Conv1D) else stored
-    return _Linear.apply(x, matrix, layer.bias, links, *(one for link in links for one in link.trained()))
+    return _Linear.apply(x, matrix, layer.bias, links, *(parameter for link in links for parameter in link.trained()))
 
 
 @contextlib.contextmanager

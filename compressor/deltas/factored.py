@@ -79,9 +79,9 @@ def factors_of(model: nn.Module) -> dict[str, Tensor]:
     """The delta tensors of a factored model, by the names that they have in an exported graph: A (in, rank),
     B (rank, out), values (|Ω|,). The indices of Ω are part of the graph."""
     return {
-        f"{path}.{name}": one
+        f"{path}.{name}": parameter
         for path, layer in factored(model)
-        for name, one in layer.named_parameters()
+        for name, parameter in layer.named_parameters()
         if name[:5] != "base."
     }
 
@@ -99,5 +99,5 @@ def apart_of(model: nn.Module) -> Apart:
     size = 0
     for _, layer, name in chains(model):
         for link in chain(layer, name):
-            size += sum(one.numel() for one in link.factor(original(layer, name).shape[-1]).parameters())
+            size += sum(parameter.numel() for parameter in link.factor(original(layer, name).shape[-1]).parameters())
     return Apart(size, size)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from compressor.deltas.sources import Own, Shared, TensorSource
+from compressor.deltas.sources import PlainTensors, Shared, TensorSource
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Place:
 
     def read(self, stored: Tensor) -> Tensor:
         """View of the matrix in the stored tensor."""
-        whole = stored.T if self.transposed else stored
-        return whole if self.rows is None else whole[self.rows[0] : self.rows[1]]
+        weight = stored.T if self.transposed else stored
+        return weight if self.rows is None else weight[self.rows[0] : self.rows[1]]
 
     def write(self, stored: Tensor, matrix: Tensor) -> Tensor:
         """Copy of `stored` with the matrix written at its position."""
         if self.rows is not None:
-            whole = stored.T if self.transposed else stored
-            matrix = torch.cat([whole[: self.rows[0]], matrix, whole[self.rows[1] :]])
+            weight = stored.T if self.transposed else stored
+            matrix = torch.cat([weight[: self.rows[0]], matrix, weight[self.rows[1] :]])
         # contiguous, as in the stored and merged weight: BLAS sums in a different order for other layouts
         return matrix.T.contiguous() if self.transposed else matrix
 
@@ -98,7 +98,7 @@ class Sourced(Change):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], shared: Shared | None = None, **settings) -> Self:
-        return cls(Own(tensors) if shared is None else shared.through(tensors), **settings)
+        return cls(PlainTensors(tensors) if shared is None else shared.through(tensors), **settings)
 
     def support(self) -> Tensor | None:
         return self.source.support()
@@ -197,7 +197,7 @@ def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool =
     A delta is inserted before existing masks, because they must cover it. With `check`, torch computes the weight once to
     verify its shape.
     """
-    masks = sum(one.masks for one in chain(layer, name))
+    masks = sum(change.masks for change in chain(layer, name))
     parametrize.register_parametrization(layer, name, link, unsafe=not check)
     if masks and not link.masks:
         links = layer.parametrizations[name]
@@ -265,9 +265,9 @@ def plain_name(name: str) -> str | None:
     """Name of a state dict's tensor in the unchanged model; None for a tensor that was added."""
     if ".inserts." in name:
         return None
-    owner, _, rest = name.partition(".parametrizations.")
-    if rest:
-        return f"{owner}.{rest.removesuffix('.original')}" if rest.count(".") == 1 and rest.endswith(".original") else None
+    owner, _, tail = name.partition(".parametrizations.")
+    if tail:
+        return f"{owner}.{tail.removesuffix('.original')}" if tail.count(".") == 1 and tail.endswith(".original") else None
     return name
 
 

@@ -49,7 +49,7 @@ class TensorSource(nn.Module):
         return None
 
 
-class Own(TensorSource):
+class PlainTensors(TensorSource):
     """Plain trainable tensors by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
@@ -69,7 +69,7 @@ class Own(TensorSource):
         return not parametrize.is_parametrized(self)
 
 
-class Prototype(Own):
+class Prototype(PlainTensors):
     """Tensors that all blocks share (ProPETL section 3.2). `name` distinguishes the prototypes of one model."""
 
     kind = "prototype"
@@ -117,9 +117,9 @@ class Reparametrized(TensorSource):
     def size(self, name: str) -> torch.Size:
         return torch.Size((len(self.network.start), getattr(self, name).out_features))
 
-    def settled(self) -> Own:
+    def settled(self) -> PlainTensors:
         """The current tensors as plain parameters, without the network."""
-        return Own({name: self.read(name).detach() for name in self.names})
+        return PlainTensors({name: self.read(name).detach() for name in self.names})
 
 
 class _TopK(torch.autograd.Function):
@@ -166,7 +166,7 @@ COMBINE = {
 class Scores(nn.Module):
     """One trainable score per entry of a prototype's matrices, U(-1/√in, 1/√in). Vectors (biases) have none."""
 
-    def __init__(self, prototype: Own, keep: float):
+    def __init__(self, prototype: PlainTensors, keep: float):
         super().__init__()
         self.keep = keep
         for name in prototype.names:

@@ -96,7 +96,7 @@ OF_TRAINING = ("mask_learning_rate", "final_learning_rate", "checkpoints")
 """Method-specific keys of the training itself, not of the changes that a method attaches."""
 
 OPTIONS = (
-    *(one.name for one in fields(Options) if one.name not in ("group", "omega", "tasks", "combine")),
+    *(field.name for field in fields(Options) if field.name not in ("group", "omega", "tasks", "combine")),
     *OF_TRAINING,
 )
 """Keys of a training stage that only some methods read."""
@@ -161,9 +161,9 @@ class Method:
     rates: Mapping[str, float] = field(default_factory=dict)
     """Other default peak learning rates, by the option that causes them."""
 
-    def rate(self, given: object) -> float:
+    def rate(self, settings: object) -> float:
         """Default peak learning rate for a config or options."""
-        return next((rate for option, rate in self.rates.items() if getattr(given, option)), self.learning_rate)
+        return next((rate for option, rate in self.rates.items() if getattr(settings, option)), self.learning_rate)
 
     def kind(self, options: object) -> str | None:
         """The variant that `options` (or a stage's config, where None is the default) selects; None without variants."""

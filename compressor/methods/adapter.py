@@ -19,11 +19,11 @@ def attach_adapters(model: nn.Module, options: Options) -> None:
     """Insert an adapter after every matrix of the placement. Its up-projection starts at 0, so outputs start unchanged."""
     from compressor.deltas.inserts import insert
     from compressor.deltas.kinds.adapter import Adapter
-    from compressor.deltas.sources import Own
+    from compressor.deltas.sources import PlainTensors
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, BEHIND[options.placement]):
-        source = Own(Adapter.tensors(matrix.original[:, 0], options.bottleneck, std=0.0))
+        source = PlainTensors(Adapter.tensors(matrix.original[:, 0], options.bottleneck, std=0.0))
         insert(matrix.owner, Adapter(source, options.group))
 
 

@@ -22,7 +22,7 @@ def attach_low_rank(model: nn.Module, options: Options) -> None:
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
     """Entries of A and B of every matrix: r n and m r."""
-    return [options.rank * side for _, out, into in shape.matrices(options.modules) for side in (into, out)]
+    return [options.rank * side for _, rows, columns in shape.matrices(options.modules) for side in (columns, rows)]
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:

@@ -22,7 +22,7 @@ def attach_mixed(model: nn.Module, options: Options) -> None:
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """Number of trainable parameters: Σ m n."""
-    return sum(out * into for _, out, into in shape.matrices(options.modules))
+    return sum(rows * columns for _, rows, columns in shape.matrices(options.modules))
 
 
 METHOD = Method(

@@ -35,7 +35,7 @@ def attach_prefixes(model: nn.Module, options: Options) -> None:
     """Insert a prefix into every attention; if they are reparametrized, one network computes them all."""
     from compressor.deltas.inserts import insert
     from compressor.deltas.kinds.prefix import Prefix
-    from compressor.deltas.sources import Network, Own, Reparametrized
+    from compressor.deltas.sources import Network, PlainTensors, Reparametrized
 
     network = None
     for attention, key in attentions(model):
@@ -43,7 +43,7 @@ def attach_prefixes(model: nn.Module, options: Options) -> None:
             network = network or Network(key, options.length, key.shape[1], INNER)
             source = Reparametrized(network, {"keys": key.shape[0], "values": key.shape[0]})
         else:
-            source = Own(Prefix.tensors(key, options.length))
+            source = PlainTensors(Prefix.tensors(key, options.length))
         insert(attention, Prefix(source, options.group))
 
 
@@ -52,11 +52,11 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
 
     Reparametrized: the network's l in + m in + m, and for every block the last layers' 2 (m d + d).
     """
-    keys = [out for _, out, _ in shape.matrices(("key",))]
+    keys = [rows for _, rows, _ in shape.matrices(("key",))]
     if not options.reparametrize:
-        return sum(2 * options.length * out for out in keys)
+        return sum(2 * options.length * rows for rows in keys)
     network = options.length * shape.hidden + INNER * shape.hidden + INNER
-    return network + sum(2 * (INNER * out + out) for out in keys)
+    return network + sum(2 * (INNER * rows + rows) for rows in keys)
 
 
 METHOD = Method(

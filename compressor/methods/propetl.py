@@ -89,12 +89,12 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
         (_, hidden, _), *_ = behind = shape.matrices(adapter.BEHIND["pfeiffer"])
         return adapter.size(hidden, options.bottleneck) + (len(behind) + options.tasks) * 2 * options.bottleneck * hidden
     if options.shared == "prefix":
-        keys = [2 * options.length * out for _, out, _ in shape.matrices(("key",))]
+        keys = [2 * options.length * rows for _, rows, _ in shape.matrices(("key",))]
         return (1 + options.tasks) * keys[0] + sum(keys)
     sizes: dict[str, list[int]] = {}
-    for name, out, into in shape.matrices(options.modules):
-        sizes.setdefault(name, []).append(options.rank * (out + into))
-    return sum((1 + options.tasks) * own[0] + sum(own) for own in sizes.values())
+    for name, rows, columns in shape.matrices(options.modules):
+        sizes.setdefault(name, []).append(options.rank * (rows + columns))
+    return sum((1 + options.tasks) * entries[0] + sum(entries) for entries in sizes.values())
 
 
 METHOD = Method(

@@ -22,15 +22,15 @@ def ground(model: nn.Module, options: Options) -> list[Matrix]:
 
     if options.on == "weights":
         return matrices_of(model, options.modules)
-    there = set(model.modules())
+    existing = set(model.modules())
     method(options.on).attach(model, options)
-    return freeze(model, there)
+    return freeze(model, existing)
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
     """Number of entries of each tensor of `ground` in a model of `shape`."""
     if options.on == "weights":
-        return [out * into for _, out, into in shape.matrices(options.modules)]
+        return [rows * columns for _, rows, columns in shape.matrices(options.modules)]
     return {"lora": lora.sizes, "adapter": adapter.sizes}[options.on](shape, options)
 
 

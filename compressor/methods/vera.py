@@ -21,16 +21,16 @@ def attach_vera(model: nn.Module, options: Options) -> None:
     seed = int(torch.randint(2**31, (), device="cpu"))
     drawn: dict[tuple[int, int], Drawn] = {}
     for matrix in matrices_of(model, options.modules):
-        out, into = shape = tuple(matrix.original.shape)
+        rows, columns = shape = tuple(matrix.original.shape)
         if shape not in drawn:
-            name = f"{options.group}.vera.{out}x{into}"
-            drawn[shape] = Drawn(name, options.group, seed=seed, rank=options.rank, out=out, into=into)
+            name = f"{options.group}.vera.{rows}x{columns}"
+            drawn[shape] = Drawn(name, options.group, seed=seed, rank=options.rank, out=rows, into=columns)
         matrix.attach(Vera.start(matrix.original, drawn[shape], options.group))
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """Σ (m + r)."""
-    return sum(out + options.rank for _, out, _ in shape.matrices(options.modules))
+    return sum(rows + options.rank for _, rows, _ in shape.matrices(options.modules))
 
 
 METHOD = Method(

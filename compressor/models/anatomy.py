@@ -113,7 +113,7 @@ class Layer:
 
     def spread(self, name: str, units: Tensor) -> Tensor:
         """Indices of `units` (sorted int64) of a structure in the matrix `name`: rows, or columns for an output matrix."""
-        structure, span = next((key, one) for key, one in STRUCTURES.items() if name in (*one.rows, one.columns))
+        structure, span = next((key, span) for key, span in STRUCTURES.items() if name in (*span.rows, span.columns))
         shape = self.matrix(name).original.shape
         each = shape[1 if name == span.columns else 0] // self.units(structure)
         return (units[:, None] * each + torch.arange(each, device=units.device)).flatten()

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+STRICT = {"extra": "forbid"}
+"""A row may be read from a file (`compressor.models.row_file`): a key that it does not know is an error."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One of `of` equal blocks of output rows in a fused weight (GPT-2's c_attn holds query, key and value)."""
+
+    __pydantic_config__ = STRICT
 
     path: str
     index: int
@@ -35,6 +42,8 @@ class Blocks:
     what config.json calls the number of each structure in a block.
     """
 
+    __pydantic_config__ = STRICT
+
     layers: str
     attention: str
     modules: dict[str, str | Part | tuple[str, ...]]
@@ -46,15 +55,15 @@ class Blocks:
 
     def parts_in(self, block: nn.Module) -> dict[str, Part]:
         """The matrices that a live block contains."""
-        there = {path for path, module in block.named_modules() if not getattr(module, "emptied", False)}
-        found = {}
+        paths = {path for path, module in block.named_modules() if not getattr(module, "emptied", False)}
+        parts = {}
         for name, places in self.modules.items():
             several = places if isinstance(places, tuple) else (places,)
-            parts = [place if isinstance(place, Part) else Part(place, 0, 1) for place in several]
-            present = [part for part in parts if part.path in there]
+            candidates = [place if isinstance(place, Part) else Part(place, 0, 1) for place in several]
+            present = [part for part in candidates if part.path in paths]
             if present:
-                found[name] = present[0]
-        return found
+                parts[name] = present[0]
+        return parts
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,8 @@ class Positions:
 
     With `padding` the first token has the position behind padding's, which config.json may give under `padding_key`.
     """
+
+    __pydantic_config__ = STRICT
 
     rows: int = 512
     key: str = "max_position_embeddings"
@@ -90,6 +101,8 @@ class Architecture:
     none may go where they differ. `positions`: absolute ones; None where all are relative or rotary.
     """
 
+    __pydantic_config__ = STRICT
+
     model_type: str
     stacks: tuple[Blocks, ...]
     models: str
@@ -106,7 +119,7 @@ class Architecture:
     positions: Positions | None = None
 
     @property
-    def answers_tokens(self) -> bool:
+    def bidirectional(self) -> bool:
         """Whether each token's hidden state depends on the whole row, as in an encoder."""
         return not (self.head_on_tokens or self.head_on_end)
 
@@ -161,7 +174,7 @@ def _distilbert_blocks() -> Blocks:
     return Blocks(
         "transformer.layer",
         "attention",
-        {**{name: f"attention.{own}" for name, own in attention.items()}, "ffn_in": "ffn.lin1", "ffn_out": "ffn.lin2"},
+        {**{name: f"attention.{leaf}" for name, leaf in attention.items()}, "ffn_in": "ffn.lin1", "ffn_out": "ffn.lin2"},
         {"heads": "attention", "neurons": "ffn"},
         heads_attributes=("n_heads",),
         width_attributes=("dim",),
@@ -275,7 +288,7 @@ def facts_of(row: Architecture) -> dict[str, Any]:
         "models": row.models,
         "modules": [name for name in MODULES if any(name in blocks.modules for blocks in row.stacks)],
         "structures": list(structures),
-        "layout": [what for what, there in shapes.items() if there],
+        "layout": [layout for layout, applies in shapes.items() if applies],
         "prefixes": row.prefixes,
         "tested": f"tiny random models through every stage{f'; pretrained: {row.pretrained}' if row.pretrained else ''}",
     }
@@ -284,14 +297,45 @@ def facts_of(row: Architecture) -> dict[str, Any]:
 COMPRESSED = "compressed-"
 """A pruned checkpoint's model type is this and that of the dense model (compressor.models.auto)."""
 
+_added: dict[str, Architecture] = {}
+
+
+def add_row(row: Architecture) -> None:
+    """Let this process use a row that the built-in table lacks: from a user's file, or from a stored model.
+
+    Raises UserError E320 for a model type of which another row is in use: live models may have been cut by that.
+    """
+    if _added.setdefault(row.model_type, row) != row:
+        what = f"another row for '{row.model_type}' is in use already"
+        raise UserError("E320", what, "Use one row per architecture in a process")
+
+
+def added_row(model_type: str) -> Architecture | None:
+    """The row that was added for a model type; None for a built-in or an unknown one."""
+    return _added.get(model_type)
+
+
+@contextmanager
+def in_place_of_others(row: Architecture) -> Iterator[None]:
+    """Use `row` for its model type within the block, whatever is built in: to try it."""
+    before = _added.pop(row.model_type, None)
+    _added[row.model_type] = row
+    try:
+        yield
+    finally:
+        del _added[row.model_type]
+        if before is not None:
+            _added[row.model_type] = before
+
 
 def row_of(model_type: str) -> Architecture:
     """The row of an architecture, pruned or not. Raises UserError E301 when it is unknown."""
     model_type = model_type.removeprefix(COMPRESSED)
-    if model_type not in ARCHITECTURES:
+    row = added_row(model_type) or ARCHITECTURES.get(model_type)
+    if row is None:
         raise UserError(
             "E301",
             f"architecture '{model_type}' is not supported",
-            f"Supported: {', '.join(ARCHITECTURES)}; compress list architectures --discover MODEL proposes a row for another",
+            f"Supported: {', '.join(ARCHITECTURES)}; for another, compress list architectures --discover MODEL proposes a row",
         )
-    return ARCHITECTURES[model_type]
+    return row

@@ -24,7 +24,7 @@ from transformers import (
 
 from compressor.compression import compression_of
 from compressor.errors import UserError
-from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+from compressor.models.architectures import ARCHITECTURES, COMPRESSED, row_of
 from compressor.models.tasks_table import HEAD_TASKS, auto_model_of
 from compressor.pruning.sizes import BY_STACK, Sizes, resize
 from compressor.pruning.surgery import kept_of
@@ -54,9 +54,9 @@ class CompressedConfig:
         self.kept_sizes = per_layer_config or {}
 
     def to_dict(self) -> dict[str, Any]:
-        found = super().to_dict()
-        sizes = found.pop("kept_sizes")
-        return {**found, BY_STACK[0]: sizes}
+        content = super().to_dict()
+        sizes = content.pop("kept_sizes")
+        return {**content, BY_STACK[0]: sizes}
 
 
 class Compressed:
@@ -75,8 +75,8 @@ class Compressed:
     @classmethod
     def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **keywords: Any) -> Any:
         """As in transformers, but strict. Raises UserError E305 when the file lacks tensors or has those of another model."""
-        model, found = super().from_pretrained(*arguments, output_loading_info=True, **keywords)
-        missing, strange = found["missing_keys"], found["unexpected_keys"]
+        model, info = super().from_pretrained(*arguments, output_loading_info=True, **keywords)
+        missing, strange = info["missing_keys"], info["unexpected_keys"]
         bare = model.base_model is model and model.get_output_embeddings() is None  # a T5 that generates is its own base
         if bare:  # the head is left out, and a pooler may be fresh: transformers tells so
             missing, strange = [name for name in missing if not name.startswith("pooler.")], ()
@@ -84,15 +84,18 @@ class Compressed:
             raise UserError(
                 "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", model.name_or_path
             )
-        return (model, found) if output_loading_info else model
+        return (model, info) if output_loading_info else model
 
 
-def _register(model_type: str) -> None:
+def register(model_type: str) -> None:
+    """Make the classes of an architecture's pruned checkpoints known to the Auto classes, once."""
+    if COMPRESSED + model_type in CONFIG_MAPPING:
+        return
     stock = CONFIG_MAPPING[model_type]
     config = _made(stock, CompressedConfig, model_type=COMPRESSED + model_type)
     AutoConfig.register(config.model_type, config)
     heads = dict(HEADS)
-    if not ARCHITECTURES[model_type].head_on_tokens:  # encoders have such a class, too, that hardly anyone generates with
+    if not row_of(model_type).head_on_tokens:  # encoders have such a class, too, that hardly anyone generates with
         del heads[AutoModelForCausalLM]
     for auto, models in {AutoModel: MODEL_MAPPING, **heads}.items():
         if stock in models:
@@ -109,4 +112,4 @@ def _made(stock: type, joined: type, **attributes: Any) -> type:
 
 
 for _model_type in ARCHITECTURES:
-    _register(_model_type)
+    register(_model_type)

@@ -6,21 +6,21 @@ import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compressor.compression import compression_of
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.files.damage import Damage, door, reading_by_library
-from compressor.models.files.model_folder import TOKENIZER_FILES, TRIAL, check_pretrained
+from compressor.models.files.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.model_folder import CONFIG, TOKENIZER_FILES, TRIAL, check_pretrained
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
+from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 
 if TYPE_CHECKING:
@@ -111,19 +111,23 @@ def _hub_folder(reference: str) -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of config, tokenizer and all weights, and of the weights' index if there is one.
+    """sha256 over the names and contents of config, tokenizer and all weights, of the weights' index if there is one, and the
+    architecture's row if it is not built in.
 
     Raises UserError E304 for an index that is damaged.
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     names = {"config.json", *TOKENIZER_FILES, *(path.name for path in folder.glob("*.safetensors"))}
     with door("E304", "the folder", str(folder)):
         shards = weight_names(folder)
     if not (folder / WEIGHTS).is_file():
         names |= {INDEX, *shards}
     for name in sorted(name for name in names if (folder / name).is_file()):
-        whole.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
-    return whole.hexdigest()
+        digest.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
+    if (folder / CONFIG).is_file():
+        with door("E304", "the folder", str(folder)):
+            digest.update(row_digest(read_json(folder / CONFIG).get("model_type")))
+    return digest.hexdigest()
 
 
 def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:
@@ -176,20 +180,20 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     """
     from safetensors.torch import load_file
 
-    wanted = {name: tuple(empty.get_parameter(name).shape) for name in head_names(empty)}
-    if not wanted:
+    expected = {name: tuple(empty.get_parameter(name).shape) for name in head_names(empty)}
+    if not expected:
         return "own", None
     with door("E304", "the folder", str(folder)):
         files, stored = [folder / name for name in weight_names(folder)], stored_tensors(folder)
-    shapes = {name: stored[name].shape for name in wanted.keys() & stored.keys()}
+    shapes = {name: stored[name].shape for name in expected.keys() & stored.keys()}
     config = config_of(folder)
     if not shapes:  # a head of another kind may have other names; transformers leaves it out
         classifies = any(name.endswith("Classification") for name in config.architectures or ())
         return "replaced" if classifies else "fresh", None
     same_labels = config.id2label == empty.config.id2label
-    if shapes == wanted and same_labels and config.architectures == [type(empty).__name__]:
+    if shapes == expected and same_labels and config.architectures == [type(empty).__name__]:
         return "kept", None
-    tensors = {name: tensor for path in files for name, tensor in load_file(path).items() if name not in wanted}
+    tensors = {name: tensor for path in files for name, tensor in load_file(path).items() if name not in expected}
     return "replaced", tensors
 
 
@@ -204,7 +208,7 @@ def weightless_model(folder: Path, label_names: list[str], auto_class: str = SEQ
 
     config = config_of(folder)
     row = row_of(config.model_type)
-    if auto_class == TOKENS and not row.answers_tokens:
+    if auto_class == TOKENS and not row.bidirectional:
         what = f"a '{row.model_type}' has no token-classification head here"
         raise UserError("E309", what, "Use an encoder, such as a BERT", str(folder))
     if auto_class == GENERATES and not row.head_on_tokens:
@@ -251,7 +255,8 @@ def check_shapes(model: nn.Module, stored: Mapping[str, StoredTensor]) -> None:
     """Hold a weightless (meta) model against a file's tensors: what it has of the base is of the model's shape and a float,
     and no tensor of the base is missing. `model.compression.head_parameters` says what is no base. Raises Damage.
     """
-    base = {name: one for name, one in model.named_parameters() if name not in compression_of(model).head_parameters}
+    head = compression_of(model).head_parameters
+    base = {name: parameter for name, parameter in model.named_parameters() if name not in head}
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
     ignored = {*tied, *tied.values()} | {name for name in base if name.startswith(f"{prefix}pooler.")}
     # LayerNorm's names in files of 2019
@@ -261,15 +266,16 @@ def check_shapes(model: nn.Module, stored: Mapping[str, StoredTensor]) -> None:
         bare = name.removeprefix(prefix)
         ending = ".".join(bare.rsplit(".", 2)[-2:])
         names = [bare, bare.removesuffix(ending) + old[ending]] if ending in old else [bare]
-        found = next((one for short in names for one in (prefix + short, short) if one in stored), None)
-        if found is None:
+        key = next((full for short in names for full in (prefix + short, short) if full in stored), None)
+        if key is None:
             missing += [] if name in ignored else [name]
             continue
-        if stored[found].shape != tuple(parameter.shape):
-            what = f"has a {found} of shape {list(stored[found].shape)}, by its config.json it is {list(parameter.shape)}"
+        tensor = stored[key]
+        if tensor.shape != tuple(parameter.shape):
+            what = f"has a {key} of shape {list(tensor.shape)}, by its config.json it is {list(parameter.shape)}"
             raise Damage(what, "Give the config.json that belongs to the weights")
-        if stored[found].dtype not in FLOATS:
-            raise Damage(f"has a {found} of type {stored[found].dtype}", "Give the model in full precision")
+        if tensor.dtype not in FLOATS:
+            raise Damage(f"has a {key} of type {tensor.dtype}", "Give the model in full precision")
     if missing:
         raise Damage(_lacking(missing), "Give a complete model folder")
 
@@ -299,10 +305,11 @@ def auto_class_of(model: nn.Module) -> str:
     return task.auto_class if task is not None and task.trained else SEQUENCES
 
 
-def auto_class_facts(model: nn.Module) -> dict[str, str]:
-    """The entry by which a file on `model` records its Auto class: empty for SEQUENCES, the default."""
-    found = auto_class_of(model)
-    return {} if found == SEQUENCES else {"auto_class": found}
+def class_facts(model: nn.Module) -> dict[str, Any]:
+    """The entries by which a file on `model` records its Auto class (none for SEQUENCES, the default), and its architecture's
+    row where that is not built in."""
+    name = auto_class_of(model)
+    return {**({} if name == SEQUENCES else {"auto_class": name}), **row_entry(model.config.model_type)}
 
 
 def reference_to(reference: str) -> Reference:
@@ -332,17 +339,18 @@ def padding_id(config: PretrainedConfig, folder: Path) -> int:
     if config.pad_token_id is not None and 0 <= config.pad_token_id < config.vocab_size:
         return config.pad_token_id
     tokenizer = tokenizer_of(folder)
-    for found in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if found is not None:
-            return found
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return token
     what = "neither config.json nor the tokenizer has a padding token, and there is no end-of-sentence token either"
     raise UserError("E304", what, "Give config.json a pad_token_id", str(folder))
 
 
 def end_id(folder: Path) -> int | None:
     """Id of the end-of-sentence token that the task head of the model in `folder` reads; None where it does not."""
-    config = json.loads((folder / "config.json").read_text())
-    return config_of(folder).eos_token_id if row_of(config["model_type"]).head_on_end else None
+    with door("E304", "the folder", str(folder)):
+        row = row_in(read_json(folder / CONFIG))
+    return config_of(folder).eos_token_id if row.head_on_end else None
 
 
 def end_id_of(model: nn.Module) -> int | None:

@@ -49,8 +49,8 @@ class EmptyAttention(nn.Module):
     ) -> tuple:
         if past_key_values is not None and key_value_states is None:
             nothing = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
-            own = getattr(past_key_values, "self_attention_cache", past_key_values)
-            own.update(nothing, nothing, self.layer_idx)
+            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+            cache.update(nothing, nothing, self.layer_idx)
         states = hidden_states if self.output is None else self.output(hidden_states)
         return (states, position_bias, None) if self.hands_on_bias else (states, None)
 

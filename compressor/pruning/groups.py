@@ -32,37 +32,37 @@ class ChainedLinearPruner(BasePruningFunc):
 
     def prune_out_channels(self, owner: nn.Module, idxs: Sequence[int]) -> nn.Module:
         """Remove output rows `idxs` of the whole owner, and their biases."""
-        return self._prune(owner, idxs, out=True)
+        return self._prune(owner, idxs, out_channels=True)
 
     def prune_in_channels(self, owner: nn.Module, idxs: Sequence[int]) -> nn.Module:
         """Remove input columns `idxs`; the bias stays."""
-        return self._prune(owner, idxs, out=False)
+        return self._prune(owner, idxs, out_channels=False)
 
     def get_out_channels(self, owner: nn.Module) -> int:
-        return original(owner).shape[self._axis(out=True)]
+        return original(owner).shape[self._axis(out_channels=True)]
 
     def get_in_channels(self, owner: nn.Module) -> int:
-        return original(owner).shape[self._axis(out=False)]
+        return original(owner).shape[self._axis(out_channels=False)]
 
-    def _axis(self, *, out: bool) -> int:
+    def _axis(self, *, out_channels: bool) -> int:
         """Axis of the stored tensor to prune: Conv1D stores (in, out)."""
-        return int(out == self.layer.row.transposed)
+        return int(out_channels == self.layer.row.transposed)
 
-    def _prune(self, owner: nn.Module, idxs: Sequence[int], *, out: bool) -> nn.Module:
+    def _prune(self, owner: nn.Module, idxs: Sequence[int], *, out_channels: bool) -> nn.Module:
         shapes = {matrix.place: tuple(matrix.original.shape) for matrix in self.matrices}
         names = {matrix.place: matrix.name for matrix in self.matrices}
-        total = self.get_out_channels(owner) if out else self.get_in_channels(owner)
+        total = self.get_out_channels(owner) if out_channels else self.get_in_channels(owner)
         links, bias_links = detach(owner), detach(owner, "bias") if original(owner, "bias") is not None else []
         keep = complement(idxs, total)
-        self._keep(owner, "weight", keep, self._axis(out=out))
-        if out and owner.bias is not None:
+        self._keep(owner, "weight", keep, self._axis(out_channels=out_channels))
+        if out_channels and owner.bias is not None:
             self._keep(owner, "bias", keep, 0)
             bias_links = [_shrunk(link, (0, 0), keep, keep) for link in bias_links]
-        for name in ("out_features", "nf") if out else ("in_features", "nx"):
+        for name in ("out_features", "nf") if out_channels else ("in_features", "nx"):
             if hasattr(owner, name):
                 setattr(owner, name, len(keep))
         for link in links:
-            rows, columns = _left_of(shapes[link.place], link.place.rows, keep, out=out)
+            rows, columns = _kept_of(shapes[link.place], link.place.rows, keep, out_channels=out_channels)
             # the position of a part of a fused weight has changed: the anatomy reads it again
             self.layer.matrix(names[link.place]).attach(_shrunk(link, shapes[link.place], rows, columns))
         for link in bias_links:
@@ -76,9 +76,11 @@ class ChainedLinearPruner(BasePruningFunc):
         setattr(owner, name, nn.Parameter(after.detach(), requires_grad=before.requires_grad))
 
 
-def _left_of(shape: tuple[int, int], place: tuple[int, int] | None, keep: Tensor, *, out: bool) -> tuple[Tensor, Tensor]:
+def _kept_of(
+    shape: tuple[int, int], place: tuple[int, int] | None, keep: Tensor, *, out_channels: bool
+) -> tuple[Tensor, Tensor]:
     """Rows and columns left of a matrix (out, in), output rows `place` (None: all) of a weight, if `keep` of it is left."""
-    if not out:
+    if not out_channels:
         return torch.arange(shape[0]), keep
     start, stop = place or (0, shape[0])
     return keep[(keep >= start) & (keep < stop)] - start, torch.arange(shape[1])
@@ -102,18 +104,18 @@ def group_of(layer: Layer, structure: str, units: Sequence[int]) -> Group:
             owners.setdefault(layer.linear(name), []).append(layer.matrix(name))
     group, root = Group(), None
     for owner, matrices in owners.items():
-        pruner, out = ChainedLinearPruner(layer, matrices), matrices[0].name != span.columns
+        pruner, out_channels = ChainedLinearPruner(layer, matrices), matrices[0].name != span.columns
         # torch-pruning sets the dimension on the handler's object, so this must be a bound method
-        handler = pruner.prune_out_channels if out else pruner.prune_in_channels
+        handler = pruner.prune_out_channels if out_channels else pruner.prune_in_channels
         node = Node(owner, None, matrices[0].path)
         root = root or (handler, node)
-        group.add_dep(Dependency(root[0], handler, root[1], node), _channels(layer, matrices, gone, out=out))
+        group.add_dep(Dependency(root[0], handler, root[1], node), _channels(layer, matrices, gone, out_channels=out_channels))
     return group
 
 
-def _channels(layer: Layer, matrices: Sequence[Matrix], units: Tensor, *, out: bool) -> list[int]:
-    """Indices of units in the weight that holds `matrices`: its rows (`out`), or its columns."""
-    starts = [matrix.place.rows[0] if out and matrix.place.rows else 0 for matrix in matrices]
+def _channels(layer: Layer, matrices: Sequence[Matrix], units: Tensor, *, out_channels: bool) -> list[int]:
+    """Indices of units in the weight that holds `matrices`: its rows (`out_channels`), or its columns."""
+    starts = [matrix.place.rows[0] if out_channels and matrix.place.rows else 0 for matrix in matrices]
     return sorted(
         start + channel
         for start, matrix in zip(starts, matrices, strict=True)

@@ -23,8 +23,8 @@ class KeptHeads(nn.Module):
 
     def select(self, attention: nn.Module, arguments: tuple) -> tuple:
         """Forward pre-hook: select this attention's heads of position_bias (batch, heads, queries, keys)."""
-        hidden_states, attention_mask, position_bias, *rest = arguments
-        return (hidden_states, attention_mask, position_bias.index_select(1, self.heads), *rest)
+        hidden_states, attention_mask, position_bias, *others = arguments
+        return (hidden_states, attention_mask, position_bias.index_select(1, self.heads), *others)
 
 
 def follow(model: nn.Module, row: Architecture, attention: nn.Module, heads: Tensor) -> None:

@@ -52,24 +52,24 @@ def prices_of(
     """
     model.eval()
     blocks = [(name, place, block) for name, each in scores.items() for place, block in enumerate(each)]
-    asked = [(name, place, left) for name, place, block in blocks for left in knots_of(len(block))]
-    rises, rows = dict.fromkeys(asked, 0.0), sum(len(labels) for _, labels in batches)
+    trials = [(name, place, count) for name, place, block in blocks for count in knots_of(len(block))]
+    rises, rows = dict.fromkeys(trials, 0.0), sum(len(labels) for _, labels in batches)
     for inputs, labels in batches:
         # one batch at a time: logits over a vocabulary for all rows would not fit into memory
-        own = model(**inputs).logits
-        start = _finite(kind.distillation(own, own, labels))
-        for name, place, left in asked:
-            with silenced(model, {place: _without(name, scores[name][place], left)}):
-                loss = _finite(kind.distillation(model(**inputs).logits, own, labels))
-            rises[name, place, left] += (loss - start) * len(labels) / rows
+        reference = model(**inputs).logits
+        start = _finite(kind.distillation(reference, reference, labels))
+        for name, place, count in trials:
+            with silenced(model, {place: _without(name, scores[name][place], count)}):
+                loss = _finite(kind.distillation(model(**inputs).logits, reference, labels))
+            rises[name, place, count] += (loss - start) * len(labels) / rows
             on_trial(1)
 
     def curve(structure: str, place: int, block: Tensor) -> np.ndarray:
-        known = {len(block): 0.0}
-        for left in knots_of(len(block)):
-            known[left] = max(rises[structure, place, left], *known.values())
+        rise_at = {len(block): 0.0}
+        for count in knots_of(len(block)):
+            rise_at[count] = max(rises[structure, place, count], *rise_at.values())
         gone = np.arange(len(block) + 1)
-        return np.interp(gone, len(block) - np.array(list(known)), list(known.values())) + PRICE_FLOOR * gone / max(
+        return np.interp(gone, len(block) - np.array(list(rise_at)), list(rise_at.values())) + PRICE_FLOOR * gone / max(
             len(block), 1
         )
 
@@ -82,8 +82,8 @@ def _finite(loss: Tensor) -> float:
     return float(loss.double())
 
 
-def _without(structure: str, block: Tensor, left: int) -> Removal:
-    """The removal that leaves the `left` units of a block with the highest scores."""
+def _without(structure: str, block: Tensor, count: int) -> Removal:
+    """The removal that leaves the `count` units of a block with the highest scores."""
     if structure == "layers":
         return Removal(whole=True)
-    return Removal(**{structure: lowest([block], [len(block) - left])[0]})
+    return Removal(**{structure: lowest([block], [len(block) - count])[0]})

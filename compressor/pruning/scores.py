@@ -51,20 +51,20 @@ def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, 
     """
     scores = []
     for layer, units in zip(layers_of(model), units_of(model, structure), strict=True):
-        matrices = [(layer.matrix(name), rows) for name, rows in _judged_by(layer, structure)]
+        matrices = [(layer.matrix(name), rows) for name, rows in _scored_matrices(layer, structure)]
         if units and criterion == "delta" and not any(matrix.path in changes for matrix, _ in matrices):
             names = ", ".join(matrix.name for matrix, _ in matrices)
             what = f"{structure} by criterion delta: nothing was tuned on {names} of {layer.path}"
             raise UserError("E502", what, "Tune one of these modules, or use taylor or weight")
         total = torch.zeros(units)
         for matrix, rows in matrices if units else ():
-            values = _judged(matrix, criterion, changes)
+            values = _magnitudes(matrix, criterion, changes)
             total = total + values.sum(dim=1 if rows else 0).view(units, -1).sum(dim=1)
         scores.append(total)
     return scores
 
 
-def _judged_by(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]:
+def _scored_matrices(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]:
     """(matrix, whether a unit is its rows) for each matrix that counts in a structure's scores."""
     span = STRUCTURES.get(structure)
     if span is None:
@@ -75,7 +75,7 @@ def _judged_by(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]
         yield span.columns, False
 
 
-def _judged(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tensor:
+def _magnitudes(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tensor:
     """The absolute values that a criterion sums for one matrix, (out, in)."""
     if criterion == "delta":
         weight = changes[matrix.path] if matrix.path in changes else torch.zeros_like(matrix.original)
@@ -115,7 +115,7 @@ def loss_scores(
     what it adds to its input. The sum over tokens and features is signed, the one over rows is not. The model is in eval mode.
     """
     totals = [torch.zeros(units) for units in units_of(model, structure)]
-    if not any(len(one) for one in totals):  # the block has no such units, or none left
+    if not any(len(total) for total in totals):  # the block has no such units, or none left
         return totals
     model.eval()
     with _probed(model, structure) as probe:
@@ -185,7 +185,7 @@ def lowest_of_all(scores: Sequence[Tensor], count: int, stay: Sequence[int], *, 
     if normalize:
         scores = [block / block.norm().clamp_min(torch.finfo(block.dtype).tiny) for block in scores]
     order = torch.sort(torch.cat(list(scores)), stable=True).indices.tolist()
-    places = [(block, unit) for block, own in enumerate(scores) for unit in range(len(own))]
+    places = [(block, unit) for block, units in enumerate(scores) for unit in range(len(units))]
     gone: list[list[int]] = [[] for _ in scores]
     for block, unit in (places[place] for place in order):
         if count and len(gone[block]) < len(scores[block]) - stay[block]:

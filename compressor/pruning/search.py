@@ -31,7 +31,7 @@ with n sublayers at most n / BINS of the amount is saved beyond it."""
 class Option:
     """One width: units left, what it saves compared with the current model, and the loss that it costs."""
 
-    left: int
+    units: int
     saved: float
     lost: float
 
@@ -42,7 +42,7 @@ class Block:
     the whole block (None: it must stay)."""
 
     options: dict[str, tuple[Option, ...]]
-    whole: Option | None = None
+    drop: Option | None = None
 
 
 Widths = list[dict[str, int] | None]
@@ -57,7 +57,7 @@ def step_of(units: int) -> int:
 def widths_of(structure: str, units: int, least: int) -> list[int]:
     """Numbers of units that may be left of `units`, starting with all of them, each at least `least`."""
     step = step_of(units) if structure == "neurons" else 1
-    return [units, *(left for left in range((units - 1) // step * step, -1, -step) if least <= left < units)]
+    return [units, *(count for count in range((units - 1) // step * step, -1, -step) if least <= count < units)]
 
 
 def even_prices(shape: ModelShape, structures: Sequence[str]) -> Prices:
@@ -87,17 +87,17 @@ def blocks_of(
     blocks = []
     for place, layer in enumerate(shape.layers):
         options = {}
-        for structure, own in prices.items():
+        for structure, by_block in prices.items():
             units = 0 if structure == "layers" else layer.units(structure)
             if units:
                 stay = max(least.get(structure, 0), int(layer.needed and structure == "heads"))
                 options[structure] = tuple(
-                    Option(left, saved(place, layer.left(structure, left)), float(own[place][units - left]))
-                    for left in widths_of(structure, units, stay)
+                    Option(count, saved(place, layer.with_units(structure, count)), float(by_block[place][units - count]))
+                    for count in widths_of(structure, units, stay)
                 )
-        goes = "layers" in prices and place not in staying and not layer.needed
-        whole = Option(0, now - measure(shape.without({place})), float(prices["layers"][place][-1])) if goes else None
-        blocks.append(Block(options, whole))
+        droppable = "layers" in prices and place not in staying and not layer.needed
+        drop = Option(0, now - measure(shape.without({place})), float(prices["layers"][place][-1])) if droppable else None
+        blocks.append(Block(options, drop))
     return blocks
 
 
@@ -112,21 +112,21 @@ class _Bundle:
 
 def _bundles(block: Block) -> list[_Bundle]:
     """All combinations of a block's options that no other beats in both loss and saving, the lowest loss first."""
-    found = [
+    bundles = [
         _Bundle(
-            {name: one.left for name, one in zip(block.options, chosen, strict=True)},
-            sum(one.saved for one in chosen),
-            sum(one.lost for one in chosen),
+            {name: option.units for name, option in zip(block.options, chosen, strict=True)},
+            sum(option.saved for option in chosen),
+            sum(option.lost for option in chosen),
         )
         for chosen in itertools.product(*block.options.values())
     ]
-    if block.whole:
-        found.append(_Bundle(None, block.whole.saved, block.whole.lost))
-    found.sort(key=lambda one: (one.lost, -one.saved))
+    if block.drop:
+        bundles.append(_Bundle(None, block.drop.saved, block.drop.lost))
+    bundles.sort(key=lambda bundle: (bundle.lost, -bundle.saved))
     front: list[_Bundle] = []
-    for one in found:
-        if not front or one.saved > front[-1].saved:
-            front.append(one)
+    for bundle in bundles:
+        if not front or bundle.saved > front[-1].saved:
+            front.append(bundle)
     return front
 
 
@@ -145,7 +145,7 @@ def choose_widths(blocks: Sequence[Block], need: float, bins: int = BINS) -> Wid
     lost[0] = 0.0
     for block in blocks:
         bundles = _bundles(block)
-        lost, taken, origin = _added(lost, [(_rounded(one.saved, need, bins), one.lost) for one in bundles])
+        lost, taken, origin = _added(lost, [(_rounded(bundle.saved, need, bins), bundle.lost) for bundle in bundles])
         steps.append((bundles, taken, origin))
     if not np.isfinite(lost[bins]):
         return None
@@ -166,11 +166,11 @@ def _added(before: np.ndarray, choices: Sequence[tuple[int, float]]) -> tuple[np
     last = len(before) - 1
     lost = np.full(last + 1, np.inf)
     taken, origin = np.zeros(last + 1, dtype=np.int32), np.zeros(last + 1, dtype=np.int32)
-    for number, (saved, own) in enumerate(choices):
+    for number, (saved, loss) in enumerate(choices):
         source = np.arange(last + 1) - saved
         # savings beyond the last bin count as the last
         source[last] = last - saved + int(np.argmin(before[last - saved :]))
-        there = np.where(source >= 0, before[np.maximum(source, 0)], np.inf) + own
-        better = there < lost
-        lost[better], taken[better], origin[better] = there[better], number, source[better]
+        candidate = np.where(source >= 0, before[np.maximum(source, 0)], np.inf) + loss
+        better = candidate < lost
+        lost[better], taken[better], origin[better] = candidate[better], number, source[better]
     return lost, taken, origin

@@ -28,8 +28,8 @@ def per_layer_configs(model: nn.Module) -> dict[str, Sizes]:
     result, start = {}, 0
     for key, stack in zip(BY_STACK, stacks_of(model), strict=False):
         total = dense_blocks(model, stack[0].blocks)
-        own = {number - start: layers.get(number) for number in range(start, start + total)}
-        result[key] = {str(place): {"skip": ["block"]} if layer is None else _sizes(layer) for place, layer in own.items()}
+        in_stack = {number - start: layers.get(number) for number in range(start, start + total)}
+        result[key] = {str(place): {"skip": ["block"]} if layer is None else _sizes(layer) for place, layer in in_stack.items()}
         start += total
     return result
 

@@ -75,10 +75,10 @@ def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:
     for number, removal in removals.items():
         layer = layers[number]
         for structure in STRUCTURES:
-            there, gone = layer.units(structure), removal.of(structure)
-            if gone and not 0 <= gone[0] <= gone[-1] < there:
+            units, gone = layer.units(structure), removal.of(structure)
+            if gone and not 0 <= gone[0] <= gone[-1] < units:
                 odd = gone[0] if gone[0] < 0 else gone[-1]
-                raise UserError("E501", f"block {number} has no {structure} {odd}", f"It has {there}, counted from 0")
+                raise UserError("E501", f"block {number} has no {structure} {odd}", f"It has {units}, counted from 0")
         emptied = bool(removal.heads) and len(removal.of("heads")) == layer.units("heads")
         if layer.needed and (removal.whole or emptied):
             what = f"the other blocks rely on the attention of block {number}"
@@ -104,12 +104,12 @@ def _everything(layers: list[Layer]) -> Kept:
 
 
 def _without(kept: Kept, removals: Mapping[int, Removal]) -> Kept:
-    left = {}
+    remaining = {}
     for place, (number, row) in enumerate(kept.items()):
         removal = removals.get(place, Removal())
         if not removal.whole:
-            left[number] = {structure: _others(units, removal.of(structure)) for structure, units in row.items()}
-    return left
+            remaining[number] = {structure: _others(units, removal.of(structure)) for structure, units in row.items()}
+    return remaining
 
 
 def _others(items: list[int], places: list[int]) -> list[int]:
@@ -138,9 +138,9 @@ def _drop_blocks(model: nn.Module, layers: list[Layer], removals: Mapping[int, R
     gone = {id(layers[number].module) for number, removal in removals.items() if removal.whole}
     for blocks in {id(layer.blocks): layer.blocks for layer in layers}.values() if gone else ():
         stack = model.base_model.get_submodule(blocks.layers)
-        left = nn.ModuleList(block for block in stack if id(block) not in gone)
-        model.base_model.set_submodule(blocks.layers, left)
-        for number, block in enumerate(left):
+        remaining = nn.ModuleList(block for block in stack if id(block) not in gone)
+        model.base_model.set_submodule(blocks.layers, remaining)
+        for number, block in enumerate(remaining):
             for module in block.modules():
                 if getattr(module, "layer_idx", None) is not None:
                     module.layer_idx = number
@@ -156,8 +156,8 @@ def removals_to(model: nn.Module, kept: Kept) -> dict[int, Removal]:
     """The removals that leave `kept` of each block of `model`, dense or pruned (none where `kept` is empty)."""
     before, removals = kept_of(model) or _everything(layers_of(model)), {}
     for place, (number, row) in enumerate(before.items() if kept else ()):
-        left = kept.get(number, {})
-        gone = {name: [unit for unit, index in enumerate(row[name]) if index not in units] for name, units in left.items()}
+        remaining = kept.get(number, {})
+        gone = {name: [unit for unit, index in enumerate(row[name]) if index not in units] for name, units in remaining.items()}
         removals[place] = Removal(**gone, whole=number not in kept)
     return removals
 
@@ -197,8 +197,8 @@ def _silence(layers: Sequence[Layer], removals: Mapping[int, Removal]) -> list[R
             if gone := removal.of(structure):
                 matrix = layers[number].matrix(span.columns)
                 matrix.weight[:, layers[number].spread(span.columns, torch.tensor(gone))] = 0
-    whole = [layers[number].module for number, removal in removals.items() if removal.whole]
-    return [block.register_forward_hook(_pass_by, with_kwargs=True) for block in whole]
+    dropped = [layers[number].module for number, removal in removals.items() if removal.whole]
+    return [block.register_forward_hook(_pass_by, with_kwargs=True) for block in dropped]
 
 
 def _pass_by(block: nn.Module, arguments: tuple, keywords: dict, output: Tensor | tuple) -> Tensor | tuple:

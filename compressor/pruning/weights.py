@@ -45,7 +45,7 @@ def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: 
         else:
             what = f"weights by criterion delta: nothing was tuned on {matrix.path}"
             raise UserError("E502", what, "Name the tuned modules, or use delta_or_weight")
-    return {path: _hidden_first(matrix, scores[path]) for path, matrix in ((one.path, one) for one in matrices)}
+    return {matrix.path: _hidden_first(matrix, scores[matrix.path]) for matrix in matrices}
 
 
 def loss_importance(
@@ -64,8 +64,9 @@ def loss_importance(
     """
     merged = merged_copy(model).eval().requires_grad_(False)
     names = {matrix.path for matrix in matrices}
-    copies = [one for layer in layers_of(merged) for one in map(layer.matrix, layer.names) if one.path in names]
-    stored = {id(one.owner): one.owner.weight.requires_grad_(True) for one in copies}  # parts of a fused weight share it
+    copies = [matrix for layer in layers_of(merged) for matrix in map(layer.matrix, layer.names) if matrix.path in names]
+    # parts of a fused weight share it
+    stored = {id(matrix.owner): matrix.owner.weight.requires_grad_(True) for matrix in copies}
     totals = {owner: torch.zeros_like(weight) for owner, weight in stored.items()}
     for encoding, labels in encodings:
         loss = kind.loss(merged(**encoding).logits, labels, "sum")
@@ -73,7 +74,7 @@ def loss_importance(
         for (owner, weight), gradient in zip(stored.items(), gradients, strict=True):
             totals[owner] += (weight.detach() * gradient).abs().pow(LOSS_POWER[criterion])
         on_batch(len(labels))
-    scores = {one.path: one.place.read(totals[id(one.owner)]) for one in copies}
+    scores = {matrix.path: matrix.place.read(totals[id(matrix.owner)]) for matrix in copies}
     return {matrix.path: _hidden_first(matrix, scores[matrix.path]) for matrix in matrices}
 
 
@@ -120,12 +121,12 @@ def check_width(name: str, inputs: int, pattern: NofM) -> None:
 
 def hide(matrix: Matrix, keep: Tensor, pattern: str) -> None:
     """Extend the matrix's mask to everything outside `keep` (out, in)."""
-    there = matrix.mask
-    if there is None:
+    mask = matrix.mask
+    if mask is None:
         matrix.attach(Mask(keep, pattern))
         return
-    there.keep &= keep
-    there.pattern = there.pattern if pattern == UNSTRUCTURED else pattern
+    mask.keep &= keep
+    mask.pattern = mask.pattern if pattern == UNSTRUCTURED else pattern
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,13 @@ def densities(model: nn.Module) -> list[Density]:
 
     A mask whose n:m groups were broken since (by removed neurons, say) counts as unstructured.
     """
-    found: dict[str, list[Tensor]] = {}
+    weights_of: dict[str, list[Tensor]] = {}
     for layer in layers_of(model):
         for matrix in map(layer.matrix, layer.names):
-            found.setdefault(_pattern_of(matrix), []).append(matrix.weight.detach())
+            weights_of.setdefault(_pattern_of(matrix), []).append(matrix.weight.detach())
     return [
-        Density(pattern, len(weights), sum(one.numel() for one in weights), sum(int((one != 0).sum()) for one in weights))
-        for pattern, weights in found.items()
+        Density(pattern, len(weights), sum(w.numel() for w in weights), sum(int((w != 0).sum()) for w in weights))
+        for pattern, weights in weights_of.items()
     ]
 
 

@@ -53,15 +53,15 @@ def choose_places(scores: Sequence[Tensor], count: int, where: str = "the model"
     error. Raises UserError E401 when fewer than `count` candidates exist (the papers' code then silently
     selects every weight), E409 for scores that are NaN.
     """
-    flat = torch.cat([one.flatten() for one in scores])
+    flat = torch.cat([score.flatten() for score in scores])
     require_ranks(flat, f"the scores of {where}")
     candidates = int((flat > 0).sum())
     if candidates < count:
-        found = f"only {candidates} of {flat.numel()} places have a score" if candidates else f"all {flat.numel()} scores are 0"
+        short = f"only {candidates} of {flat.numel()} places have a score" if candidates else f"all {flat.numel()} scores are 0"
         fix = "Ask for a smaller select.count or select.ratio, or name another score"
-        raise UserError("E401", f"{where}: {found}, {count} were requested", fix)
-    chosen = top_mask(flat, count).split([one.numel() for one in scores])
-    return [one.nonzero().flatten().to(torch.int32) for one in chosen]
+        raise UserError("E401", f"{where}: {short}, {count} were requested", fix)
+    chosen = top_mask(flat, count).split([score.numel() for score in scores])
+    return [mask.nonzero().flatten().to(torch.int32) for mask in chosen]
 
 
 def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places: Places) -> dict[str, Tensor]:

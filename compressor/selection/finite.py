@@ -15,18 +15,18 @@ LARGEST_WEIGHT = 1e15
 infinity."""
 
 
-def require_finite(values: Tensor, what: str, fix: str = FIX, most: float | None = None) -> None:
-    """Raise UserError E409 where `values`, of any shape, contain NaN or infinity, or exceed `most`; `what` names them in the
+def require_finite(values: Tensor, name: str, fix: str = FIX, most: float | None = None) -> None:
+    """Raise UserError E409 where `values`, of any shape, contain NaN or infinity, or exceed `most`; `name` names them in the
     error: "the weights of PATH".
     """
     limit = torch.finfo(values.dtype).max if most is None else most
     if wrong := int((~(values.abs() <= limit)).sum()):  # a comparison with NaN is false
         beyond = "" if most is None else f" or beyond {most:g}"
-        what = f"{what} hold {wrong:,} of {values.numel():,} values that are not finite (NaN or infinity){beyond}"
+        what = f"{name} hold {wrong:,} of {values.numel():,} values that are not finite (NaN or infinity){beyond}"
         raise UserError("E409", what, fix)
 
 
-def require_ranks(scores: Tensor, what: str, fix: str = FIX) -> None:
+def require_ranks(scores: Tensor, name: str, fix: str = FIX) -> None:
     """Raise UserError E409 where scores, of any shape, contain NaN. Infinity has a rank: PaFi gives it to weights of 0."""
     if wrong := int(torch.isnan(scores).sum()):
-        raise UserError("E409", f"{what} hold {wrong:,} of {scores.numel():,} values that are not a number (NaN)", fix)
+        raise UserError("E409", f"{name} hold {wrong:,} of {scores.numel():,} values that are not a number (NaN)", fix)

@@ -32,7 +32,7 @@ class Heuristic:
 
 
 @dataclass(frozen=True)
-class Asking:
+class GradientSettings:
     """How the gradients are computed: dropout on (`train`) or off, each batch's gradient clipped to a norm or not."""
 
     train: bool = False
@@ -45,7 +45,7 @@ def gradient_scores(
     score: str,
     batches: Iterable[tuple[dict[str, Tensor], Tensor]],
     *,
-    asking: Asking = Asking(),
+    settings: GradientSettings = GradientSettings(),
     heuristic: Heuristic = Heuristic(),
     kind: TaskKind = CLASSIFICATION,
     on_batch: Callable[[int], None] = lambda rows: None,
@@ -57,24 +57,26 @@ def gradient_scores(
     """
     model.requires_grad_(False)
     # matrices of one fused weight share it
-    weights = {(id(one.owner), one.tensor): original(one.owner, one.tensor).requires_grad_(True) for one in matrices}
+    weights = {
+        (id(matrix.owner), matrix.tensor): original(matrix.owner, matrix.tensor).requires_grad_(True) for matrix in matrices
+    }
     totals = {key: torch.zeros_like(weight) for key, weight in weights.items()}
-    model.train(asking.train)
+    model.train(settings.train)
     for encoding, labels in batches:
         loss = kind.loss(model(**encoding).logits, labels)
         gradients = torch.autograd.grad(loss, list(weights.values()))
-        if asking.clip is not None:
+        if settings.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-            gradients = [gradient * torch.clamp(asking.clip / (norm + 1e-6), max=1.0) for gradient in gradients]
+            gradients = [gradient * torch.clamp(settings.clip / (norm + 1e-6), max=1.0) for gradient in gradients]
         for total, gradient in zip(totals.values(), gradients, strict=True):
             total += gradient.square() if score == "fish" else gradient
         on_batch(len(labels))
     model.eval().requires_grad_(False)
     finish = {"fish": lambda total, weight: total, "sam": lambda total, weight: total.square(), "d3": heuristic}[score]
-    found = {
+    scores = {
         matrix.path: finish(matrix.place.read(totals[id(matrix.owner), matrix.tensor]), matrix.original.detach()).contiguous()
         for matrix in matrices
     }
-    for path, scores in found.items():
-        require_finite(scores, f"the gradient scores of {path}")
-    return found
+    for path, values in scores.items():
+        require_finite(values, f"the gradient scores of {path}")
+    return scores

@@ -39,10 +39,10 @@ def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int
     halts = _halts(natural, sorted(stops))
     targets: dict[int, int] = {}
     for number, target in enumerate(natural):
-        there = max(targets.values(), default=0)
+        reached = max(targets.values(), default=0)
         ahead = min((stop for place, stop in halts.items() if place > number), default=budget + 1)
         target = halts.get(number, target)
-        if there < target < ahead:
+        if reached < target < ahead:
             targets[at[number]] = target
     return targets
 
@@ -51,8 +51,8 @@ def _halts(natural: list[int], stops: list[int]) -> dict[int, int]:
     """For each stop the index of the growth step with the nearest target, in order; the last growth step is left free."""
     halts: dict[int, int] = {}
     first = 0
-    for left, stop in zip(range(len(stops), 0, -1), stops, strict=True):
-        free = range(first, len(natural) - left)
+    for remaining, stop in zip(range(len(stops), 0, -1), stops, strict=True):
+        free = range(first, len(natural) - remaining)
         if not free:
             break
         number = min(free, key=lambda place: abs(natural[place] - stop))
@@ -89,7 +89,7 @@ class Growth(Change):
         self.register_buffer("index", torch.zeros(budget, dtype=torch.int64, device=like.device))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.heuristic, self.repeat, self.group = heuristic, repeat, group
-        self.heard: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
         self.listening = False
 
     def slots(self, number: int) -> Tensor:
@@ -99,10 +99,10 @@ class Growth(Change):
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         return (self.matrix[:used] == number).nonzero().flatten()
 
-    def hear(self, number: int, gradient: Tensor) -> None:
+    def add_gradient(self, number: int, gradient: Tensor) -> None:
         """Accumulate a micro-batch's gradient (out, in) of matrix `number`."""
-        heard = self.heard.get(number)
-        self.heard[number] = gradient.detach().clone() if heard is None else heard + gradient.detach()
+        total = self.gradients.get(number)
+        self.gradients[number] = gradient.detach().clone() if total is None else total + gradient.detach()
 
 
 class Growing(Delta):
@@ -124,7 +124,7 @@ class Growing(Delta):
         slots = self.growth.slots(self.number)
         changed = add_at(weight, self.growth.index[slots], self.growth.values[slots])
         if self.growth.listening and changed.requires_grad:
-            changed.register_hook(lambda gradient: self.growth.hear(self.number, gradient))
+            changed.register_hook(lambda gradient: self.growth.add_gradient(self.number, gradient))
         return changed
 
     def settled(self) -> Sparse:
@@ -148,7 +148,7 @@ class Grower:
     def before(self, step: int) -> None:
         """Start recording the gradients of `step` (from 1) if entries are chosen in it."""
         self.growth.listening = step in self.targets
-        self.growth.heard.clear()
+        self.growth.gradients.clear()
         if step in self.targets and int(self.growth.count) in self.stops:
             self.on_stop(int(self.growth.count))
 
@@ -161,7 +161,7 @@ class Grower:
         if step not in self.targets:
             return
         growth = self.growth
-        gradients = [growth.heard[number] for number in range(len(growth.matrices))]
+        gradients = [growth.gradients[number] for number in range(len(growth.matrices))]
         _average(gradients)
         for gradient, matrix in zip(gradients, growth.matrices, strict=True):
             require_finite(gradient, f"at step {step} the gradients of {matrix.path}", "Lower the learning rate")
@@ -173,15 +173,15 @@ class Grower:
         )
         starts = torch.tensor([0, *[matrix.original.numel() for matrix in growth.matrices]]).cumsum(0)
         used = int(growth.count)
-        there = starts[growth.matrix[:used].long()] + growth.index[:used]
+        current = starts[growth.matrix[:used].long()] + growth.index[:used]
         if growth.repeat:
             chosen = top_mask(scores, self.targets[step]).nonzero().flatten()
-            kept = torch.isin(there, chosen)
+            kept = torch.isin(current, chosen)
             optimizer.forget((~kept).nonzero().flatten())
-            fresh, slots = chosen[~torch.isin(chosen, there)], (~kept).nonzero().flatten()
+            fresh, slots = chosen[~torch.isin(chosen, current)], (~kept).nonzero().flatten()
             slots = torch.cat([slots, torch.arange(used, self.targets[step])])
         else:
-            scores[there] = -1.0
+            scores[current] = -1.0
             fresh = top_mask(scores, self.targets[step] - used).nonzero().flatten()
             slots = torch.arange(used, self.targets[step])
         number = torch.searchsorted(starts, fresh, right=True) - 1

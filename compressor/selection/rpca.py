@@ -95,8 +95,8 @@ def decompose(weight: Tensor, setting: Setting = SETTINGS["default"], *, seed: i
     for rank, threshold in schedule(weight, setting):
         if new := rank - len(V):
             # qr: the first rows of R in error = Q R need only the first columns of Q
-            left = torch.linalg.qr(error[:, :new]).Q.T if setting.growth == "qr" else draw(new, len(weight))
-            V = torch.cat([V, left @ error])
+            fresh = torch.linalg.qr(error[:, :new]).Q.T if setting.growth == "qr" else draw(new, len(weight))
+            V = torch.cat([V, fresh @ error])
         if setting.restart:
             S.zero_()
         objective: list[float] = []

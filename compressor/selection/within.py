@@ -14,11 +14,11 @@ from compressor.deltas.links import WHOLE, Change, merge
 from compressor.models.anatomy import Matrix
 
 
-def freeze(model: nn.Module, there: Collection[nn.Module]) -> list[Matrix]:
-    """Freeze the changes that are not in `there`; returns their tensors in model order, `path` as in `state_dict()`."""
+def freeze(model: nn.Module, existing: Collection[nn.Module]) -> list[Matrix]:
+    """Freeze the changes that are not in `existing`; returns their tensors in model order, `path` as in `state_dict()`."""
     tensors = []
     for path, change in model.named_modules():
-        if isinstance(change, Change) and change not in there:
+        if isinstance(change, Change) and change not in existing:
             change.frozen = True
             for name in change.source.names:
                 tensors.append(Matrix(name, f"{path}.source.{name}", change.source, WHOLE, name))

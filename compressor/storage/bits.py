@@ -50,12 +50,12 @@ class StoredBits:
 
 def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> StoredBits:
     """LoRA: r (m + n) scalars for every matrix (out, in)."""
-    return StoredBits(sum(rank * (out + into) for out, into in matrices))
+    return StoredBits(sum(rank * (rows + columns) for rows, columns in matrices))
 
 
 def vera(rank: int, matrices: Iterable[tuple[int, int]]) -> StoredBits:
     """VeRA: m + r for every matrix (out, in); the frozen random matrices are known by their seed."""
-    return StoredBits(sum(out + rank for out, _ in matrices))
+    return StoredBits(sum(rows + rank for rows, _ in matrices))
 
 
 def sparse(places: int) -> StoredBits:
@@ -65,7 +65,7 @@ def sparse(places: int) -> StoredBits:
 
 def pruned(matrices: Iterable[tuple[int, int]]) -> StoredBits:
     """Masks over whole matrices (out, in): one bit per entry."""
-    return StoredBits(pruned_entries=sum(out * into for out, into in matrices))
+    return StoredBits(pruned_entries=sum(rows * columns for rows, columns in matrices))
 
 
 def adapters(hidden: int, bottleneck: int, blocks: int) -> StoredBits:

@@ -13,7 +13,7 @@ from compressor.compression import Kept
 from compressor.deltas.inserts import insert, inserts_of
 from compressor.deltas.links import Change, Delta, Place, attach, chain, chains, original
 from compressor.deltas.registry import KINDS, PROTOTYPES
-from compressor.deltas.sources import Masked, Own, Prototype, Shared, masks_of
+from compressor.deltas.sources import Masked, PlainTensors, Prototype, Shared, masks_of
 
 Tensors = dict[str, Tensor]
 
@@ -63,12 +63,12 @@ def describe_changes(model: nn.Module) -> tuple[dict, Tensors]:
     for key, section, changes in _changes(model):
         description[section][key] = []
         for index, change in enumerate(changes):
-            settings, own = record(change)
+            settings, stored = record(change)
             description[section][key].append(settings)
-            tensors |= {f"{section}|{key}|{index}|{name}": tensor for name, tensor in own.items()}
+            tensors |= {f"{section}|{key}|{index}|{name}": tensor for name, tensor in stored.items()}
     for prototype in prototypes_of(model):
         description["prototypes"][prototype.name] = prototype.settings()
-        tensors |= {f"prototypes|{prototype.name}|{name}": _plain(one) for name, one in prototype.to_tensors().items()}
+        tensors |= {f"prototypes|{prototype.name}|{name}": _plain(tensor) for name, tensor in prototype.to_tensors().items()}
     for view in _hybrids_of(model):
         shapes, packed = _packed(masks_of(view.task, view.names))
         description.setdefault("tasks", {})[view.prototype.name] = {"combine": view.combine, "masks": shapes}
@@ -79,7 +79,7 @@ def describe_changes(model: nn.Module) -> tuple[dict, Tensors]:
 def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
     """(path, section of the description, changes at that path), in the order of the model."""
     for path, owner, name in chains(model):
-        if isinstance(owner, Own):  # values on a change's own tensors are stored merged into them
+        if isinstance(owner, PlainTensors):  # values on a change's own tensors are stored merged into them
             continue
         yield f"{path}.{name}", "links", chain(owner, name)
     for path, owner in model.named_modules():
@@ -124,8 +124,8 @@ def shared_of(description: Mapping, tensors: Tensors) -> dict[str, Shared]:
     result = {}
     for name, settings in description["prototypes"].items():
         kind = PROTOTYPES[settings.get("kind", Prototype.kind)]
-        own = {key: value for key, value in settings.items() if key != "kind"}
-        result[name] = shared = Shared(kind.from_tensors(name, select(tensors, f"prototypes|{name}|"), **own))
+        options = {key: value for key, value in settings.items() if key != "kind"}
+        result[name] = shared = Shared(kind.from_tensors(name, select(tensors, f"prototypes|{name}|"), **options))
         if task := description.get("tasks", {}).get(name):
             masks = shared.fixed(_unpacked(task["masks"], select(tensors, f"tasks|{name}|")))
             result[name] = Shared(shared.prototype, masks, task["combine"])

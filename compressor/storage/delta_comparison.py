@@ -41,8 +41,8 @@ UNCHANGED = "{} changes nothing there"
 def _pieces(changes: list[Change]) -> Pieces:
     """Each change as a flat tensor, or as (indices, values)."""
     with torch.no_grad():
-        found = [change.entries() for change in changes]
-    return [values if places is None else (places, values) for places, values in found]
+        entries = [change.entries() for change in changes]
+    return [values if places is None else (places, values) for places, values in entries]
 
 
 def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
@@ -50,8 +50,8 @@ def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
     changes, result = delta.changes, {}
     prototypes = shared_of(changes, delta.tensors)
     for section in SECTIONS:
-        for path, here in changes[section].items():
-            for number, settings in enumerate(here):
+        for path, records in changes[section].items():
+            for number, settings in enumerate(records):
                 rows, second = settings.get("rows"), section == "inserts" and number
                 place = path + (f"[{rows[0]}:{rows[1]}]" if rows else "") + (f"#{number + 1}" if second else "")
                 change = rebuild(settings, select(delta.tensors, f"{section}|{path}|{number}|"), prototypes)
@@ -68,14 +68,14 @@ def compare_deltas(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
 
 def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -> Comparison:
     pieces = _together(_pieces(mine), _pieces(other))
-    size = max(_size(piece) for one in pieces for piece in one)
+    size = max(_size(piece) for side in pieces for piece in side)
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
-    kinds = tuple("+".join(change.kind for change in one) or "-" for one in (mine, other))
+    kinds = tuple("+".join(change.kind for change in changes) or "-" for changes in (mine, other))
     # differently pruned models, and inserted modules of different widths, cannot be compared entry by entry
     if not alike:
         return Comparison(place, kinds, norms, None, None, PRUNED_APART)
-    if len({len(piece) for one in pieces for piece in one if not isinstance(piece, tuple)}) > 1:
+    if len({len(piece) for side in pieces for piece in side if not isinstance(piece, tuple)}) > 1:
         return Comparison(place, kinds, norms, None, None, SIZED_APART)
     jaccard = _jaccard(_supports(mine), _supports(other))
     if not all(norms):
@@ -89,8 +89,8 @@ def _together(mine: Pieces, other: Pieces) -> tuple[Pieces, Pieces]:
     places = [piece[0] for piece in (*mine, *other) if isinstance(piece, tuple)]
     if len(places) < len(mine) + len(other):
         return mine, other
-    distinct = torch.cat([one.long() for one in places]).unique()
-    return tuple([(torch.searchsorted(distinct, at.long()), values) for at, values in one] for one in (mine, other))
+    distinct = torch.cat([indices.long() for indices in places]).unique()
+    return tuple([(torch.searchsorted(distinct, at.long()), values) for at, values in pieces] for pieces in (mine, other))
 
 
 def _size(piece: Tensor | tuple[Tensor, Tensor]) -> int:

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from compressor.compression import Kept, compression_of
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
-from compressor.models.hub import AUTO_CLASSES, SEQUENCES, auto_class_facts, head_names
+from compressor.models.files.damage import door
+from compressor.models.hub import AUTO_CLASSES, SEQUENCES, class_facts, head_names
+from compressor.models.row_file import use_stored_row
 from compressor.pruning.surgery import kept_of
 from compressor.storage.bits import StoredBits
 from compressor.storage.changes import describe_changes, pack, pack_kept, unpack, unpack_kept
@@ -49,7 +51,7 @@ class DeltaFile:
     kept: Kept
     layout: dict[str, Any]
     """The changes as the file describes them, see layout.py."""
-    own: dict[str, Tensor]
+    stored: dict[str, Tensor]
     """The tensors of the changes stored in this file."""
     head: dict[str, Tensor] | None
     """None if it was left out; empty if the head is the base's own."""
@@ -63,13 +65,13 @@ class DeltaFile:
     @property
     def changes(self) -> dict[str, Any]:
         """All changes of the task, as returned by `storage.describe`."""
-        own = expand(self.layout)
-        return own if self.shared is None else {**self.shared.changes, "tasks": own["tasks"]}
+        expanded = expand(self.layout)
+        return expanded if self.shared is None else {**self.shared.changes, "tasks": expanded["tasks"]}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of these changes, including those of the shared file."""
-        return self.own if self.shared is None else {**self.shared.own, **self.own}
+        return self.stored if self.shared is None else {**self.shared.stored, **self.stored}
 
 
 def write(
@@ -81,7 +83,7 @@ def write(
     """
     changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
-    facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **auto_class_facts(model)}
+    facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **class_facts(model)}
     save(path, facts, changes, tensors, heads, kept=kept_of(model))
 
 
@@ -148,7 +150,7 @@ def _flatten(layout: Mapping, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
         tensor = tensors[slot.name]
         parts.setdefault(slot.buffer, []).append(unpack(tensor, slot.shape).flatten() if slot.buffer == "masks" else tensor)
     flat = {buffer: _concatenate(pieces) for buffer, pieces in parts.items()}
-    return {buffer: pack(whole) if whole.dtype == torch.bool else whole for buffer, whole in flat.items()}
+    return {buffer: pack(joined) if joined.dtype == torch.bool else joined for buffer, joined in flat.items()}
 
 
 def _concatenate(pieces) -> Tensor:
@@ -165,11 +167,11 @@ def _bytes(text: str) -> Tensor:
 
 def _digest(description: Mapping, flat: Mapping[str, Tensor]) -> str:
     """sha256 over the description and every tensor in `flat`."""
-    whole = hashlib.sha256(_text(description).encode())
+    digest = hashlib.sha256(_text(description).encode())
     for name in sorted(flat):
-        whole.update(name.encode())
-        whole.update(flat[name].contiguous().view(torch.uint8).numpy())
-    return whole.hexdigest()
+        digest.update(name.encode())
+        digest.update(flat[name].contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def header_size(data: bytes) -> int:
@@ -230,6 +232,8 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
     if auto_class not in AUTO_CLASSES:
         raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)
     check(description)
+    with door("E310", "the delta", place):
+        use_stored_row(description)
     if alone and "shared" in description:
         raise UserError("E310", "the file that the tasks share names another shared file", "Create the task files again", place)
     head = description["head"]
@@ -242,7 +246,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
         labels=description["labels"],
         kept=kept,
         layout=description["changes"],
-        own=_unflatten(description["changes"], flat),
+        stored=_unflatten(description["changes"], flat),
         head=head,
         sha256=sha256,
         auto_class=auto_class,
@@ -262,9 +266,9 @@ def _read_shared(reference: Mapping[str, str], place: str) -> DeltaFile:
     return shared
 
 
-def _cut(whole: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+def _cut(joined: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """Reverse of `_concatenate`. Raises RuntimeError where the sizes do not add up."""
-    pieces = whole.split([math.prod(shape) for shape in shapes.values()])
+    pieces = joined.split([math.prod(shape) for shape in shapes.values()])
     return {name: piece.view(*shape).clone() for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
@@ -276,11 +280,11 @@ def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
     if shapes.keys() != flat.keys():
         raise ValueError("other buffers than described")
     tensors: dict[str, Tensor] = {}
-    for buffer, whole in flat.items():
+    for buffer, joined in flat.items():
         if buffer == "masks":
             count = sum(math.prod(shape) for shape in shapes[buffer].values())
-            whole = unpack(whole, (count,))
-        pieces = _cut(whole, shapes[buffer])
+            joined = unpack(joined, (count,))
+        pieces = _cut(joined, shapes[buffer])
         tensors |= {name: pack(piece) for name, piece in pieces.items()} if buffer == "masks" else pieces
     return tensors
 
@@ -291,5 +295,5 @@ def stored(delta: DeltaFile) -> StoredBits:
     chosen = {kind for kind, cls in KINDS.items() if cls.masks}
     learned = sum(row.mask_entries for row in held if row.kind not in chosen)
     pruned = sum(row.mask_entries for row in held if row.kind in chosen)
-    width = max((8 * tensor.element_size() for tensor in delta.own.values() if tensor.is_floating_point()), default=32)
+    width = max((8 * tensor.element_size() for tensor in delta.stored.values() if tensor.is_floating_point()), default=32)
     return StoredBits(sum(row.scalars for row in held), sum(row.indices for row in held), learned, width, pruned)

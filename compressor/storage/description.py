@@ -34,13 +34,13 @@ class _Kept(_Part):
     sizes: dict[Name, Size]
 
 
-def _known(kind: str) -> str:
+def _checked_kind(kind: str) -> str:
     if kind not in KINDS:
         raise ValueError(f"no kind of change is called {kind!r:.40}")
     return kind
 
 
-def _known_prototype(kind: str) -> str:
+def _checked_prototype(kind: str) -> str:
     if kind not in PROTOTYPES:
         raise ValueError(f"no kind of prototype is called {kind!r:.40}")
     return kind
@@ -52,7 +52,7 @@ class _Change(_Part):
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, Scalar]
 
-    kind: Annotated[StrictStr, AfterValidator(_known)]
+    kind: Annotated[StrictStr, AfterValidator(_checked_kind)]
     group: Name = ""
     rows: Annotated[list[Size], Field(min_length=2, max_length=2)] | None = None
     values: Shapes = {}
@@ -64,7 +64,7 @@ class _Prototype(_Part):
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, Scalar]
 
-    kind: Annotated[StrictStr, AfterValidator(_known_prototype)] = Prototype.kind
+    kind: Annotated[StrictStr, AfterValidator(_checked_prototype)] = Prototype.kind
     group: Name = ""
     values: Shapes = {}
 

@@ -40,8 +40,8 @@ def compact(changes: Mapping[str, Any], shapes: Mapping[str, tuple[str, tuple[in
         layout["tasks"] = dict(changes["tasks"])
     for section in SECTIONS:
         entries = {
-            path: [{**settings, **_sizes(f"{section}|{path}|{n}|", shapes)} for n, settings in enumerate(here)]
-            for path, here in changes[section].items()
+            path: [{**settings, **_sizes(f"{section}|{path}|{n}|", shapes)} for n, settings in enumerate(records)]
+            for path, records in changes[section].items()
         }
         layout[section] = _rows(json.loads(json.dumps(entries)))
     return layout
@@ -133,8 +133,8 @@ def expand(layout: Mapping[str, Any]) -> dict[str, Any]:
     if "tasks" in layout:
         changes["tasks"] = layout["tasks"]
     for section in SECTIONS:
-        for path, here in _entries(layout, section):
-            changes[section][path] = [_settings(change) for change in here]
+        for path, records in _entries(layout, section):
+            changes[section][path] = [_settings(change) for change in records]
     return changes
 
 

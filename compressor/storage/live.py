@@ -59,22 +59,22 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
     """
     fix = "Load it on its own base's folder"
     if head is None:
-        there = [model.config.id2label[number] for number in range(model.config.num_labels)]
-        if list(label_names) != there:
-            what = f"the delta has no task head and labels {_told(label_names)}, the model's head is for {_told(there)}"
+        names = [model.config.id2label[number] for number in range(model.config.num_labels)]
+        if list(label_names) != names:
+            what = f"the delta has no task head and labels {_first_of(label_names)}, the model's head is for {_first_of(names)}"
             raise UserError("E311", what, "Write the delta with its head")
         return
     if head.keys() != head_names(model):
         odd = sorted(head.keys() ^ head_names(model))[:3]
         raise UserError("E311", f"another task head: {', '.join(odd)}", fix)
     for name, tensor in head.items():
-        there = model.get_parameter(name).shape
-        expected = (len(label_names), *there[1:]) if there[0] == model.config.num_labels else tuple(there)
+        shape = model.get_parameter(name).shape
+        expected = (len(label_names), *shape[1:]) if shape[0] == model.config.num_labels else tuple(shape)
         if tuple(tensor.shape) != expected:
             raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", fix)
 
 
-def _told(names: Sequence[str]) -> str:
+def _first_of(names: Sequence[str]) -> str:
     """The first few of many names, separated by commas."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
@@ -83,8 +83,8 @@ def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[st
     """Replace the task head of `model`, also by one for another number of classes. Call `check_head` first."""
     for name, tensor in head.items():
         path, _, leaf = name.rpartition(".")
-        owner, there = model.get_submodule(path), model.get_parameter(name)
-        setattr(owner, leaf, nn.Parameter(tensor.to(there), requires_grad=there.requires_grad))
+        owner, parameter = model.get_submodule(path), model.get_parameter(name)
+        setattr(owner, leaf, nn.Parameter(tensor.to(parameter), requires_grad=parameter.requires_grad))
         if isinstance(owner, nn.Linear):
             owner.out_features, owner.in_features = owner.weight.shape
     name_outputs(model.config, label_names)
@@ -166,19 +166,19 @@ def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
 def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
     """The model of a delta that is already read, built from a folder or a hub id. Raises as `load`."""
     _check_task(delta, path)
-    found = base_of(delta, base)
-    model = build(found.folder, delta.labels, auto_class=delta.auto_class)
+    resolved = base_of(delta, base)
+    model = build(resolved.folder, delta.labels, auto_class=delta.auto_class)
     try:
         restore_kept(model, delta.kept)
     except DAMAGED as error:
         raise _misfit(error, path) from None
     check_head(model, delta.head, delta.labels)
-    return _put_on(remember(model, found.reference, found.sha256), delta, path)
+    return _put_on(remember(model, resolved.reference, resolved.sha256), delta, path)
 
 
 def base_of(delta: DeltaFile, base: Path | str | None) -> Reference:
     """Resolve `base`, or else the base that the file refers to. Raises UserError E303, E306."""
-    found = resolve(str(base or delta.base))
-    if found.sha256 != delta.base_sha256:
-        raise _other_base(found.reference, delta)
-    return found
+    resolved = resolve(str(base or delta.base))
+    if resolved.sha256 != delta.base_sha256:
+        raise _other_base(resolved.reference, delta)
+    return resolved

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from compressor.compression import compression_of
+from compressor.models.row_file import row_entry
 from compressor.storage.delta_file import changes_of, save
 from compressor.storage.layout import SECTIONS
 
@@ -28,9 +29,9 @@ def write_tasks(
     E312 if the changes of the model cannot be stored as deltas.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"base": base, "base_sha256": base_sha256}
+    facts = {"base": base, "base_sha256": base_sha256, **row_entry(model.config.model_type)}
     changes, tensors = changes_of(model)
-    common = {section: here for section, here in changes.items() if section != "tasks"}
+    common = {section: entries for section, entries in changes.items() if section != "tasks"}
     sha256 = save(folder / SHARED, {**facts, "labels": []}, common, _of_tasks(tensors, False), None)
     nothing = {section: {} for section in ("prototypes", *SECTIONS)}
     paths, tasks = {}, compression_of(model).tasks
@@ -38,10 +39,10 @@ def write_tasks(
         tasks.choose(name)
         changes, tensors = changes_of(model)
         paths[name] = folder / f"{name}.safetensors"
-        own = {**facts, "labels": list(labels), "shared": {"file": SHARED, "sha256": sha256}}
+        task_facts = {**facts, "labels": list(labels), "shared": {"file": SHARED, "sha256": sha256}}
         save(
             paths[name],
-            own,
+            task_facts,
             {**nothing, "tasks": changes["tasks"]},
             _of_tasks(tensors, True),
             tasks.head(name),
@@ -49,6 +50,6 @@ def write_tasks(
     return paths
 
 
-def _of_tasks(tensors: Mapping, wanted: bool) -> dict:
-    """The tensors of the task masks if `wanted`, otherwise all others."""
-    return {name: tensor for name, tensor in tensors.items() if name.startswith("tasks|") == wanted}
+def _of_tasks(tensors: Mapping, masks: bool) -> dict:
+    """The tensors of the task masks if `masks`, otherwise all others."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("tasks|") == masks}

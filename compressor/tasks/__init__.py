@@ -77,7 +77,7 @@ class TaskConfig(BaseModel):
 
     @field_validator("text")
     @classmethod
-    def _one_or_two(cls, text: str | list[str], info: ValidationInfo) -> str | list[str]:
+    def _one_or_two_columns(cls, text: str | list[str], info: ValidationInfo) -> str | list[str]:
         if isinstance(text, list) and len(text) not in (1, 2):
             raise ValueError("text names one column, or two for sentence pairs")
         if isinstance(text, list) and len(set(text)) < len(text):

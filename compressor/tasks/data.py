@@ -12,9 +12,9 @@ import numpy as np
 from compressor.errors import UserError, UserErrors
 from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED, cut
 from compressor.tasks.features import batches, check_ends, pad
 from compressor.tasks.kinds.generation import check_end
+from compressor.tasks.predictions import IGNORED, cut
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import TaskKind, kind_of
 
@@ -53,27 +53,27 @@ class TokenRows:
         return TokenRows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
 
     @property
-    def most_answers(self) -> int:
+    def most_predictions(self) -> int:
         """The largest number of predictions in one row."""
         return 1 if self.labels.ndim == 1 else int((self.labels != IGNORED).sum(axis=1).max())
 
 
 @dataclass(frozen=True)
 class MetricInputs:
-    """The arrays from which a kind computes its metrics, for one model on all rows of a split: `TaskKind.judged`."""
+    """The arrays from which a kind computes its metrics, for one model on all rows of a split: `TaskKind.metric_inputs`."""
 
-    found: np.ndarray
-    known: np.ndarray
+    predicted: np.ndarray
+    labels: np.ndarray
     kind: TaskKind
 
     @property
     def quality(self) -> dict[str, Any]:
         """The metrics, as recorded in metadata and reports."""
-        return self.kind.quality(self.found, self.known)
+        return self.kind.quality(self.predicted, self.labels)
 
     def change_from(self, reference: MetricInputs) -> tuple[float, float]:
         """95 % interval of the main metric's change against another model on the same rows."""
-        return self.kind.change(self.found, reference.found, self.known)
+        return self.kind.change(self.predicted, reference.predicted, self.labels)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Data:
 
     def compared(self, most: int | None = None) -> TokenRows:
         """Validation rows for a parity check that keeps logits: `most` of them (default: all), or as many as fit in memory."""
-        fitting = max(MOST_OUTPUTS // (self.validation.most_answers * (len(self.label_names) or self.vocabulary)), 2)
+        fitting = max(MOST_OUTPUTS // (self.validation.most_predictions * (len(self.label_names) or self.vocabulary)), 2)
         few = min(len(self.validation) if most is None else most, fitting)
         return self.validation if most is None and few == len(self.validation) else self.validation.sample(few)
 

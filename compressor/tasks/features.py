@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.tasks.answers import answers_in
+from compressor.tasks.predictions import predictions_in
 from compressor.tasks.rows import Split
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> li
         # some tokenizers count the space before a word as part of it
         while token < len(offsets) and offsets[token][1] <= begin:
             token += 1
-        there = token < len(offsets) and offsets[token][0] < begin + len(word)
-        places.append(token if there else None)
-        token += there  # a token over two words belongs to the first
+        covered = token < len(offsets) and offsets[token][0] < begin + len(word)
+        places.append(token if covered else None)
+        token += covered  # a token over two words belongs to the first
         begin += len(word) + 1
     return places
 
@@ -65,14 +65,14 @@ def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> li
 def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: int, where: Path) -> None:
     """Raise UserError E212 for a row that contains `end` (id of the end-of-sentence token, at the last of which the model's
     output is read) more or less often than the tokenizer adds it to texts."""
-    wanted = tokenizer(*["a"] * len(split.texts[0]))["input_ids"].count(end)
+    expected = tokenizer(*["a"] * len(split.texts[0]))["input_ids"].count(end)
     word = tokenizer.convert_ids_to_tokens(end)
-    if not wanted:
+    if not expected:
         what = f"the tokenizer does not end a row with '{word}', the token that the task head reads"
         raise UserError("E212", what, "Use the tokenizer that the model was trained with", str(where))
     for row, texts in zip(rows, split.texts, strict=True):
-        if (count := row["input_ids"].count(end)) != wanted:
-            what = f"the text {texts[0]!r:.60} makes {count} tokens '{word}', not {wanted}"
+        if (count := row["input_ids"].count(end)) != expected:
+            what = f"the text {texts[0]!r:.60} makes {count} tokens '{word}', not {expected}"
             raise UserError(
                 "E212", what, "Remove that token from the text: the task head reads the model's state there", str(where)
             )
@@ -106,37 +106,37 @@ def predict(
     """Logits (predictions, classes) in the order of `rows`: one prediction per row, or one per token label in `labels`."""
     logits: list[np.ndarray | None] = [None] * len(rows)
     for chosen in batches(rows, batch_size):
-        for row, values in zip(chosen, answers_of(forward, rows, chosen, pad_id, labels), strict=True):
+        for row, values in zip(chosen, predictions_of(forward, rows, chosen, pad_id, labels), strict=True):
             logits[row] = values
         on_batch(len(chosen))
     return np.concatenate(logits)
 
 
-def judge(
+def metric_inputs_of(
     forward: Forward,
     rows: list[dict[str, list[int]]],
     pad_id: int,
     labels: np.ndarray,
-    judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+    metric_inputs: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
     *,
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays (rows, ...) that the function `judged` of a kind computes from outputs and labels, in the order of `rows`.
+    """Arrays (rows, ...) that the function `metric_inputs` of a kind computes from outputs and labels, in the order of rows.
 
     Outputs are held for one batch at a time: logits over a vocabulary for a whole split would not fit into memory.
     """
-    found: list[np.ndarray | None] = [None] * len(rows)
-    known: list[np.ndarray | None] = [None] * len(rows)
+    predicted: list[np.ndarray | None] = [None] * len(rows)
+    expected: list[np.ndarray | None] = [None] * len(rows)
     for chosen in batches(rows, batch_size):
-        outputs = np.concatenate(list(answers_of(forward, rows, chosen, pad_id, labels)))
-        for row, one, other in zip(chosen, *judged(outputs, labels[chosen]), strict=True):
-            found[row], known[row] = one, other
+        outputs = np.concatenate(list(predictions_of(forward, rows, chosen, pad_id, labels)))
+        for row, *arrays in zip(chosen, *metric_inputs(outputs, labels[chosen]), strict=True):
+            predicted[row], expected[row] = arrays
         on_batch(len(chosen))
-    return np.stack(found), np.stack(known)
+    return np.stack(predicted), np.stack(expected)
 
 
-def answers_of(
+def predictions_of(
     forward: Forward,
     rows: Sequence[dict[str, list[int]]],
     chosen: Sequence[int],
@@ -147,7 +147,7 @@ def answers_of(
     result = forward(pad([rows[row] for row in chosen], pad_id))
     if len(result) != len(chosen):
         raise ValueError(f"{len(result)} answers for {len(chosen)} rows")
-    return (answers_in(values, 0 if labels is None else labels[row]) for row, values in zip(chosen, result, strict=True))
+    return (predictions_in(values, 0 if labels is None else labels[row]) for row, values in zip(chosen, result, strict=True))
 
 
 def torch_forward(model) -> Forward:

@@ -63,16 +63,16 @@ def output_distance(reference: np.ndarray, candidate: np.ndarray) -> float:
     Logits are compared up to a constant per row, which softmax ignores: for two classes this is the rms change of the margin
     over the margin's standard deviation. 0 where nothing changes; infinite where the reference is constant.
     """
-    one, other = (values.astype(np.float64) for values in (reference, candidate))
-    if one.shape[1] > 1:
-        one, other = (values - values.mean(axis=1, keepdims=True) for values in (one, other))
-    change, spread = np.square(other - one).mean(), np.square(one - one.mean(axis=0)).mean()
+    reference, candidate = (values.astype(np.float64) for values in (reference, candidate))
+    if reference.shape[1] > 1:
+        reference, candidate = (values - values.mean(axis=1, keepdims=True) for values in (reference, candidate))
+    change, spread = np.square(candidate - reference).mean(), np.square(reference - reference.mean(axis=0)).mean()
     return float(np.sqrt(change / spread)) if spread else (np.inf if change else 0.0)
 
 
-def two_errors(share: float, answers: int) -> float:
-    """Two standard errors of a share measured on `answers` predictions."""
-    return 2 * float(np.sqrt(share * (1 - share) / answers))
+def two_errors(share: float, predictions: int) -> float:
+    """Two standard errors of a share measured on so many predictions."""
+    return 2 * float(np.sqrt(share * (1 - share) / predictions))
 
 
 def entity_starts(tags: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,45 +82,45 @@ def entity_starts(tags: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
     numbers of their sentences. An I- tag that does not follow its own type begins an entity (conlleval; seqeval's default).
     """
     types, inside = (tags - 1) // 2, tags > 0
-    goes_on = np.zeros(len(tags), dtype=bool)  # continued from the previous word
-    goes_on[1:] = inside[1:] & inside[:-1] & (tags[1:] % 2 == 0) & (types[1:] == types[:-1]) & (rows[1:] == rows[:-1])
-    followed = np.append(goes_on[1:], False)
-    return np.flatnonzero(inside & ~goes_on), np.flatnonzero(inside & ~followed)
+    continues = np.zeros(len(tags), dtype=bool)  # continued from the previous word
+    continues[1:] = inside[1:] & inside[:-1] & (tags[1:] % 2 == 0) & (types[1:] == types[:-1]) & (rows[1:] == rows[:-1])
+    followed = np.append(continues[1:], False)
+    return np.flatnonzero(inside & ~continues), np.flatnonzero(inside & ~followed)
 
 
-def entity_f1(found: np.ndarray, there: np.ndarray) -> float:
-    """Micro F1 of entities, 2 right / (found + there); 0 without any entity. Arguments as counted by `tokens.judged`."""
-    right, said, _ = found.sum(axis=0)
-    return float(2 * right / max(said + there[:, 0].sum(), 1))
+def entity_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Micro F1 of entities, 2 right / (predicted + true); 0 without any entity. Arguments: `tokens.metric_inputs`."""
+    right, entities, _ = predicted.sum(axis=0)
+    return float(2 * right / max(entities + labels[:, 0].sum(), 1))
 
 
-def word_accuracy(found: np.ndarray, there: np.ndarray) -> float:
-    """Share of words with the right tag. Arguments as counted by `tokens.judged`."""
-    return float(found[:, 2].sum() / there[:, 1].sum())
+def word_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Share of words with the right tag. Arguments: `tokens.metric_inputs`."""
+    return float(predicted[:, 2].sum() / labels[:, 1].sum())
 
 
 LEAST = -700.0
 """Lowest log-likelihood of a token: its exp and inverse are still finite."""
 
 
-def log_likelihood(found: np.ndarray, there: np.ndarray) -> float:
-    """Mean log-likelihood per token, in nats; at least LEAST, also for NaN. Arguments as counted by `generation.judged`."""
-    return float(np.fmax(found[:, 0].sum() / there.sum(), LEAST))
+def log_likelihood(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Mean log-likelihood per token, in nats; at least LEAST, also for NaN. Arguments: `generation.metric_inputs`."""
+    return float(np.fmax(predicted[:, 0].sum() / labels.sum(), LEAST))
 
 
-def likelihood(found: np.ndarray, there: np.ndarray) -> float:
+def likelihood(predicted: np.ndarray, labels: np.ndarray) -> float:
     """Geometric mean over tokens of their predicted probability: 1 / perplexity. Arguments as for `log_likelihood`."""
-    return float(np.exp(log_likelihood(found, there)))
+    return float(np.exp(log_likelihood(predicted, labels)))
 
 
-def perplexity(found: np.ndarray, there: np.ndarray) -> float:
+def perplexity(predicted: np.ndarray, labels: np.ndarray) -> float:
     """exp of the mean negative log-likelihood; 1 is the minimum. Arguments as for `log_likelihood`."""
-    return float(np.exp(-log_likelihood(found, there)))
+    return float(np.exp(-log_likelihood(predicted, labels)))
 
 
-def token_accuracy(found: np.ndarray, there: np.ndarray) -> float:
+def token_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
     """Share of tokens that are the most likely next token. Arguments as for `log_likelihood`."""
-    return float(found[:, 1].sum() / there.sum())
+    return float(predicted[:, 1].sum() / labels.sum())
 
 
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -137,10 +137,10 @@ def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
     """A correlation of scipy's, 0 where it is not defined."""
     from scipy import stats  # imported here: it would dominate the time of checking a pipeline file
 
-    one, other = (values.astype(np.float64) for values in (outputs[:, 0], labels))
-    if not all(np.isfinite(values).all() and np.ptp(values) > 0 for values in (one, other)):
+    outputs, labels = (values.astype(np.float64) for values in (outputs[:, 0], labels))
+    if not all(np.isfinite(values).all() and np.ptp(values) > 0 for values in (outputs, labels)):
         return 0.0
-    return float(getattr(stats, name)(one, other).statistic)
+    return float(getattr(stats, name)(outputs, labels).statistic)
 
 
 def concordance(reference: np.ndarray, candidate: np.ndarray) -> float:
@@ -148,11 +148,11 @@ def concordance(reference: np.ndarray, candidate: np.ndarray) -> float:
 
     1 only where both are equal: unlike a correlation, it also decreases with offset and scale (Lin 1989).
     """
-    one, other = (values[:, 0].astype(np.float64) for values in (reference, candidate))
-    if np.array_equal(one, other):
+    reference, candidate = (values[:, 0].astype(np.float64) for values in (reference, candidate))
+    if np.array_equal(reference, candidate):
         return 1.0
-    apart = one.var() + other.var() + (one.mean() - other.mean()) ** 2
-    return float(2 * ((one - one.mean()) * (other - other.mean())).mean() / apart)
+    apart = reference.var() + candidate.var() + (reference.mean() - candidate.mean()) ** 2
+    return float(2 * ((reference - reference.mean()) * (candidate - candidate.mean())).mean() / apart)
 
 
 def _draws(rows: int, count: int, seed: int) -> Iterator[np.ndarray]:

@@ -140,19 +140,19 @@ def data_text(path: Path) -> str:
 
 def _unpacked(content: bytes, path: Path) -> bytes:
     """Decompress gzip data and check its checksums. Raises UserError E201 for damaged data, E215 if it is too large."""
-    whole = b""
+    unpacked = b""
     while content:  # a gzip file may consist of several members
         reader = zlib.decompressobj(wbits=31)
         try:
-            whole += reader.decompress(content, DATA.most + 1 - len(whole))
+            unpacked += reader.decompress(content, DATA.most + 1 - len(unpacked))
         except zlib.error as error:
             raise UserError("E201", f"cannot be decompressed ({error})", "Copy the file again", str(path)) from None
-        if len(whole) > DATA.most:
-            raise too_large(len(whole), DATA, str(path))
+        if len(unpacked) > DATA.most:
+            raise too_large(len(unpacked), DATA, str(path))
         if not reader.eof:
             raise UserError("E201", "cannot be decompressed (cut short)", "Copy the file again", str(path))
         content = reader.unused_data
-    return whole
+    return unpacked
 
 
 def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
@@ -241,10 +241,10 @@ DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 
 def _levels(value: Any) -> int:
     """Nesting depth of lists and objects. Computed level by level: a recursion could exceed Python's stack."""
-    count, here = 0, [value]
-    while here := [one for one in here if isinstance(one, list | dict)]:
+    count, level = 0, [value]
+    while level := [item for item in level if isinstance(item, list | dict)]:
         count += 1
-        here = [inner for one in here for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
     return count
 
 

@@ -34,10 +34,10 @@ Column = Sequence[tuple[int, Any]]
 class Metric:
     """A quality metric. Of a kind's main metric, larger is better: one that falls is negated or inverted.
 
-    `value` takes the two arrays (rows, ...) that the kind's `judged` computes from outputs and labels. `key` names it in
-    metadata, `name` in sentences; it is shown times 100, followed by `unit`, and in a summary with `aside`, the same in other
-    words. `note` is an explanation for readers of a report. `chance` is the value of a constant prediction for every row, if a
-    trained model cannot have the same value.
+    `value` takes the two arrays (rows, ...) that the kind's `metric_inputs` computes from outputs and labels. `key` names it
+    in metadata, `name` in sentences; it is shown times 100, followed by `unit`, and in a summary with `aside`, the same in
+    other words. `note` is an explanation for readers of a report. `chance` is the value of a constant prediction for every
+    row, if a trained model cannot have the same value.
     """
 
     key: str
@@ -53,8 +53,8 @@ class Metric:
 class Agreement:
     """Agreement of two models' predictions, whatever the labels are.
 
-    `measure` takes two arrays of outputs (answers, outputs) and returns 1.0 if they agree completely; the required values are
-    in export/parity/bounds.py. `name` is the heading of a column, `words` precede the share in a sentence. `chance` of (a
+    `measure` takes two arrays of outputs (predictions, outputs) and returns 1.0 if they agree completely; the required values
+    are in export/parity/bounds.py. `name` is the heading of a column, `words` precede the share in a sentence. `chance` of (a
     share, predictions) is the sampling error of that share on so many predictions. `beyond` is `measure` without the
     predictions that rounding noise of their margins alone may flip.
     """
@@ -78,18 +78,18 @@ class TaskKind:
     - `loss`: (outputs as the model gives them, labels (rows, ...), reduction over rows "mean" or "sum") -> a scalar;
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
     - `metrics`: the first is the one for checks, intervals and reports;
-    - `answers`: outputs -> the labels that the model itself predicts;
+    - `predicted_labels`: outputs -> the labels that the model itself predicts;
     - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> the prediction for a
       client, a dataclass printed by `str`; raises UserError E717;
     - `written`: a client's text in the form of the training texts; raises UserError E717;
     - `auto_class`: transformers' Auto class of the model (`compressor.models.hub`);
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which mark where the model predicts
-      (`compressor.tasks.answers`); raises UserError E213;
+      (`compressor.tasks.predictions`); raises UserError E213;
     - `grain`: labels (rows, ...) -> how far one prediction can move the main metric;
     - `gates`: the metric whose loss is bounded, if that is not the main one;
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
     - `constant`: targets -> the best value of the first metric for a constant prediction, None if undefined;
-    - `judged`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
+    - `metric_inputs`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
       that rows can be resampled; its result for a row does not depend on the others.
     """
 
@@ -103,7 +103,7 @@ class TaskKind:
     distillation: Callable[[Tensor, Tensor, Tensor], Tensor]
     metrics: tuple[Metric, ...]
     agreement: Agreement
-    answers: Callable[[np.ndarray], np.ndarray]
+    predicted_labels: Callable[[np.ndarray], np.ndarray]
     prediction: Callable[[Sequence[str], np.ndarray, str, Encoding], Any]
     written: Callable[[Any], Any] = lambda text: text
     auto_class: str = SEQUENCES
@@ -111,7 +111,7 @@ class TaskKind:
     spread: Callable[[Labels, list[str]], dict[str, float]] = lambda labels, names: {}
     constant: Callable[[Labels], float | None] = lambda labels: None
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
-    judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
+    metric_inputs: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
     gates: Metric | None = None
 
     @property
@@ -129,30 +129,30 @@ class TaskKind:
         """Whether outputs are scores of a vocabulary: too many to be stored for the rows of a split."""
         return self.auto_class == GENERATES
 
-    def quality(self, found: np.ndarray, known: np.ndarray) -> dict[str, Any]:
-        """Every metric of the arrays from `judged`, the main one with its 95 % bootstrap interval, as recorded in metadata and
-        reports."""
-        main, values = self.metric, {metric.key: metric.value(found, known) for metric in self.metrics}
+    def quality(self, predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+        """Every metric of the arrays from `metric_inputs`, the main one with its 95 % bootstrap interval, as recorded in
+        metadata and reports."""
+        main, values = self.metric, {metric.key: metric.value(predicted, labels) for metric in self.metrics}
         return {
             main.key: values.pop(main.key),
-            "interval": list(interval(main.value, found, known)),
+            "interval": list(interval(main.value, predicted, labels)),
             **values,
-            "rows": len(known),
+            "rows": len(labels),
         }
 
     def unlearnt(self, quality: Mapping[str, Any]) -> bool:
         """Whether a quality equals that of one constant prediction. (Where all labels are equal, nothing can be better.)"""
         return any(metric.chance is not None and quality.get(metric.key) == metric.chance for metric in self.metrics)
 
-    def change(self, candidate: np.ndarray, reference: np.ndarray, known: np.ndarray, **options: int) -> tuple[float, float]:
-        """95 % paired bootstrap interval over rows of the change of the main metric between the `judged` arrays of two models;
+    def change(self, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int) -> tuple[float, float]:
+        """95 % paired bootstrap interval over rows of the change of the main metric between the `metric_inputs` of two models;
         options of `difference_interval`."""
-        return difference_interval(self.metric.value, candidate, reference, known, **options)
+        return difference_interval(self.metric.value, candidate, reference, labels, **options)
 
 
-def one_label(read: Callable[[object], Any], what: str, fix: str) -> Callable[..., Example]:
+def one_label(read: Callable[[object], Any], valid: str, fix: str) -> Callable[..., Example]:
     """The `example` function of a kind with one label per row. `read`: a cell of its column -> the label, None if invalid;
-    `what` describes a valid label, `fix` how to write it."""
+    `valid` describes a valid label, `fix` how to write it."""
 
     def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
         texts = tuple(row[name] for name in task.text_columns)
@@ -163,8 +163,8 @@ def one_label(read: Callable[[object], Any], what: str, fix: str) -> Callable[..
                 )
         label = read(row[task.label])
         if label is None:
-            told = f"column '{task.label}' holds {row[task.label]!r:.60}, not {what}"
-            raise UserError("E207", told, fix, f"{path}:{line}")
+            what = f"column '{task.label}' holds {row[task.label]!r:.60}, not {valid}"
+            raise UserError("E207", what, fix, f"{path}:{line}")
         return texts, label
 
     return example

@@ -58,11 +58,11 @@ class HiddenTeacher:
         teacher = self.dense if self.logits or not kind.generates else self.dense.base_model
         self.dense.to(labels.device)
         with torch.no_grad(), _states(self.theirs) as theirs:
-            taught = teacher(**inputs)
+            teacher_outputs = teacher(**inputs)
         with _states(self.ours) as ours:
             outputs = model(**inputs)
         logits = outputs.logits
-        loss = kind.distillation(logits, taught.logits, labels) if self.logits else kind.loss(logits, labels)
+        loss = kind.distillation(logits, teacher_outputs.logits, labels) if self.logits else kind.loss(logits, labels)
         if self.weight:
             loss = loss + self.weight * hidden_distance(ours, theirs, inputs["attention_mask"])
         return outputs, loss
@@ -71,14 +71,14 @@ class HiddenTeacher:
 @contextmanager
 def _states(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """Context that records the output of every block in one forward pass, in the order of `blocks`."""
-    found: list[Tensor] = []
+    states: list[Tensor] = []
 
     def keep(block: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        states.append(output[0] if isinstance(output, tuple) else output)
 
     hooks = [block.register_forward_hook(keep) for block in blocks]
     try:
-        yield found
+        yield states
     finally:
         for hook in hooks:
             hook.remove()

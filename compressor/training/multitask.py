@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from compressor.account import Plan
 from compressor.compression import Tasks, compression_of
 from compressor.cost import shape_of
-from compressor.deltas.sources import Masked, Own, Scores
+from compressor.deltas.sources import Masked, PlainTensors, Scores
 from compressor.models.hub import head_names, weightless_model
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
@@ -113,7 +113,7 @@ class PerTask(nn.Module):
 class TaskScores(nn.Module):
     """The task masks over one prototype, shared by every block: the mask of the active task is used."""
 
-    def __init__(self, tasks: Tasks, prototype: Own, keep: float):
+    def __init__(self, tasks: Tasks, prototype: PlainTensors, keep: float):
         super().__init__()
         self.tasks, self.each = tasks, nn.ModuleList(Scores(prototype, keep) for _ in tasks.names)
 
@@ -127,15 +127,15 @@ def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
     Its forward takes a keyword `task`, the number of the task that is active from then on; `model.compression.tasks` names
     them.
     """
-    names, first, found = [], None, []
+    names, first, heads = [], None, []
     for name, model in models:
         first = model if first is None else first
         names.append(name)
-        found.append(_head_modules(model))
+        heads.append(_head_modules(model))
     compression = compression_of(first)
     tasks = compression.tasks = Tasks(names)
-    for path in found[0]:
-        tasks.heads[path] = PerTask(tasks, [modules[path] for modules in found])
+    for path in heads[0]:
+        tasks.heads[path] = PerTask(tasks, [modules[path] for modules in heads])
         first.set_submodule(path, tasks.heads[path])
     compression.head_parameters = frozenset(
         f"{path}.{leaf}" for path, module in tasks.heads.items() for leaf, _ in module.named_parameters()
@@ -146,13 +146,13 @@ def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
 
 def _head_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost modules that contain nothing but the task head, by path."""
-    head, found = head_names(model), {}
+    head, modules = head_names(model), {}
     for path, module in model.named_modules():
         inside = [f"{path}.{leaf}" for leaf, _ in module.named_parameters()]
-        below = any(path.startswith(f"{above}.") for above in found)
+        below = any(path.startswith(f"{above}.") for above in modules)
         if inside and not below and head.issuperset(inside):
-            found[path] = module
-    return found
+            modules[path] = module
+    return modules
 
 
 def _choose(model: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dict]:

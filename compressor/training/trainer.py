@@ -25,9 +25,9 @@ from compressor.deltas.sources import Scores
 from compressor.errors import UserError
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
-from compressor.tasks.answers import cut, spread
 from compressor.tasks.features import pad
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
 from compressor.tasks.task_kind import TaskKind
 from compressor.training.distillation import HiddenTeacher
@@ -73,7 +73,7 @@ class Schedule:
 
 
 class TrainingRows(torch.utils.data.Dataset):
-    """Token lists with labels and, for distillation, the teacher's outputs (`compressor.tasks.answers.by_row`), all row by row;
+    """Token lists with labels and, for distillation, the teacher's outputs (`tasks.predictions.by_row`), all row by row;
     the loss is that of `kind`."""
 
     def __init__(
@@ -156,14 +156,14 @@ class TaskTrainer(Trainer):
             return super().train(*arguments, **options)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels, taught = inputs.pop("labels"), inputs.pop("teacher", None)
+        labels, teacher_logits = inputs.pop("labels"), inputs.pop("teacher", None)
         kind = self.train_dataset.kinds[inputs.get("task", 0)]
         if self.teacher is not None:
             outputs, loss = self.teacher.loss(model, inputs, labels, kind)
         else:
             outputs = model(**inputs)
             logits = outputs.logits
-            loss = kind.loss(logits, labels) if taught is None else kind.distillation(logits, taught, labels)
+            loss = kind.loss(logits, labels) if teacher_logits is None else kind.distillation(logits, teacher_logits, labels)
         loss = loss + sum(link.penalty() for link in self.dense)
         return (loss, outputs) if return_outputs else loss
 
@@ -375,13 +375,13 @@ def trainer_of(
     settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
     first = steps // 2
-    own = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
+    method_callbacks = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
     trainer = TaskTrainer(
         model=model,
         args=settings,
         train_dataset=dataset,
         data_collator=Collator(pad_id),
-        callbacks=[*callbacks, *own],
+        callbacks=[*callbacks, *method_callbacks],
         mask_learning_rate=schedule.mask_learning_rate,
         grower=grower,
         dense=dense,

@@ -52,15 +52,15 @@ def seal(folder: Path) -> None:
 
 def newest(work: Path) -> Path | None:
     """The newest complete checkpoint below `work`; damaged ones are deleted in favour of the one before."""
-    found = sorted(work.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    for folder in found:
-        if _is_whole(folder):
+    folders = sorted(work.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    for folder in folders:
+        if _is_complete(folder):
             return folder
         shutil.rmtree(folder)
     return None
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     try:
         digests = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):

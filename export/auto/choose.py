@@ -38,9 +38,9 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """The entry in an artifact's metadata, as JSON data."""
-        judged = {"loss": self.loss, "agreement": self.result.agreement} if self.result else {}
+        quality = {"loss": self.loss, "agreement": self.result.agreement} if self.result else {}
         names = ("runtime", "precision", "ms", "speed", "within", "verdict")
-        return {**{name: getattr(self, name) for name in names}, "excluded": len(self.excluded), **judged}
+        return {**{name: getattr(self, name) for name in names}, "excluded": len(self.excluded), **quality}
 
 
 def with_verdict(trial: Candidate, result: ParityResult, budget: float) -> Candidate:
@@ -89,5 +89,5 @@ def choose_candidate(
             seen[mixed.path] = mixed
             if mixed.within:
                 waiting = clock([*waiting, mixed])
-                seen |= {one.path: one for one in waiting if one.path in seen}
+                seen |= {trial.path: trial for trial in waiting if trial.path in seen}
                 break

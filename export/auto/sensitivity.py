@@ -31,28 +31,28 @@ class Sensitivity:
 def rank(
     model: nn.Module,
     names: Sequence[str],
-    ask: Callable[[Forward], np.ndarray],
+    predict: Callable[[Forward], np.ndarray],
     *,
     static: bool,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
-    """The matrices of `model` called `names`, the most sensitive first. `ask` computes the predictions (predictions, outputs)
-    of a model for the tested rows.
+    """The matrices of `model` called `names`, the most sensitive first. `predict` computes the outputs (predictions,
+    outputs) of a model for the tested rows.
 
     Weights get one scale an output channel (embeddings one in all), inputs one scale: of all these rows where `static`, else
     of each call. Names that are not a module with a matrix are left out. The model is unchanged afterwards.
     """
-    wanted = {name: module for name, module in model.named_modules() if name in set(names) and has_matrix(module)}
+    modules = {name: module for name, module in model.named_modules() if name in set(names) and has_matrix(module)}
     forward = torch_forward(model)
-    with _watching(wanted) as ranges:
-        reference = ask(forward)
-    found = []
-    for name, module in wanted.items():
+    with _watching(modules) as ranges:
+        reference = predict(forward)
+    ranked = []
+    for name, module in modules.items():
         with quantized(module, ranges.get(name) if static else None):
-            answer = ask(forward)
-        found.append(Sensitivity(name, float(np.abs(answer - reference).mean())))
+            predictions = predict(forward)
+        ranked.append(Sensitivity(name, float(np.abs(predictions - reference).mean())))
         on_step()
-    return sorted(found, key=lambda one: -one.difference)
+    return sorted(ranked, key=lambda sensitivity: -sensitivity.difference)
 
 
 @contextlib.contextmanager
@@ -97,8 +97,8 @@ def _watching(modules: dict[str, nn.Module]) -> Iterator[dict[str, Range]]:
 def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterator[None]:
     """Context with one module's weight rounded to `bits`, its inputs to 8. `inputs` is their range; None: that of each call."""
 
-    def hook(_module: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (_rounded(given[0], inputs or (float(given[0].min()), float(given[0].max()))), *given[1:])
+    def hook(_module: object, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (_rounded(args[0], inputs or (float(args[0].min()), float(args[0].max()))), *args[1:])
 
     weight = module.weight
     # replaced in this module only: a tied weight elsewhere is not changed

@@ -26,7 +26,7 @@ from export.parity.token_outputs import compare_tokens
 from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
-    from export.standalone.source_model import Found
+    from export.standalone.source_model import LoadedModel
 
 PROMPTS, LONGEST, NEW = 8, 24, 24
 """Number of random prompts, tokens of the longest, and tokens generated after each."""
@@ -38,25 +38,25 @@ def write_generator(
     """Write FOLDER/NAME.onnx, NAME_int8.onnx and NAME_int4.onnx of every graph; precision -> paths, in order of `graphs`."""
     paths: dict[str, tuple[Path, ...]] = {}
     for name, graph in graphs.items():
-        whole = fused(graph) if fuse else graph
+        fp32 = fused(graph) if fuse else graph
         for precision in precisions:
             path = folder / (f"{name}.onnx" if precision == "fp32" else f"{name}_{precision}.onnx")
-            made = whole if precision == "fp32" else quantized_weights(whole, int(precision.removeprefix("int")))
+            made = fp32 if precision == "fp32" else quantized_weights(fp32, int(precision.removeprefix("int")))
             carry_over(graph, made)
             save(made, path, limit)
             paths[precision] = (*paths.get(precision, ()), path)
     return paths
 
 
-def special_tokens(found: Found) -> dict[str, Any]:
+def special_tokens(loaded: LoadedModel) -> dict[str, Any]:
     """The special tokens that `generate` needs: those that end a text, pad it, and begin the text after an encoder."""
-    config, said = found.model.config, found.model.generation_config
-    ends = said.eos_token_id
-    start = said.decoder_start_token_id if config.is_encoder_decoder else None
+    config, generation = loaded.model.config, loaded.model.generation_config
+    ends = generation.eos_token_id
+    start = generation.decoder_start_token_id if config.is_encoder_decoder else None
     return {
         "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
-        "pad": found.pad_id,
-        "start": found.pad_id if start is None and config.is_encoder_decoder else start,
+        "pad": loaded.pad_id,
+        "start": loaded.pad_id if start is None and config.is_encoder_decoder else start,
     }
 
 
@@ -72,8 +72,10 @@ class Text:
         """Each row as a text without padding."""
         alone = []
         for row, mask in enumerate(self.mask):
-            there = None if self.source is None else self.source["attention_mask"][row] == 1
-            source = None if self.source is None else {name: one[row : row + 1, there] for name, one in self.source.items()}
+            real = None if self.source is None else self.source["attention_mask"][row] == 1
+            source = (
+                None if self.source is None else {name: values[row : row + 1, real] for name, values in self.source.items()}
+            )
             alone.append(Text(self.ids[row : row + 1, mask == 1], self.mask[row : row + 1, mask == 1], source))
         return alone
 
@@ -83,14 +85,14 @@ class Text:
         return Text(np.take_along_axis(self.ids, order, 1), np.take_along_axis(self.mask, order, 1), self.source)
 
 
-def prove_generator(found: Found, precision: str, paths: Sequence[Path], *, required: bool = True) -> dict[str, Any]:
+def prove_generator(loaded: LoadedModel, precision: str, paths: Sequence[Path], *, required: bool = True) -> dict[str, Any]:
     """The record of `compare_generated`, with `generated` and `generated_agreement`. Raises CheckError E610."""
-    result, agreed = compare_generated(found, precision, paths, required=required)
+    result, agreed = compare_generated(loaded, precision, paths, required=required)
     return {**result.to_json(), "generated": len(agreed), "generated_agreement": float(np.mean(agreed))}
 
 
 def compare_generated(
-    found: Found, precision: str, paths: Sequence[Path], *, required: bool = True
+    loaded: LoadedModel, precision: str, paths: Sequence[Path], *, required: bool = True
 ) -> tuple[ParityResult, list[bool]]:
     """Compare a file (or encoder and decoder) with its model: the comparison, and which generated tokens agreed.
 
@@ -101,8 +103,8 @@ def compare_generated(
     """
     sessions = tuple(session(path) for path in paths)
     live = sessions if len(sessions) > 1 else sessions[0]
-    text, chosen = _texts(found, live)
-    reference = torch_logits(found.model, text)
+    text, chosen = _texts(loaded, live)
+    reference = torch_logits(loaded.model, text)
     middle = max(1, text.ids.shape[1] // 2)
     others = {
         "batch 1": np.concatenate([logits_of(live, row) for row in text.rows()]),
@@ -118,42 +120,42 @@ def compare_generated(
     def suspect() -> str:
         if compared().passed and "batch 1" not in result.failed_batches:
             return "the cache: without a past nothing parts"
-        return _suspected_block(found, paths[-1], text, result.worst_row)
+        return _suspected_block(loaded, paths[-1], text, result.worst_row)
 
     if required:
         require(result, suspect)
-    whole = np.zeros((*text.ids.shape, 1), np.int64)
-    whole[text.mask == 1] = reference.argmax(axis=-1, keepdims=True)
-    agreed = [bool(whole[row, place, 0] == token) for row, place, token in chosen]
+    likeliest = np.zeros((*text.ids.shape, 1), np.int64)
+    likeliest[text.mask == 1] = reference.argmax(axis=-1, keepdims=True)
+    agreed = [bool(likeliest[row, place, 0] == token) for row, place, token in chosen]
     return result, agreed
 
 
-def _suspected_block(found: Found, path: Path, text: Text, worst: int) -> str:
+def _suspected_block(loaded: LoadedModel, path: Path, text: Text, worst: int) -> str:
     """The block where a file and its model diverge in one pass without a past, over the worst token's row and the longest."""
     if text.source is not None:
         return f"{UNKNOWN} (encoder and decoder are two graphs)"
     lengths = text.mask.sum(axis=1)
     chosen = [np.repeat(np.arange(len(lengths)), lengths)[worst], lengths.argmax()]
-    return suspect_in_graph(found.model, path, {"input_ids": text.ids[chosen], "attention_mask": text.mask[chosen]})
+    return suspect_in_graph(loaded.model, path, {"input_ids": text.ids[chosen], "attention_mask": text.mask[chosen]})
 
 
-def _texts(found: Found, live: Live) -> tuple[Text, list[tuple[int, int, int]]]:
+def _texts(loaded: LoadedModel, live: Live) -> tuple[Text, list[tuple[int, int, int]]]:
     """Prompts followed by their generated tokens, and (row, position before it, token) of each of these."""
-    most = getattr(found.model.config, "max_position_embeddings", None) or LONGEST + NEW
+    most = getattr(loaded.model.config, "max_position_embeddings", None) or LONGEST + NEW
     longest, new = min(LONGEST, most // 2), min(NEW, most // 2)
-    fitting = [row for row in found.rows if len(row["input_ids"]) <= longest]
+    fitting = [row for row in loaded.rows if len(row["input_ids"]) <= longest]
     keys = ("input_ids", "attention_mask")
     prompts = [{key: fitting[place][key] for key in keys} for place in np.linspace(0, len(fitting) - 1, PROMPTS).astype(int)]
-    special, source = special_tokens(found), pad(prompts, found.pad_id)
+    special, source = special_tokens(loaded), pad(prompts, loaded.pad_id)
     tokens = generate(live, *source.values(), new, pad=special["pad"], start=special["start"])
-    if found.model.config.is_encoder_decoder:
+    if loaded.model.config.is_encoder_decoder:
         before = [[special["start"]]] * len(prompts)
     else:
         before = [row["input_ids"] for row in prompts]
-    rows = [[*start, *one.tolist()] for start, one in zip(before, tokens, strict=True)]
-    made = pad([{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows], found.pad_id)
-    chosen = [(row, len(before[row]) - 1 + place, token) for row, one in enumerate(tokens) for place, token in enumerate(one)]
-    return Text(*made.values(), source if found.model.config.is_encoder_decoder else None), chosen
+    rows = [[*start, *ids.tolist()] for start, ids in zip(before, tokens, strict=True)]
+    made = pad([{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows], loaded.pad_id)
+    chosen = [(row, len(before[row]) - 1 + place, token) for row, ids in enumerate(tokens) for place, token in enumerate(ids)]
+    return Text(*made.values(), source if loaded.model.config.is_encoder_decoder else None), chosen
 
 
 def logits_of(live: Live, text: Text, *cuts: int) -> np.ndarray:
@@ -170,9 +172,9 @@ def torch_logits(model: nn.Module, text: Text) -> np.ndarray:
     """Logits of a torch model without a cache, in the format of `logits_of`."""
     ids, mask = torch.from_numpy(text.ids), torch.from_numpy(text.mask)
     if text.source is None:
-        given = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     else:
-        given = {**{name: torch.from_numpy(one) for name, one in text.source.items()}, "decoder_input_ids": ids}
+        inputs = {**{name: torch.from_numpy(values) for name, values in text.source.items()}, "decoder_input_ids": ids}
     with torch.inference_mode():
-        logits = model.eval()(**given, use_cache=False).logits
+        logits = model.eval()(**inputs, use_cache=False).logits
     return logits.float().numpy()[text.mask == 1]

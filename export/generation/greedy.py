@@ -45,13 +45,13 @@ def generate(
     else:
         decoder, fed, mask = Decoder(live, rows), input_ids, attention_mask
     last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
-    found, going = [], np.ones(rows, bool)
-    while len(found) < max_new_tokens and going.any():
+    tokens, going = [], np.ones(rows, bool)
+    while len(tokens) < max_new_tokens and going.any():
         likeliest = decoder(fed, mask)[np.arange(rows), last].argmax(axis=-1)
-        found.append(np.where(going, likeliest, pad))
+        tokens.append(np.where(going, likeliest, pad))
         going &= ~np.isin(likeliest, list(ends))
-        fed, mask, last = found[-1][:, None], np.ones((rows, 1), np.int64), 0
-    return np.stack(found, axis=1) if found else np.zeros((rows, 0), np.int64)
+        fed, mask, last = tokens[-1][:, None], np.ones((rows, 1), np.int64), 0
+    return np.stack(tokens, axis=1) if tokens else np.zeros((rows, 0), np.int64)
 
 
 class Decoder:
@@ -64,8 +64,8 @@ class Decoder:
         self.session, self.source = session, dict(source or {})
         self.names = [value.name for value in session.get_outputs()]
         inputs = {value.name: value for value in session.get_inputs()}
-        own = [value for name, value in inputs.items() if name.startswith(PAST) and name not in self.source]
-        self.past = {value.name: _value(np.zeros((rows, value.shape[1], 0, value.shape[3]), np.float32)) for value in own}
+        past = [value for name, value in inputs.items() if name.startswith(PAST) and name not in self.source]
+        self.past = {value.name: _value(np.zeros((rows, value.shape[1], 0, value.shape[3]), np.float32)) for value in past}
         self.mask = np.zeros((rows, 0), np.int64) if "attention_mask" in inputs else None
 
     def __call__(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
@@ -86,8 +86,8 @@ def encode(encoder: InferenceSession, input_ids: np.ndarray, attention_mask: np.
     names = [value.name for value in encoder.get_outputs()]
     mask = _value(attention_mask)
     states = encoder.run_with_ort_values(names, {"input_ids": _value(input_ids), "attention_mask": mask})
-    found = {f"{PAST}{name.removeprefix(PRESENT)}": value for name, value in zip(names, states, strict=True)}
-    return {**found, "encoder_attention_mask": mask}
+    cache = {f"{PAST}{name.removeprefix(PRESENT)}": value for name, value in zip(names, states, strict=True)}
+    return {**cache, "encoder_attention_mask": mask}
 
 
 def _value(array: np.ndarray) -> OrtValue:
@@ -109,10 +109,10 @@ def open_generator(
 def open_live(folder: Path, precision: str = "fp32", *, threads: int | None = None) -> Live:
     """The ONNX Runtime sessions of an exported generative model. Raises UserError E602."""
     files = facts_of(folder)["files"]
-    paths = [folder / one["path"] for one in files.values() if one["precision"] == precision]
+    paths = [folder / entry["path"] for entry in files.values() if entry["precision"] == precision]
     if not paths:
-        there = ", ".join(sorted({one["precision"] for one in files.values()}))
-        raise UserError("E602", f"no model was exported in {precision}", f"It has {there}", str(folder))
+        precisions = ", ".join(sorted({entry["precision"] for entry in files.values()}))
+        raise UserError("E602", f"no model was exported in {precision}", f"It has {precisions}", str(folder))
     live = tuple(session(path, threads=threads) for path in paths)
     return live if len(live) > 1 else live[0]
 
@@ -121,11 +121,11 @@ def facts_of(folder: Path) -> dict[str, Any]:
     """Read the export.json of an exported generative model. Raises UserError E602 where there is none."""
     try:
         facts = json.loads((folder / PROOF).read_text(encoding="utf-8"))
-        known = isinstance(facts["generation"], dict) and all(
-            one["path"] and one["precision"] for one in facts["files"].values()
+        readable = isinstance(facts["generation"], dict) and all(
+            entry["path"] and entry["precision"] for entry in facts["files"].values()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        known = False
-    if not known:
+        readable = False
+    if not readable:
         raise UserError("E602", "no export of a model that generates", "Export one: compress export", str(folder))
     return facts

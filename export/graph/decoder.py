@@ -84,8 +84,8 @@ class EncoderGraph(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict:
         # other outputs of the decoder are not requested, so they are not in the graph
         start = input_ids.new_zeros(input_ids.shape[0], 1)
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=True)
-        layers = found.past_key_values.cross_attention_cache.layers
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=True)
+        layers = outputs.past_key_values.cross_attention_cache.layers
         return {"present": {number: {"encoder": _states(layers[int(number)])} for number in self.crossed}}
 
 
@@ -95,8 +95,8 @@ def trace_decoder(model: nn.Module) -> onnx.ModelProto:
     """
     with unchanged(model):
         sample = _sample_cache(model)
-    own, crossed = _shapes(sample.self_attention_cache), _shapes(sample.cross_attention_cache)
-    past = {number: {"decoder": block} for number, block in _random(own, PAST).items()}
+    decoded, crossed = _shapes(sample.self_attention_cache), _shapes(sample.cross_attention_cache)
+    past = {number: {"decoder": block} for number, block in _random(decoded, PAST).items()}
     for number, block in _random(crossed, SOURCE).items():
         past.setdefault(number, {})["encoder"] = block
     inputs = {
@@ -105,7 +105,7 @@ def trace_decoder(model: nn.Module) -> onnx.ModelProto:
         "past_key_values": past,
     }
     axes = {"input_ids": ("batch", "sequence"), "encoder_attention_mask": ("batch", "source")}
-    both = {"decoder": (own, STATES), "encoder": (crossed, ("batch", None, "source", None))}
+    both = {"decoder": (decoded, STATES), "encoder": (crossed, ("batch", None, "source", None))}
     for side, (shapes, names) in both.items():
         axes |= {f"past_key_values.{number}.{side}.{name}": names for number in shapes for name in ("key", "value")}
     return trace_named(StepBehindEncoder(model), inputs, axes)
@@ -125,7 +125,7 @@ class StepBehindEncoder(nn.Module):
         cache.is_updated = dict.fromkeys(map(int, sides[1]), True)
         # only its shape is used: everything computed from it is in the cache
         seen = torch.zeros(*encoder_attention_mask.shape, 1)
-        found = self.model(
+        outputs = self.model(
             decoder_input_ids=input_ids,
             encoder_outputs=BaseModelOutput(last_hidden_state=seen),
             attention_mask=encoder_attention_mask,
@@ -133,7 +133,7 @@ class StepBehindEncoder(nn.Module):
             use_cache=True,
         )
         layers = cache.self_attention_cache.layers
-        return {"logits": found.logits, "present": {n: {"decoder": _states(layers[int(n)])} for n in sides[0]}}
+        return {"logits": outputs.logits, "present": {n: {"decoder": _states(layers[int(n)])} for n in sides[0]}}
 
 
 def _cache(blocks: Blocks) -> DynamicCache:
@@ -173,11 +173,11 @@ def _shapes(cache: DynamicCache) -> dict[str, tuple[int, int]]:
     sizes = (
         {} if strange else {str(number): layer.keys.shape for number, layer in enumerate(cache.layers) if layer.is_initialized}
     )
-    found = {number: (shape[1], shape[3]) for number, shape in sizes.items() if shape[1] * shape[3] > 1}
-    if not found:
+    shapes = {number: (shape[1], shape[3]) for number, shape in sizes.items() if shape[1] * shape[3] > 1}
+    if not shapes:
         what = type(strange[0]).__name__ if strange else "no block has attention"
         raise UserError("E623", f"the cache of this model does not hold keys and values ({what})", "Export another model")
-    return found
+    return shapes
 
 
 def _random(shapes: dict[str, tuple[int, int]], tokens: int) -> Blocks:

@@ -48,20 +48,20 @@ def _kept(proto: onnx.ModelProto) -> Iterator[str]:
         if node.op_type in KEPT_IN_FP32:
             yield node.name
         if node.op_type in ANGLES:
-            yield from _ancestors(node, makers, lambda one: one.op_type != "Shape")
+            yield from _ancestors(node, makers, lambda ancestor: ancestor.op_type != "Shape")
         if node.op_type == "Sqrt":
-            yield from _ancestors(node, makers, lambda one: one.op_type in ("Add", "ReduceMean"))
+            yield from _ancestors(node, makers, lambda ancestor: ancestor.op_type in ("Add", "ReduceMean"))
 
 
 def _ancestors(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto], through) -> Iterator[str]:
     """Names of a node and of all nodes that it is computed from, upwards through those that `through` accepts."""
     waiting, seen = [node], set()
     while waiting:
-        one = waiting.pop()
-        if one.name not in seen:
-            seen.add(one.name)
-            yield one.name
-            waiting += [makers[name] for name in one.input if name in makers and through(makers[name])]
+        current = waiting.pop()
+        if current.name not in seen:
+            seen.add(current.name)
+            yield current.name
+            waiting += [makers[name] for name in current.input if name in makers and through(makers[name])]
 
 
 def _own_weights(proto: onnx.ModelProto, kept: set[str]) -> None:
@@ -73,9 +73,9 @@ def _own_weights(proto: onnx.ModelProto, kept: set[str]) -> None:
         for place, name in enumerate(node.input):
             if name in weights:
                 node.input[place] = f"{node.name}_{name}_{place}"
-                own = proto.graph.initializer.add()
-                own.CopyFrom(weights[name])
-                own.name = node.input[place]
+                copy = proto.graph.initializer.add()
+                copy.CopyFrom(weights[name])
+                copy.name = node.input[place]
 
 
 def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -132,7 +132,7 @@ def emulated(proto: onnx.ModelProto) -> onnx.ModelProto:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
 
     made = onnx.shape_inference.infer_shapes(proto)
-    narrow = {one.name for one in made.graph.value_info if one.type.tensor_type.elem_type == TensorProto.BFLOAT16}
+    narrow = {value.name for value in made.graph.value_info if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
     for tensor in made.graph.initializer:
         if tensor.data_type == TensorProto.BFLOAT16:
             tensor.CopyFrom(wide(tensor))

@@ -119,7 +119,9 @@ def portable(source: Reference) -> str:
 def matrices(graph: onnx.ModelProto) -> list[str]:
     """The nodes of a graph of `trace` whose weights a quantizer converts to int8, in order: linear matrices and embeddings, by
     the names of their modules. (The products of two activations in attention are not: only OpenVINO's int8 has them.)"""
-    weights = {one.name for one in graph.graph.initializer if one.data_type == TensorProto.FLOAT and len(one.dims) == 2}
+    weights = {
+        tensor.name for tensor in graph.graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
+    }
     return [node.name for node in graph.graph.node if node.op_type in PRODUCTS and weights & set(node.input)]
 
 
@@ -146,4 +148,4 @@ def _name_axes(proto: onnx.ModelProto, axes: Mapping[str, Sequence[str | None]])
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
-                dim.dim_param = re.sub(r"\bs\d+\b", lambda found: names.get(found[0]) or found[0], dim.dim_param)
+                dim.dim_param = re.sub(r"\bs\d+\b", lambda match: names.get(match[0]) or match[0], dim.dim_param)

@@ -48,12 +48,12 @@ def _as_products(graph: onnx.GraphProto) -> None:
     turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
     nodes = []
     for node in graph.node:
-        given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         if node.op_type == "MatMul" and node.input[1] in turned:
             node.input[1] = _turned(graph, weights[turned[node.input[1]]])
-        elif node.op_type == "Gemm" and node.input[1] in weights and _plain(given):
-            name = _turned(graph, weights[node.input[1]]) if given.get("transB") else node.input[1]
-            product, biases = f"{node.output[0]}_product", [one for one in node.input[2:] if one]
+        elif node.op_type == "Gemm" and node.input[1] in weights and _plain(attributes):
+            name = _turned(graph, weights[node.input[1]]) if attributes.get("transB") else node.input[1]
+            product, biases = f"{node.output[0]}_product", [bias for bias in node.input[2:] if bias]
             nodes.append(helper.make_node("MatMul", [node.input[0], name], [product], node.name))
             # an Identity if it has no bias: it costs nothing, and preserves the name of the output
             node = helper.make_node("Add" if biases else "Identity", [product, *biases], list(node.output), f"{node.name}_sum")
@@ -63,9 +63,9 @@ def _as_products(graph: onnx.GraphProto) -> None:
     graph.node.extend(node for node in nodes if node.output[0] not in turned or node.output[0] in used)
 
 
-def _plain(given: dict[str, Any]) -> bool:
+def _plain(attributes: dict[str, Any]) -> bool:
     """Whether a Gemm is a plain product and sum, as torch's layers are."""
-    return given.get("alpha", 1.0) == given.get("beta", 1.0) == 1.0 and not given.get("transA")
+    return attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1.0 and not attributes.get("transA")
 
 
 def _turned(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> str:

@@ -68,9 +68,9 @@ class LatencyTable:
     def from_json(cls, text: str, facts: Mapping[str, Any]) -> LatencyTable:
         """Read the table in `text`, which must have been measured for exactly these `facts`. Raises UserError E803."""
         try:
-            found = json.loads(text)
-            rows = {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in found["sublayers"].items()}
-            table = cls(found["facts"], rows, float(found["block_ms"]), float(found["rest_ms"]))
+            data = json.loads(text)
+            rows = {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in data["sublayers"].items()}
+            table = cls(data["facts"], rows, float(data["block_ms"]), float(data["rest_ms"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError("E803", "the latency table is unreadable", "Delete the file: it is measured again") from error
         if table.facts != json.loads(json.dumps(facts)):
@@ -83,17 +83,17 @@ class LatencyTable:
 def probes(model: nn.Module) -> list[dict[int, Removal]]:
     """Removals to time for the cost of every structure that `model` has; blocks that others depend on are left as they are."""
     layers = dict(enumerate(layers_of(model)))
-    found = []
+    removals = []
     for structure in STRUCTURES:
         free = {n: layer for n, layer in layers.items() if layer.units(structure) and not layer.needed}
         total = max((layer.units(structure) for layer in free.values()), default=0)
-        for left in sorted({int(knot * total) for knot in KNOTS} - {total}):
-            found.append({number: Removal(**{structure: list(range(left, total))}) for number in free})
+        for kept in sorted({int(knot * total) for knot in KNOTS} - {total}):
+            removals.append({number: Removal(**{structure: list(range(kept, total))}) for number in free})
     gone, start = [], 0
     for stack in stacks_of(model):
         gone += range(start + (len(stack) + 1) // 2, start + len(stack))
         start += len(stack)
-    return [*found, {number: Removal(whole=True) for number in gone}] if gone else found
+    return [*removals, {number: Removal(whole=True) for number in gone}] if gone else removals
 
 
 def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> LatencyTable:
@@ -108,14 +108,14 @@ def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> 
         """How often a model contains the rest, a block, and each piece between two knots of a structure."""
         pieces = [(name, low, high) for name, widths in knots.items() for low, high in itertools.pairwise(widths)]
         units = [(np.array([layer.units(name) for layer in shape.layers]), low, high) for name, low, high in pieces]
-        return [1.0, len(shape.layers), *(np.clip((there - low) / (high - low), 0, 1).sum() for there, low, high in units)]
+        return [1.0, len(shape.layers), *(np.clip((counts - low) / (high - low), 0, 1).sum() for counts, low, high in units)]
 
     rows = np.array([terms(shape) for shape, _ in timed]) / np.array([[ms] for _, ms in timed])
     (rest_ms, block_ms, *pieces), _ = nnls(rows, np.ones(len(timed)))
-    sublayers, rest = {}, list(pieces)
+    sublayers, remaining = {}, list(pieces)
     for name, widths in knots.items():
-        own, rest = rest[: len(widths) - 1], rest[len(widths) - 1 :]
-        sublayers[name] = tuple(zip(widths, map(float, np.cumsum([0.0, *own])), strict=True))
+        costs, remaining = remaining[: len(widths) - 1], remaining[len(widths) - 1 :]
+        sublayers[name] = tuple(zip(widths, map(float, np.cumsum([0.0, *costs])), strict=True))
     return LatencyTable(dict(facts), sublayers, float(block_ms), float(rest_ms))
 
 
@@ -137,10 +137,10 @@ def measure_table(
     `encoding` is a sample to trace with, int64 (2 or more, 2 or more). `on_step(n)` is called with n of `steps(model, rounds)`.
     Raises UserError E603, E901.
     """
-    asked = probes(model)
+    removals_tried = probes(model)
     with tempfile.TemporaryDirectory() as scratch:
         variants, shapes = [], []
-        for number, removals in enumerate([{}, *asked]):
+        for number, removals in enumerate([{}, *removals_tried]):
             cut = copy.deepcopy(model)
             remove(cut, removals)
             shapes.append(shape_of(cut))

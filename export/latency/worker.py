@@ -73,7 +73,7 @@ def torch_timer(variant: dict[str, Any]) -> Timer:
     def forward(batch: int, length: int) -> Callable[[], Any]:
         inputs = encoding_of(variant, batch, length)
         return functools.partial(
-            model, **{key: torch.from_numpy(one).to(device) for key, one in inputs.items() if key in accepted}
+            model, **{key: torch.from_numpy(values).to(device) for key, values in inputs.items() if key in accepted}
         )
 
     # one shape at a time: the previous graph and its memory are freed when the next is captured

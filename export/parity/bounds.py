@@ -75,7 +75,7 @@ BIT_EXACT_TOLERANCE = 1e-5
 bits, depend on where in memory the weights begin."""
 METRIC_DRIFT = 0.005
 """Largest difference of a metric from the recorded one in `compress verify`: another processor may flip a borderline row."""
-LEAST_ANSWERS = 800
+LEAST_UNLABELLED_ROWS = 800
 """Rows of the checks that need no labels: if there are fewer validation rows, training rows are added."""
 ACCURACY_BUDGET = 0.5
 """Points of the metric that `precision: auto` may lose by default: half of the bound of int8."""
@@ -90,8 +90,8 @@ MATRIX_DIFFERS = 1e-5
 
 def row_of(kind: str, task: TaskKind) -> str:
     """The key of a kind of conversion in BOUNDS: for generative tasks some kinds have a separate bound."""
-    own = f"{kind}{GENERATED}"
-    return own if task.generates and own in BOUNDS else kind
+    generated = f"{kind}{GENERATED}"
+    return generated if task.generates and generated in BOUNDS else kind
 
 
 def kind_on(precision: str, sample: str) -> str:

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
-from compressor.tasks.answers import rows_of
-from compressor.tasks.features import Forward, answers_of
+from compressor.tasks.features import Forward, predictions_of
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
+from compressor.tasks.predictions import rows_of
 from compressor.tasks.task_kind import TaskKind
 from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, Bound, row_of
 
 Batches = dict[str, np.ndarray]
-"""Logits (answers, classes) of some rows in several batch compositions, by the name of the composition."""
+"""Logits (predictions, classes) of some rows in several batch compositions, by the name of the composition."""
 
 RESAMPLES = 1000
 MORE_ROWS = 128
@@ -66,7 +66,7 @@ class Loss:
     def shown(self) -> str:
         """Format as '-0.25 points, 90 % interval -0.88 to +0.38': the change, so a loss is negative."""
         scale = 100 if self.unit == "points" else 1
-        change, low, high = (0.0 - scale * one for one in (self.found, self.at_most, self.at_least))
+        change, low, high = (0.0 - scale * loss for loss in (self.found, self.at_most, self.at_least))
         return f"{change:+.2f} {self.unit}, 90 % interval {low:+.2f} to {high:+.2f}"
 
 
@@ -132,7 +132,7 @@ class ParityResult:
         return "not shown" if self.loss is not None and not self.loss.small_enough else "passed"
 
     @property
-    def told(self) -> str:
+    def inconclusive(self) -> str:
         """Sentence about a loss that is shown neither way, with the loss that so many rows can resolve; otherwise empty."""
         if self.verdict != "not shown":
             return ""
@@ -144,7 +144,7 @@ class ParityResult:
 
     def to_json(self) -> dict[str, Any]:
         """The entry in an artifact's metadata, as JSON data."""
-        return {**asdict(self), "verdict": self.verdict, "told": self.told}
+        return {**asdict(self), "verdict": self.verdict, "told": self.inconclusive}
 
 
 def compare(
@@ -175,11 +175,11 @@ def compare(
         return _incomparable(hop, kind, labels, "finite logits", worst_row=int(rows[broken.argmax()]))
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
-    (ours, known), (theirs, _) = (task.judged(outputs, labels) for outputs in (reference, candidate))
-    before, after = (task.metric.value(found, known) for found in (ours, theirs))
+    (ours, targets), (theirs, _) = (task.metric_inputs(outputs, labels) for outputs in (reference, candidate))
+    before, after = (task.metric.value(predicted, targets) for predicted in (ours, theirs))
     if bound.difference is None:
         facts, failed, noise = _of_a_precision(bound, reference, candidate, unlabelled, task)
-        facts["loss"] = loss = loss_of(bound, task, ours, theirs, known)
+        facts["loss"] = loss = loss_of(bound, task, ours, theirs, targets)
         failed += ("metric",) * loss.too_large
         within = partial(_agrees, bound, task, noise)
     else:
@@ -196,11 +196,11 @@ def compare(
         agreement=task.agreement.measure(reference, candidate),
         metric_reference=before,
         metric_candidate=after,
-        metric_interval=task.change(theirs, ours, known, resamples=RESAMPLES),
+        metric_interval=task.change(theirs, ours, targets, resamples=RESAMPLES),
         worst_row=int(rows[(difference / _scale(bound, reference)).max(axis=1).argmax()]),
         bound=in_words(bound, task),
         passed=not failed,
-        batches={name: float(np.abs(one - other).max()) for name, (one, other) in others.items()},
+        batches={name: float(np.abs(values - other).max()) for name, (values, other) in others.items()},
         agreement_in_batches={name: task.agreement.measure(*pair) for name, pair in others.items()},
         failed_batches=failed_batches,
         failed=failed,
@@ -243,14 +243,14 @@ def _of_a_precision(
     return facts, failed + ("agreement",) * (not _agrees(bound, task, noise, reference, candidate)), noise
 
 
-def loss_of(bound: Bound, task: TaskKind, ours: np.ndarray, theirs: np.ndarray, known: np.ndarray) -> Loss:
-    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`), arrays of `TaskKind.judged`."""
-    value, rows = task.gate.value, len(known)
-    found = value(ours, known) - value(theirs, known)
-    losses = -paired_changes(value, theirs, ours, known, resamples=RESAMPLES)
+def loss_of(bound: Bound, task: TaskKind, ours: np.ndarray, theirs: np.ndarray, labels: np.ndarray) -> Loss:
+    """Loss of the gating metric of the candidate (`theirs`) against the reference (`ours`), both `TaskKind.metric_inputs`."""
+    value, rows = task.gate.value, len(labels)
+    loss = value(ours, labels) - value(theirs, labels)
+    losses = -paired_changes(value, theirs, ours, labels, resamples=RESAMPLES)
     at_least, at_most = (float(edge) for edge in np.percentile(losses, [5, 95]))
     resolved = resolved_loss(bound.metric_loss, float(losses.std()), rows)
-    return Loss(found, at_least, at_most, bound.metric_loss, resolved, unit_of(task))
+    return Loss(loss, at_least, at_most, bound.metric_loss, resolved, unit_of(task))
 
 
 def unit_of(task: TaskKind) -> str:
@@ -289,7 +289,7 @@ def in_other_batches(
     made = {"batch 1": [[row] for row in chosen], f"batch {most}, mixed lengths": mixed}
     # copied after each pass: the outputs of all passes may not fit into memory
     return {
-        name: np.concatenate([one.copy() for batch in each for one in answers_of(forward, rows, batch, pad_id, labels)])
+        name: np.concatenate([part.copy() for batch in each for part in predictions_of(forward, rows, batch, pad_id, labels)])
         for name, each in made.items()
     }
 

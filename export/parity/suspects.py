@@ -49,11 +49,11 @@ def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding, runtime: 
         ours = {name: value for name, value in outputs_of(model, encoding).items() if "/" not in name}
     except (UserError, *runtime.failures()) as error:
         return f"{UNKNOWN} ({getattr(error, 'what', 'its graph does not run with every value shown')})"
-    nearest, there = {}, encoding["attention_mask"] == 1
-    for name, wanted in ours.items():
+    nearest, real = {}, encoding["attention_mask"] == 1
+    for name, expected in ours.items():
         # at padding a generating graph uses other positions, which are irrelevant
-        where = there if wanted.shape[:2] == there.shape else ...
-        alike = [_difference(wanted[where], value[where]) for value in values if value.shape == wanted.shape]
+        where = real if expected.shape[:2] == real.shape else ...
+        alike = [_difference(expected[where], value[where]) for value in values if value.shape == expected.shape]
         if not alike:
             return f"{UNKNOWN} (no value of the graph has the shape of {name}'s output)"
         nearest[name] = min(alike)

@@ -20,7 +20,7 @@ def compare_tokens(
     Of each token's classes only those that decide go in: the likeliest of both sides, the largest, and those that differ most.
     """
     shapes = [(reference, candidate), *((batches[0][name], other) for name, other in batches[1].items())]
-    if any(one.shape != other.shape or not np.isfinite(other).all() for one, other in shapes):
+    if any(expected.shape != other.shape or not np.isfinite(other).all() for expected, other in shapes):
         return compare(hop, kind, reference, candidate, reference.argmax(axis=-1), batches=tuple(batches))
     (ours, theirs), *others = [_deciding(kind, *pair) for pair in shapes]
     made = tuple({name: pair[side] for name, pair in zip(batches[1], others, strict=True)} for side in (0, 1))
@@ -32,5 +32,5 @@ def _deciding(kind: str, reference: np.ndarray, candidate: np.ndarray) -> tuple[
     difference = np.abs(candidate - reference)
     scaled = difference / np.maximum(1.0, np.abs(reference)) if BOUNDS[kind].relative else difference
     deciding = (reference, candidate, np.abs(reference), difference, scaled)
-    columns = np.stack([one.argmax(axis=1) for one in deciding], axis=1)
+    columns = np.stack([values.argmax(axis=1) for values in deciding], axis=1)
     return np.take_along_axis(reference, columns, axis=1), np.take_along_axis(candidate, columns, axis=1)

@@ -15,9 +15,9 @@ PAST = "past_key_values."
 
 def feeds_of(session: Session, encoding: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The feeds of a session: inputs that its graph does not have are left out, and one that generates gets an empty past."""
-    wanted = {value.name: value.shape for value in session.get_inputs()}
-    feeds = {name: values for name, values in encoding.items() if name in wanted}
-    if past := {name: shape for name, shape in wanted.items() if name.startswith(PAST)}:
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    feeds = {name: values for name, values in encoding.items() if name in shapes}
+    if past := {name: shape for name, shape in shapes.items() if name.startswith(PAST)}:
         attention_mask = encoding["attention_mask"]
         feeds |= {name: np.zeros((len(attention_mask), shape[1], 0, shape[3]), np.float32) for name, shape in past.items()}
         # a position is the number of tokens before it, wherever the padding is

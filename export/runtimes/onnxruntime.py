@@ -200,7 +200,7 @@ def open_session(
         options.intra_op_num_threads = threads
     check_swapped(path, swapped)
     # they must live until the session is made
-    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(one)) for name, one in swapped.items()}
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in swapped.items()}
     for name, value in values.items():
         options.add_initializer(name, value)
     try:
@@ -279,8 +279,8 @@ def plain_session(model: Path | bytes) -> InferenceSession:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
-    given = model if isinstance(model, bytes) else str(model)
-    return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+    source = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def emulated_session(path: Path) -> InferenceSession:

@@ -189,11 +189,11 @@ def check_engine(plan: Path, library: str, version: str) -> dict[str, Any]:
     """
     try:
         facts = json.loads(_notes(plan).read_text(encoding="utf-8"))
-        whole = facts["sha256"] == sha256_of(plan)
+        intact = facts["sha256"] == sha256_of(plan)
         built = (facts["library"], facts["version"])
     except (OSError, ValueError, KeyError):
         raise UserError("E632", f"no {_notes(plan).name} beside the engine", "Build the engine again", str(plan)) from None
-    if not whole:
+    if not intact:
         raise UserError("E632", "the engine is not the one that was built", "Build it again", str(plan))
     if built != (library, version):
         what = f"built by {' '.join(built)}, to be read by {library} {version}"

@@ -16,8 +16,8 @@ import onnx
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.processor import weight_bits
-from compressor.tasks.answers import every_token
 from compressor.tasks.features import pad, predict, torch_forward
+from compressor.tasks.predictions import every_token
 from compressor.tasks.task_kind import kind_with
 from export.auto.sensitivity import rounded
 from export.generation.generator_files import prove_generator, special_tokens, write_generator
@@ -32,7 +32,7 @@ from export.parity.token_outputs import compare_tokens
 from export.runtimes import tensorrt as engines
 from export.runtimes.onnxruntime import RUNTIME, write_onnx
 from export.runtimes.sessions import run, session
-from export.standalone.source_model import Found, find_model
+from export.standalone.source_model import LoadedModel, find_model
 
 PRECISIONS = RUNTIME.generating
 SUMMARY = "export.json"
@@ -62,35 +62,35 @@ def export_folder(
     traced), E623 (its cache), E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
     """
     require_free(out, force)
-    found = find_model(reference)
+    loaded = find_model(reference)
     with replacing(out, force) as folder:
-        fuse = fuse and can_fuse(found.model)
-        _check_kind(found, precisions, engine, reference)
-        write = write_generating if found.kind == "generation" else _write_classifier
-        more = write(found, folder, precisions, fuse, limit, engine, reference_to(reference))
+        fuse = fuse and can_fuse(loaded.model)
+        _check_kind(loaded, precisions, engine, reference)
+        write = write_generating if loaded.kind == "generation" else _write_classifier
+        more = write(loaded, folder, precisions, fuse, limit, engine, reference_to(reference))
         for name in (*TOKENIZER_FILES, "config.json", "generation_config.json"):
-            if (found.folder / name).is_file():
-                shutil.copyfile(found.folder / name, folder / name)
+            if (loaded.folder / name).is_file():
+                shutil.copyfile(loaded.folder / name, folder / name)
         summary = {
             "model": reference,
-            "kind": found.kind,
-            "architecture": found.model.config.model_type,
-            "parameters": sum(parameter.numel() for parameter in found.model.parameters()),
+            "kind": loaded.kind,
+            "architecture": loaded.model.config.model_type,
+            "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
             "opset": OPSET,
             "fused": fuse,
-            "notes": found.notes,
+            "notes": loaded.notes,
             **more,
         }
         (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return summary
 
 
-def _check_kind(found: Found, precisions: Sequence[str], engine: engines.Profile | None, reference: str) -> None:
+def _check_kind(loaded: LoadedModel, precisions: Sequence[str], engine: engines.Profile | None, reference: str) -> None:
     """Raise UserError E624 for options that this kind of model does not support."""
-    generates = found.kind == "generation"
+    generates = loaded.kind == "generation"
     if "int4" in precisions and not generates:
         raise UserError("E624", "int4 is for models that generate; this is a classifier", "Take int8", reference)
-    if engine and found.kind != "sequence classification":
+    if engine and loaded.kind != "sequence classification":
         raise UserError("E624", "TensorRT is for classifiers of sequences", "Leave out --tensorrt", reference)
 
 
@@ -107,7 +107,7 @@ def _tracing(reference: Path) -> Iterator[None]:
 
 
 def _write_classifier(
-    found: Found,
+    loaded: LoadedModel,
     folder: Path,
     precisions: Sequence[str],
     fuse: bool,
@@ -116,25 +116,25 @@ def _write_classifier(
     source: Reference,
 ) -> dict[str, Any]:
     """Write the files of a classifier; returns their part of the summary."""
-    with _tracing(found.folder):
-        graph = stamp(trace(found.model, pad([found.rows[0], found.rows[-1]], found.pad_id)), found.model, source)
+    with _tracing(loaded.folder):
+        graph = stamp(trace(loaded.model, pad([loaded.rows[0], loaded.rows[-1]], loaded.pad_id)), loaded.model, source)
     if "int8" in precisions and weight_bits() < 8:
-        found.notes.append("this processor has no VNNI: int8 has weights of 7 bits, because products of 8 bits overflow on it")
+        loaded.notes.append("this processor has no VNNI: int8 has weights of 7 bits, because products of 8 bits overflow on it")
     paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit, weight_bits=weight_bits())
     built = None
     if engine:
         paths["fp16"], built = engines.write_engine(graph, folder, engine)
-    labels = found.model.config.id2label
+    labels = loaded.model.config.id2label
     return {
         "labels": [labels[number] for number in sorted(labels)],
         "files": {precision: describe_file(path, precision) for precision, path in paths.items()},
-        "parity": [{"precision": one, **prove(found, one, path).to_json()} for one, path in paths.items()],
+        "parity": [{"precision": precision, **prove(loaded, precision, path).to_json()} for precision, path in paths.items()],
         engines.RUNTIME.key: built,
     }
 
 
 def write_generating(
-    found: Found,
+    loaded: LoadedModel,
     folder: Path,
     precisions: Sequence[str],
     fuse: bool,
@@ -146,14 +146,15 @@ def write_generating(
 ) -> dict[str, Any]:
     """Write the files of a generative model; returns their part of the summary. Raises UserError E622, E623, and CheckError
     E610 for a precision in `required`; for any other the summary records the failure."""
-    with _tracing(found.folder):
-        graphs = {name: stamp(graph, found.model, source) for name, graph in trace_generator(found.model).items()}
+    with _tracing(loaded.folder):
+        graphs = {name: stamp(graph, loaded.model, source) for name, graph in trace_generator(loaded.model).items()}
     paths = write_generator(graphs, folder, precisions=precisions, fuse=fuse, limit=limit)
     return {
-        "generation": special_tokens(found),
-        "files": {path.stem: describe_file(path, one) for one, parts in paths.items() for path in parts},
+        "generation": special_tokens(loaded),
+        "files": {path.stem: describe_file(path, precision) for precision, parts in paths.items() for path in parts},
         "parity": [
-            {"precision": one, **prove_generator(found, one, parts, required=one in required)} for one, parts in paths.items()
+            {"precision": precision, **prove_generator(loaded, precision, parts, required=precision in required)}
+            for precision, parts in paths.items()
         ],
         engines.RUNTIME.key: engine,
     }
@@ -187,29 +188,29 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def prove(found: Found, precision: str, path: Path) -> ParityResult:
+def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
     """Compare an exported classifier with its model. Raises CheckError E610 with the block where they diverge."""
-    sides, worst = [torch_forward(found.model), partial(run, session(path))], found.rows[-1]
+    sides, worst = [torch_forward(loaded.model), partial(run, session(path))], loaded.rows[-1]
     kind = kind_on(precision, "random rows")
     hop = f"PyTorch -> {path.name}"
-    asked = every_token(found.rows) if found.kind == "token classification" else None
-    logits = [predict(side, found.rows, found.pad_id, labels=asked) for side in sides]
-    batches = tuple(in_other_batches(side, found.rows, found.pad_id, labels=asked) for side in sides)
-    if asked is not None:
+    positions = every_token(loaded.rows) if loaded.kind == "token classification" else None
+    logits = [predict(side, loaded.rows, loaded.pad_id, labels=positions) for side in sides]
+    batches = tuple(in_other_batches(side, loaded.rows, loaded.pad_id, labels=positions) for side in sides)
+    if positions is not None:
         result = compare_tokens(hop, kind, *logits, batches=batches)
     else:  # there are no labels: the reference's own predictions are used instead
         task = kind_with(logits[0].shape[1])
-        more = _rounded(found) if precision == "int8" else Unlabelled()
-        result = compare(hop, kind, *logits, task.answers(logits[0]), task=task, batches=batches, unlabelled=more)
-        worst = found.rows[result.worst_row]
-    require(result, lambda: suspect_in_graph(found.model, path, pad([worst, found.rows[-1]], found.pad_id)))
+        more = _rounded(loaded) if precision == "int8" else Unlabelled()
+        result = compare(hop, kind, *logits, task.predicted_labels(logits[0]), task=task, batches=batches, unlabelled=more)
+        worst = loaded.rows[result.worst_row]
+    require(result, lambda: suspect_in_graph(loaded.model, path, pad([worst, loaded.rows[-1]], loaded.pad_id)))
     return result
 
 
-def _rounded(found: Found) -> Unlabelled:
+def _rounded(loaded: LoadedModel) -> Unlabelled:
     """The model's predictions for its rows with all its matrices rounded to int8 in PyTorch."""
-    with rounded(found.model, bits=weight_bits()):
-        return Unlabelled(rounded=predict(torch_forward(found.model), found.rows, found.pad_id))
+    with rounded(loaded.model, bits=weight_bits()):
+        return Unlabelled(rounded=predict(torch_forward(loaded.model), loaded.rows, loaded.pad_id))
 
 
 def describe_file(path: Path, precision: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load, read_descripti
 from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.architectures import ARCHITECTURES, COMPRESSED
+from compressor.models.architectures import ARCHITECTURES, COMPRESSED, added_row
 from compressor.models.auto import HEADS, class_for
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, check_pretrained
@@ -34,7 +34,7 @@ Row = dict[str, list[int]]
 
 
 @dataclass
-class Found:
+class LoadedModel:
     """A live model without chains, its folder, rows to try it on, the id that pads them, and what a user should know of it.
     `kind` is that of its task (`compressor.models.tasks_table.HeadTask`)."""
 
@@ -46,12 +46,12 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def find_model(reference: str) -> Found:
+def find_model(reference: str) -> LoadedModel:
     """The model of a reference, with random rows for it. Raises UserError E303, E304 and E305 (damaged), E621."""
     folder = find_folder(reference)
     model = _ours(folder) or _stock(reference, folder)
     notes = []
-    if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES:
+    if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES and not added_row(model_type):
         notes.append(f"'{model_type}' is not a supported architecture: it can be exported, not pruned")
     source = folder if (folder / "tokenizer.json").is_file() else _base_of(folder)
     tokenizer = tokenizer_of(source)
@@ -62,7 +62,7 @@ def find_model(reference: str) -> Found:
     if model.config.pad_token_id is None:
         model.config.pad_token_id = pad_id  # decoders look for the last token before it
     kind = BY_AUTO_CLASS[_auto_class(model.config).__name__].kind
-    return Found(model, kind, source, random_rows(model, tokenizer), pad_id, notes)
+    return LoadedModel(model, kind, source, random_rows(model, tokenizer), pad_id, notes)
 
 
 def _auto_class(config: PretrainedConfig) -> type:
@@ -97,7 +97,7 @@ def _stock(reference: str, folder: Path) -> nn.Module:
     if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         raise UserError("E621", "no model.safetensors", "Pickled weights are not read: convert them", str(folder))
     with door("E304", f"model '{reference}'"):
-        check_pretrained(folder, known=False)
+        check_pretrained(folder, needs_row=False)
     options = {"local_files_only": True, "trust_remote_code": False}
     none = "is neither a classifier nor a model that generates"
     with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):

@@ -64,12 +64,12 @@ def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], t
 
 def warnings_of(splits: dict[str, Split], kind: TaskKind, task: TaskConfig, facts: dict[str, Any]) -> Iterator[str]:
     """Warnings about these rows that matter before training on them."""
-    for key, one in facts.items():
-        if one["cut"]:
-            what = f"{one['cut']:,} of {counted(one['rows'])} longer than max_length {task.max_length}, cut there"
-            yield f"{key}: {what}: the longest has {one['tokens']['max']:,} tokens"
-        if one["constant"] is not None and one["constant"] >= UNBALANCED:
-            yield f"{key}: {one['constant']:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
+    for key, split in facts.items():
+        if split["cut"]:
+            what = f"{split['cut']:,} of {counted(split['rows'])} longer than max_length {task.max_length}, cut there"
+            yield f"{key}: {what}: the longest has {split['tokens']['max']:,} tokens"
+        if split["constant"] is not None and split["constant"] >= UNBALANCED:
+            yield f"{key}: {split['constant']:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
     yield from _shared(splits, kind, task)
     for key in PATH_KEYS:
         yield from _contradictions(key, splits[key], kind, getattr(task, key))
@@ -82,8 +82,8 @@ def _key(split: Split, row: int, kind: TaskKind) -> Any:
 
 def _shared(splits: dict[str, Split], kind: TaskKind, task: TaskConfig) -> Iterator[str]:
     train, validation = splits["train"], splits["validation"]
-    known = {_key(train, row, kind) for row in range(len(train))}
-    if both := [row for row in range(len(validation)) if _key(validation, row, kind) in known]:
+    training = {_key(train, row, kind) for row in range(len(train))}
+    if both := [row for row in range(len(validation)) if _key(validation, row, kind) in training]:
         lines = _lines(validation, both)
         what = f"{len(both):,} of {len(validation):,} validation rows are in the training file, too"
         yield f"{what}: quality looks better than it is ({task.validation.name}: {lines})"
@@ -113,19 +113,19 @@ def _lines(split: Split, rows: Sequence[int]) -> str:
 def lines_of(account: dict[str, Any]) -> Iterator[str]:
     """The lines of the report that the terminal shows."""
     for task, splits in account["tasks"].items():
-        for key, one in splits.items():
-            yield f"{task + '.' + key:<16} {counted(one['rows'])}; {labels_told(one)}"
-            tokens = "tokens a row: median {median:,}, 95 % at most {p95:,}, longest {max:,}".format(**one["tokens"])
-            yield f"{'':<16} {tokens}; {counted(one['cut'])} cut"
+        for key, split in splits.items():
+            yield f"{task + '.' + key:<16} {counted(split['rows'])}; {labels_text(split)}"
+            tokens = "tokens a row: median {median:,}, 95 % at most {p95:,}, longest {max:,}".format(**split["tokens"])
+            yield f"{'':<16} {tokens}; {counted(split['cut'])} cut"
     yield from (f"{name:<16} {text}" for name, text in account["needs"]["told"].items())
     yield from (f"warning: {text}" for text in account["warnings"])
 
 
-def labels_told(one: dict[str, Any]) -> str:
+def labels_text(split: dict[str, Any]) -> str:
     """'2 classes: 0 48 %, 1 52 %; a constant prediction gets 52.0 %', or the spread of numbers, or entities."""
-    spread, constant = one["labels"], one["constant"]
+    spread, constant = split["labels"], split["constant"]
     if constant is not None:
-        parts = [f"{name:.20} ({count / one['rows']:.1%})" for name, count in list(spread.items())[:6]]
-        told = f"{len(spread)} classes: {', '.join(parts)}{', ...' if len(spread) > 6 else ''}"
-        return f"{told}; a constant prediction gets {constant:.1%}"
+        parts = [f"{name:.20} ({count / split['rows']:.1%})" for name, count in list(spread.items())[:6]]
+        classes = f"{len(spread)} classes: {', '.join(parts)}{', ...' if len(spread) > 6 else ''}"
+        return f"{classes}; a constant prediction gets {constant:.1%}"
     return ", ".join(f"{name} {value:,.4g}" for name, value in list(spread.items())[:8])

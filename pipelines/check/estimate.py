@@ -45,32 +45,39 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
         for entry, plan, before in zip(pipeline.stages, plans, (plans[0], *plans[:-1]), strict=True)
     ]
     speed, device = flops_a_second(threads)
-    flops, constant = sum(one["flops"] for one in works), sum(one["seconds"] for one in works)
+    flops, constant = sum(estimate["flops"] for estimate in works), sum(estimate["seconds"] for estimate in works)
     seconds = (flops / (FAST * speed) + constant, flops / (SLOW * speed) + SPREAD * constant)
-    memory = LIBRARIES + max((one["memory"] for one in works), default=0)
-    disk = sum(one["disk"] for one in works)
+    memory = LIBRARIES + max((estimate["memory"] for estimate in works), default=0)
+    disk = sum(estimate["disk"] for estimate in works)
     free = {"memory": free_memory(), "disk": free_disk(out)}
     for name, need in (("memory", memory), ("disk", disk)):
         if need > free[name]:
             account["warnings"].append(f"about {human_bytes(need)} of {name} are needed, {human_bytes(free[name])} are free")
-    least, most = (human_seconds(one) for one in seconds)
+    least, most = (human_seconds(bound) for bound in seconds)
     busy = "; other programs keep the processors busy" if os.getloadavg()[0] > (os.cpu_count() or 1) else ""
-    told = {
+    lines = {
         "time": f"about {least} to {most} ({speed / 1e9:,.0f} GFLOP/s measured, {device}{busy})",
         "memory": f"about {human_bytes(memory)}, {human_bytes(free['memory'])} free",
         "disk": f"about {human_bytes(disk)}, {human_bytes(free['disk'])} free",
     }
-    return {"seconds": seconds, "flops_a_second": speed, "memory_bytes": memory, "disk_bytes": disk, "free": free, "told": told}
+    return {
+        "seconds": seconds,
+        "flops_a_second": speed,
+        "memory_bytes": memory,
+        "disk_bytes": disk,
+        "free": free,
+        "told": lines,
+    }
 
 
 def rows_of(account: dict[str, Any]) -> dict[str, Any]:
     """Rows of all tasks together, and the number of tokens of a mean row and of the longest one."""
     splits = {key: [task[key] for task in account["tasks"].values()] for key in ("train", "validation")}
-    counts = {key: sum(one["rows"] for one in found) for key, found in splits.items()}
-    tokens = [one for found in splits.values() for one in found]
-    whole = sum(one["rows"] for one in tokens)
-    mean = sum(one["rows"] * one["tokens"]["mean"] for one in tokens) / whole
-    return {**counts, "mean": max(int(mean), 1), "longest": max(one["tokens"]["max"] for one in tokens)}
+    counts = {key: sum(split["rows"] for split in facts) for key, facts in splits.items()}
+    tokens = [split for facts in splits.values() for split in facts]
+    rows = sum(split["rows"] for split in tokens)
+    mean = sum(split["rows"] * split["tokens"]["mean"] for split in tokens) / rows
+    return {**counts, "mean": max(int(mean), 1), "longest": max(split["tokens"]["max"] for split in tokens)}
 
 
 def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
@@ -106,18 +113,18 @@ def flops_a_second(threads: int) -> tuple[float, str]:
 
 def free_memory() -> int:
     """Bytes of memory that a process may still use: of the machine, or of its container where that allows less."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
     try:
         facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found = [1024 * int(facts["MemAvailable"].split()[0])]
+        limits = [1024 * int(facts["MemAvailable"].split()[0])]
         group = Path("/sys/fs/cgroup")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     except (OSError, ValueError, KeyError):  # another system, or no limit ("max")
         pass
-    return max(min(found), 0)
+    return max(min(limits), 0)
 
 
 def free_disk(out: Path) -> int:
     """Free bytes on the disk of the output folder, which may not exist yet."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free

@@ -46,7 +46,7 @@ class Commands(click.Group):
                 ctx.exit(fault.exit_code)
 
     def _stopped(self, ctx: click.Context, stop: KeyboardInterrupt) -> NoReturn:
-        if not getattr(stop, "told", False):
+        if not getattr(stop, "reported", False):
             click.echo("Stopped.", err=True)
         ctx.exit(getattr(stop, "exit_code", 128 + signal.SIGINT))
 
@@ -82,8 +82,8 @@ class Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
-    if asked:
+def _version(ctx: click.Context, _parameter: click.Parameter, requested: bool) -> None:
+    if requested:
         try:
             version = importlib.metadata.version("compress-pipeline")
         except importlib.metadata.PackageNotFoundError:

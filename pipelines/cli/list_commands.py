@@ -144,9 +144,14 @@ def _merges(mergeable: bool | dict[str, bool]) -> str:
     return f"; mergeable with {', '.join(kind for kind, can in mergeable.items() if can)}"
 
 
-@list_.command(epilog="Example: compress list architectures --json")
+@list_.command(epilog="Example: compress list architectures --discover ./model --json > row.json")
 @click.option("--json", "as_json", is_flag=True, help="Print every property of every architecture.")
-@click.option("--discover", metavar="MODEL", help="Propose a row for the architecture of MODEL, which has none, and prove it.")
+@click.option(
+    "--discover",
+    metavar="MODEL",
+    help="Propose a row for the architecture of MODEL, which has none, and prove it. With --json as a file for the key "
+    "`architecture` of a pipeline.",
+)
 def architectures(as_json: bool, discover: str | None) -> None:
     """List the architectures: what can be tuned and what can be removed in each."""
     from compressor.models.architectures import ARCHITECTURES, facts_of
@@ -169,8 +174,9 @@ def architectures(as_json: bool, discover: str | None) -> None:
 def _discover(reference: str, as_json: bool) -> None:
     """Print a proven row for an architecture without one, as Python or JSON. Nothing is registered or written."""
     from compressor.models.architectures import ARCHITECTURES
-    from compressor.models.discovery.discover import ROW, as_code, discover
+    from compressor.models.discovery.discover import as_code, discover
     from compressor.models.hub import config_of, find_folder
+    from compressor.models.row_file import ROW
 
     folder = find_folder(reference)
     model_type = config_of(folder).model_type
@@ -179,11 +185,15 @@ def _discover(reference: str, as_json: bool) -> None:
         return
     row = discover(folder)
     if as_json:
-        click.echo(ROW.dump_json(row, indent=1).decode())
+        click.echo(ROW.dump_json(row, indent=1, exclude_defaults=True).decode())
         return
-    click.echo(f"# Proposed for {model_type} from torch-pruning's graph of a small random model of it, on which units that are")
-    click.echo("# removed equal masked ones (1e-12 in float64). To use it, add it to ARCHITECTURES in")
-    click.echo("# compressor/models/architectures.py and run the tests on it: docs/architectures.md, To add one.")
+    for line in (
+        f"Proposed for {model_type} from torch-pruning's graph of a small random model of it, on which units that are",
+        "removed equal masked ones (1e-12 in float64). To use it, write it to a file with --json and name that file in",
+        "a pipeline (architecture: FILE). To build it in, add it to ARCHITECTURES in",
+        "compressor/models/architectures.py and run the tests on it: docs/architectures.md, To add one.",
+    ):
+        click.echo(f"# {line}")
     click.echo(f"{as_code(row)},")
 
 

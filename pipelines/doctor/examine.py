@@ -78,7 +78,9 @@ def doctor(out: Path, as_json: bool) -> None:
     faults = [finding for finding in findings if finding.status == FAULT]
     if as_json:
         click.echo(
-            json.dumps({"findings": [asdict(one) for one in findings], "faults": len(faults)}, indent=1, ensure_ascii=False)
+            json.dumps(
+                {"findings": [asdict(finding) for finding in findings], "faults": len(faults)}, indent=1, ensure_ascii=False
+            )
         )
     else:
         for finding in findings:
@@ -123,9 +125,9 @@ def _probes(names: list[str]) -> dict[str, Probe]:
     """Import each package in a separate process, two at a time; one more process queries the GPU driver."""
     modules = {name: module for name in names if (module := MODULES.get(name, name))}
     with ThreadPoolExecutor(2) as pool:
-        asked = {name: pool.submit(_probe, PROBE, module) for name, module in modules.items()}
-        asked["driver"] = pool.submit(_probe, DRIVER)
-        return {name: one.result() for name, one in asked.items()}
+        futures = {name: pool.submit(_probe, PROBE, module) for name, module in modules.items()}
+        futures["driver"] = pool.submit(_probe, DRIVER)
+        return {name: future.result() for name, future in futures.items()}
 
 
 def _probe(script: str, *arguments: str) -> Probe:

@@ -40,16 +40,16 @@ def instructions() -> Iterator[Finding]:
 
 def threads() -> Iterator[Finding]:
     """Number of cores, and the thread settings in the environment."""
-    cores, quota, asked = physical_cores(), cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
+    cores, quota, requested = physical_cores(), cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
     limit = f", a quota of {quota:g} by the container" if quota else ""
     yield Finding("cores", OK, f"{cores} to compute on, {len(os.sched_getaffinity(0))} of {os.cpu_count()} allowed{limit}")
-    if asked and not (asked.split(",")[0].strip().isdecimal() and int(asked.split(",")[0]) > 0):
-        yield Finding("OMP_NUM_THREADS", WARNING, f"{asked[:40]!r} is not a number of threads", "unset OMP_NUM_THREADS")
-    elif asked and int(asked.split(",")[0]) > cores:
-        what = f"{asked[:40]}, more than there are cores; {cores} are used"
+    if requested and not (requested.split(",")[0].strip().isdecimal() and int(requested.split(",")[0]) > 0):
+        yield Finding("OMP_NUM_THREADS", WARNING, f"{requested[:40]!r} is not a number of threads", "unset OMP_NUM_THREADS")
+    elif requested and int(requested.split(",")[0]) > cores:
+        what = f"{requested[:40]}, more than there are cores; {cores} are used"
         yield Finding("OMP_NUM_THREADS", WARNING, what, "unset OMP_NUM_THREADS, or `threads` in the pipeline")
-    elif asked:
-        yield Finding("OMP_NUM_THREADS", OK, f"{asked[:40]}: the threads of a pipeline that sets none")
+    elif requested:
+        yield Finding("OMP_NUM_THREADS", OK, f"{requested[:40]}: the threads of a pipeline that sets none")
     if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
         what = "not PASSIVE: idle threads spin and take cores from those that work"
         yield Finding("OMP_WAIT_POLICY", WARNING, what, "export OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0")
@@ -97,13 +97,13 @@ def shared_memory() -> Iterator[Finding]:
 def disk(out: Path) -> Iterator[Finding]:
     """Free space and write permission for the folders of runs and of temporary files."""
     for name, place, option in ((f"{out}/", out, "another --out"), ("temporary", Path(tempfile.gettempdir()), "TMPDIR=FOLDER")):
-        there = _nearest(place)
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            yield Finding(name, FAULT, f"{there} cannot be written", f"Use {option}")
+        existing = _nearest(place)
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            yield Finding(name, FAULT, f"{existing} cannot be written", f"Use {option}")
             continue
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(existing).free
         status = FAULT if free < LEAST_DISK else WARNING if free < GOOD_DISK else OK
-        yield Finding(name, status, f"{_size(free)} free in {there}", "" if status == OK else f"Make room, or use {option}")
+        yield Finding(name, status, f"{_size(free)} free in {existing}", "" if status == OK else f"Make room, or use {option}")
 
 
 def caches() -> Iterator[Finding]:
@@ -112,14 +112,14 @@ def caches() -> Iterator[Finding]:
     base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or base / "huggingface") / "hub")
     offline = os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no", "off")
-    says = "set: models come from folders, packages and the cache alone" if offline else "not set: hub ids are fetched"
-    yield Finding("HF_HUB_OFFLINE", OK, says)
+    meaning = "set: models come from folders, packages and the cache alone" if offline else "not set: hub ids are fetched"
+    yield Finding("HF_HUB_OFFLINE", OK, meaning)
     for name, place, fix in (
         ("hub cache", hub, "export HF_HOME=FOLDER; packages and folders work without"),
         ("cache", base, "export XDG_CACHE_HOME=FOLDER: compress serve keeps its note there"),
     ):
-        there = _nearest(place)
-        able = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        existing = _nearest(place)
+        able = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
         yield Finding(name, OK if able else WARNING, f"{place}{'' if able else ' cannot be written'}", "" if able else fix)
 
 

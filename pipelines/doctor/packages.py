@@ -63,12 +63,12 @@ def required() -> dict[str, str]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.is_file() else {}
         extras = (line for lines in table.get("optional-dependencies", {}).values() for line in lines)
         lines = [*table.get("dependencies", ()), *extras]
-    found: dict[str, str] = {}
+    ranges: dict[str, str] = {}
     for line in lines:
         name, allowed = re.fullmatch(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[[^\]]*\])?\s*([^;]*?)\s*(?:;.*)?", line).groups()
-        if allowed and name.lower() not in found:  # numpy<2 is required by the extra: Triton is checked separately
-            found[name.lower()] = ",".join(sorted(allowed.split(","), key=lambda clause: clause[0] != ">"))
-    return found
+        if allowed and name.lower() not in ranges:  # numpy<2 is required by the extra: Triton is checked separately
+            ranges[name.lower()] = ",".join(sorted(allowed.split(","), key=lambda clause: clause[0] != ">"))
+    return ranges
 
 
 def constraints() -> dict[str, str]:
@@ -84,15 +84,15 @@ def fits(version: str, allowed: str) -> bool:
     number = _numbers(version)
     for clause in allowed.split(","):
         sign, bound = re.fullmatch(r"\s*(>=|<=|==|!=|~=|<|>)\s*(.+?)\s*", clause).groups()
-        wanted = _numbers(bound)
+        limit = _numbers(bound)
         holds = {
-            ">=": number >= wanted,
-            "<=": number <= wanted,
-            "==": number == wanted,
-            "!=": number != wanted,
-            "<": number < wanted,
-            ">": number > wanted,
-            "~=": number >= wanted,
+            ">=": number >= limit,
+            "<=": number <= limit,
+            "==": number == limit,
+            "!=": number != limit,
+            "<": number < limit,
+            ">": number > limit,
+            "~=": number >= limit,
         }[sign]
         if not holds:
             return False

@@ -109,12 +109,12 @@ def write_attempt(folder: Path, facts: dict[str, Any]) -> None:
 def error_record(error: CompressError, stage: str, log: Path | None) -> dict[str, Any]:
     """An error in the form of `ErrorRecord`."""
     parts = {key: getattr(error, key) for key in ("code", "what", "fix", "where")}
-    several = [str(one) for one in error.errors] if isinstance(error, UserErrors) and len(error.errors) > 1 else []
+    several = [str(item) for item in error.errors] if isinstance(error, UserErrors) and len(error.errors) > 1 else []
     return {**parts, "stage": stage, "log": str(log) if log else "", **({"lines": several} if several else {})}
 
 
 def checks_failed(failures: list[dict[str, Any]] | tuple[dict[str, Any], ...], where: str = "") -> CheckError:
     """E615, the error line at the end of a run with failed checks."""
-    named = ", ".join(f"{one['code']} in {one['stage']}" for one in failures)
+    named = ", ".join(f"{failure['code']} in {failure['stage']}" for failure in failures)
     checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
     return CheckError("E615", f"{checks} failed: {named}", "Each is listed above; the report shows what was proven", where)

@@ -35,9 +35,9 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
     """
     if isinstance(error, CompressError) and error.code in ("E801", "E804"):
         return None  # already reported
-    for one in _chain(error):
-        if (number := _full(one)) is not None:
-            return UserError("E804", FULL[number], "Free disk space; finished stages are kept", _place(one, folder))
+    for cause in _chain(error):
+        if (number := _full(cause)) is not None:
+            return UserError("E804", FULL[number], "Free disk space; finished stages are kept", _place(cause, folder))
     if isinstance(error, CompressError):
         return None
     if isinstance(error, OSError) and error.errno in DENIED:
@@ -48,8 +48,8 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
 
 def nothing_left(folder: Path) -> UserError | None:
     """E804 where the disk of `folder` is full: native libraries then write incomplete files without an error."""
-    there = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
-    if there is None or shutil.disk_usage(there).free >= NOTHING_LEFT:
+    existing = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
+    if existing is None or shutil.disk_usage(existing).free >= NOTHING_LEFT:
         return None
     return UserError("E804", FULL[errno.ENOSPC], "Free disk space; finished stages are kept", str(folder))
 
@@ -77,8 +77,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     """The error and all its causes and contexts, each once."""
     waiting, seen = [error], set()
     while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            waiting += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]

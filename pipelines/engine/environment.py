@@ -24,9 +24,9 @@ def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str 
 
 def distribution(name: str) -> str | None:
     """'numpy 1.26.4': the distribution that provides a package, and its version; None where it is not installed."""
-    for one in (name, *ALTERNATIVES.get(name, ())):
+    for candidate in (name, *ALTERNATIVES.get(name, ())):
         try:
-            return f"{one} {importlib.metadata.version(one)}"
+            return f"{candidate} {importlib.metadata.version(candidate)}"
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
@@ -63,7 +63,7 @@ def machine(stages: Iterable[Stage], threads: int | None, extras: Iterable[str] 
     `accelerator` is present only with a GPU.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions = {name: found for stage in stages for name, found in package_versions(stage, extras).items()}
+    versions = {name: version for stage in stages for name, version in package_versions(stage, extras).items()}
     card = accelerator()
     return {
         **processor(),

@@ -47,13 +47,13 @@ class RunResult:
 class Stopped(KeyboardInterrupt):
     """Raised on SIGINT or SIGTERM; `exit_code` is 130 or 143. Libraries clean up for it as for any KeyboardInterrupt.
 
-    `told` is set when the user has been informed.
+    `reported` is set when the user has been informed.
     """
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
-        self.told = False
+        self.reported = False
 
 
 @dataclass(frozen=True)

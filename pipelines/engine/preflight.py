@@ -41,6 +41,8 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     base = None
     try:
         base = resolve(pipeline.model, relative_to=pipeline.source_folder)
+        if pipeline.architecture is not None:
+            faults += _unproven(pipeline, base.folder)
         faults += length_faults(pipeline, base.folder)
     except UserError as error:
         faults += with_place(error, pipeline.source.where(("model",))).errors
@@ -56,13 +58,24 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     return Ready(pipeline, reference, {file: sha256_of(file) for file in files})
 
 
+def _unproven(pipeline: Pipeline, model: Path) -> list[UserError]:
+    """E320 for an architecture's row, from a user's file, by which removed units would not equal masked ones."""
+    from compressor.models.discovery.discover import prove
+
+    try:
+        prove(pipeline.architecture, config_of(model))
+    except UserError as error:
+        return with_place(error, pipeline.source.where(("architecture",))).errors
+    return []
+
+
 def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserError]:
     """Faults in the files of the task at `path`, each with the line and the key of the pipeline that names the file."""
     task, faults = pipeline.all_tasks[path], []
-    for one in with_place(error, pipeline.source.where(path)).errors:
-        key = next((key for key in PATH_KEYS if f"{one.where}:".startswith(f"{getattr(task, key)}:")), None)
-        told = f"{one.what} ({pipeline.source.where((*path, key))})" if key else one.what
-        faults.append(UserError(one.code, told, one.fix, one.where))
+    for fault in with_place(error, pipeline.source.where(path)).errors:
+        key = next((key for key in PATH_KEYS if f"{fault.where}:".startswith(f"{getattr(task, key)}:")), None)
+        what = f"{fault.what} ({pipeline.source.where((*path, key))})" if key else fault.what
+        faults.append(UserError(fault.code, what, fault.fix, fault.where))
     return faults
 
 
@@ -70,11 +83,11 @@ def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
     """E113 for every length that exceeds the absolute positions of the model in this folder."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config)
-    asked = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
+    lengths = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
     for number, entry in enumerate(pipeline.stages):
         for key, length in entry.row.lengths(entry.config):
-            asked.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
-    for path, length in asked:
+            lengths.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
+    for path, length in lengths:
         if most is not None and length > most:
             what = f"{length} tokens, where the model has positions for {most}"
             yield UserError("E113", what, f"Use at most {most}", pipeline.source.where(path))
@@ -143,14 +156,16 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
             raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
     for folder in (out / name, out / name / "logs", out / ".store"):
         try:
-            there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
+            existing = next(
+                path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink()
+            )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError("E801", f"cannot be a folder ({reason})", fix, shortened(str(folder), 80)) from None
-        if not there.is_dir():
-            raise UserError("E801", "a file, where a folder is needed", fix, str(there))
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise UserError("E801", "no permission to write here", fix, str(there))
+        if not existing.is_dir():
+            raise UserError("E801", "a file, where a folder is needed", fix, str(existing))
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise UserError("E801", "no permission to write here", fix, str(existing))
 
 
 def check_packages(entries: Sequence[Entry]) -> None:
@@ -159,7 +174,7 @@ def check_packages(entries: Sequence[Entry]) -> None:
     for entry in entries:
         stage = entry.row
         extras = stage.extras(entry.config)
-        for name in (name for name, found in package_versions(stage, extras).items() if not found):
+        for name in (name for name, version in package_versions(stage, extras).items() if not version):
             fix = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
             faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", fix)
     if faults:

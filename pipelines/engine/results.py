@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from compressor.errors import CompressError
+from compressor.models.architectures import Architecture
+from compressor.models.row_file import row_entry
 from pipelines.engine.attempt import error_record, write_attempt
-from pipelines.engine.given import by_key
 from pipelines.engine.invocation import Run
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import TASKS
+from pipelines.engine.stage_inputs import by_key
 from pipelines.engine.store import digest, replace_files
 from pipelines.file.config import without_id
 
@@ -52,6 +55,10 @@ def publish_results(run: Run) -> None:
             earlier.unlink()
 
 
+def _row(architecture: Architecture | None) -> dict[str, Any]:
+    return {} if architecture is None else row_entry(architecture.model_type)
+
+
 def _lock_file(run: Run) -> bytes:
     """Content of pipeline.lock.yaml: resolved config, fingerprint and sha256s of every artifact; failed checks, if any."""
     pipeline, entries = run.pipeline, {entry.id: entry for entry in run.entries}
@@ -70,12 +77,12 @@ def _lock_file(run: Run) -> bytes:
     ]
     content = {
         "name": pipeline.name,
-        "model": {"reference": run.ready.base.reference, "sha256": run.ready.base.sha256},
+        "model": {"reference": run.ready.base.reference, "sha256": run.ready.base.sha256, **_row(pipeline.architecture)},
         **by_key({path: task.model_dump(mode="json") for path, task in pipeline.all_tasks.items()}),
         "data": {str(path): sha256 for path, sha256 in run.ready.data.items()},
         "seed": pipeline.seed,
         "threads": run.threads,
         "stages": stages,
-        **({"failures": [dict(one) for one in run.failures]} if run.failures else {}),
+        **({"failures": [dict(failure) for failure in run.failures]} if run.failures else {}),
     }
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()

@@ -20,11 +20,11 @@ from compressor.errors import CheckError, CompressError, UserError
 from compressor.processor import default_threads
 from pipelines.engine.attempt import CHECKS_FAILED, DONE, FAILED, RUNNING, STOPPED
 from pipelines.engine.disk import disk_fault, nothing_left, shortened
-from pipelines.engine.given import fingerprint_of, inputs_of
 from pipelines.engine.invocation import Run, RunResult, StageWorkspace, Stopped, holding, stopping
 from pipelines.engine.preflight import check_folder, check_inputs, check_packages, make_plan
 from pipelines.engine.results import publish_results, write_account
 from pipelines.engine.stage import Artifact, Entry, Stage
+from pipelines.engine.stage_inputs import fingerprint_of, inputs_of
 from pipelines.engine.store import canonical
 from pipelines.file.config import Pipeline, with_place
 from pipelines.reporting.format import human_seconds
@@ -58,7 +58,9 @@ def run_pipeline(
     # the plan needs an import of torch, which a fully reused run avoids
     plan = make_plan(run.ready) if dry_run or len(ahead) < len(run.entries) else None
     if dry_run:
-        return RunResult(run.folder, {one.entry: one for one in ahead}, tuple(one.entry for one in ahead), plan=plan)
+        return RunResult(
+            run.folder, {artifact.entry: artifact for artifact in ahead}, tuple(artifact.entry for artifact in ahead), plan=plan
+        )
     check_packages(run.entries[len(ahead) :])
     check_folder(run.out, pipeline.name, [f"{entry.id}.log" for entry in run.entries])
     try:
@@ -85,20 +87,20 @@ def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
 
     A damaged artifact may count as missing: the run itself then reports it, and records that it failed.
     """
-    found: list[Artifact] = []
+    reusable: list[Artifact] = []
     for number, entry in enumerate(run.entries):
         if number in run.again:
             break
         try:
-            artifact = run.store.find(entry.name, fingerprint_of(run, number, found), entry.id)
+            artifact = run.store.find(entry.name, fingerprint_of(run, number, reusable), entry.id)
         except UserError:
             if damaged_is_missing:
                 break
             raise
         if artifact is None:
             break
-        found.append(artifact)
-    return found
+        reusable.append(artifact)
+    return reusable
 
 
 def _console() -> Console:
@@ -133,11 +135,11 @@ def _execute(run: Run, console: Console) -> RunResult:
         if isinstance(stop, Stopped):
             done = f"{len(run.artifacts)} of {len(run.entries)} stages are finished and kept"
             display.say(f"Stopped by {stop}: {done}. The same command continues.")
-            stop.told = True
+            stop.reported = True
         raise
     reused = tuple(record["id"] for record in run.records if record["reused"])
     report = next((path for ending in ("html", "md", "json") if (path := run.folder / f"report.{ending}").is_file()), None)
-    artifacts = {one.entry: one for one in run.artifacts}
+    artifacts = {artifact.entry: artifact for artifact in run.artifacts}
     return RunResult(run.folder, artifacts, reused, report, failures=tuple(run.failures))
 
 
@@ -154,9 +156,9 @@ def _attempt(run: Run, number: int, display: Display) -> None:
 
 def _note_failure(run: Run, entry: Entry, failure: dict[str, Any], display: Display) -> None:
     """Record and print a failed check that does not end the run."""
-    known = {key: str(failure[key]) for key in ("code", "what", "fix")}
-    run.failures.append({"stage": entry.id, **known})
-    display.result("FAILED {code} {what}. {fix}".format(**known).replace("\n", " "))
+    parts = {key: str(failure[key]) for key in ("code", "what", "fix")}
+    run.failures.append({"stage": entry.id, **parts})
+    display.result("FAILED {code} {what}. {fix}".format(**parts).replace("\n", " "))
 
 
 def _advance(run: Run, number: int, display: Display) -> None:

@@ -252,8 +252,8 @@ def load_stage(name: str) -> Stage:
 
 def dense_of(earlier: Sequence[Artifact]) -> Artifact | None:
     """The model that all that is removed is measured against: the last one trained before anything is removed."""
-    whole = itertools.takewhile(lambda artifact: not artifact.row.removes, earlier)
-    return next((artifact for artifact in reversed([*whole]) if artifact.row.trains), None)
+    before_removal = itertools.takewhile(lambda artifact: not artifact.row.removes, earlier)
+    return next((artifact for artifact in reversed([*before_removal]) if artifact.row.trains), None)
 
 
 def all_stages() -> Iterator[Stage]:

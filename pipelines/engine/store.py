@@ -152,8 +152,8 @@ class Store:
         """Check every file against the manifest, sizes first. Raises UserError E803 naming the first that differs."""
         folder, entry = artifact.folder, artifact.entry
         sizes = {name: file["size"] for name, file in _manifest(folder, entry)["files"].items()}
-        own = (folder / MANIFEST, folder / SEAL)
-        present = {str(path.relative_to(folder)): path for path in _files(folder) if path not in own}
+        records = (folder / MANIFEST, folder / SEAL)
+        present = {str(path.relative_to(folder)): path for path in _files(folder) if path not in records}
         for name in sorted(sizes.keys() | present.keys()):
             if name not in present or name not in sizes:
                 raise _damaged(name, "is missing" if name in sizes else "does not belong there", folder, entry)
@@ -211,12 +211,12 @@ class Store:
 
     def sweep(self) -> None:
         """Remove remains of killed processes, unfinished trainings after a week; what a running process uses stays."""
-        old = [left for left in self.root.glob(".unfinished-*") if time.time() - left.stat().st_mtime > KEEP_UNFINISHED]
-        for left in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
-            name = left.name.split("-", 1)[1]
+        old = [path for path in self.root.glob(".unfinished-*") if time.time() - path.stat().st_mtime > KEEP_UNFINISHED]
+        for folder in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
+            name = folder.name.split("-", 1)[1]
             with contextlib.suppress(Locked, FileNotFoundError), lock(self.root / f".lock-{name}"):
-                if not left.name.startswith(".lock-"):
-                    shutil.rmtree(left)
+                if not folder.name.startswith(".lock-"):
+                    shutil.rmtree(folder)
 
 
 def _manifest(folder: Path, entry: str) -> dict[str, Any]:

@@ -44,16 +44,16 @@ class Originals:
         base = self._ready.base
         for path, sha256 in self._ready.data.items():
             try:
-                found = sha256_of(path)
+                current = sha256_of(path)
             except OSError:
                 raise _changed("disappeared while the run was reading it", path) from None
-            if found != sha256:
+            if current != sha256:
                 raise _changed("changed while the run was reading it", path)
         try:
-            found = _digest(base.folder)
+            current = _digest(base.folder)
         except (UserError, OSError) as error:
             raise _changed("the model's folder changed while the run was reading it", base.folder) from error
-        if found != base.sha256:
+        if current != base.sha256:
             raise _changed("the model's folder changed while the run was reading it", base.folder)
 
     def _look(self) -> dict[Path, Mark | None]:
@@ -68,10 +68,10 @@ class Originals:
 
 def _mark(path: Path) -> Mark | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _changed(what: str, path: Path) -> UserError:

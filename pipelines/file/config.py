@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
+from compressor.models.architectures import Architecture, add_row
 from compressor.models.hub import SEQUENCES
+from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine import stage as stage_table
@@ -34,6 +36,11 @@ class PipelineFile(BaseModel):
     name: str = Field(pattern=NAME_PATTERN, max_length=limits.NAME, description="name of the run's folder")
     model: str = Field(
         min_length=1, max_length=limits.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
+    )
+    architecture: Path | None = Field(
+        default=None,
+        description="a file with the row of the model's architecture, where none is built in: "
+        "compress list architectures --discover MODEL --json",
     )
     task: TaskConfig | None = Field(default=None, description="the task: kind, files and columns")
     tasks: dict[str, TaskConfig] | None = Field(
@@ -62,6 +69,8 @@ class Pipeline:
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     command: str = ""
     """The command that runs it, for reports."""
+    architecture: Architecture | None = None
+    """The row of the model's architecture where the file brings one: it is in use from here on, and proven before a run."""
 
     @property
     def all_tasks(self) -> dict[KeyPath, TaskConfig]:
@@ -115,20 +124,32 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     if faults or top is None:
         raise UserErrors(first_of(faults))
     folder = path.resolve().parent
+    row = _architecture(top, folder, source)
     task = _with_paths(top.task, folder) if top.task else None
     # sorted: the order affects random numbers, and must not depend on the order in the file
-    tasks = {name: _with_paths(one, folder) for name, one in sorted((top.tasks or {}).items())}
-    return Pipeline(
-        top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command_of(path, overrides)
-    )
+    tasks = {name: _with_paths(config, folder) for name, config in sorted((top.tasks or {}).items())}
+    command = command_of(path, overrides)
+    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command, row)
+
+
+def _architecture(top: PipelineFile, folder: Path, source: YamlSource) -> Architecture | None:
+    """Read the row that the file brings and let this process use it. Raises UserErrors E320."""
+    if top.architecture is None:
+        return None
+    try:
+        row = read_row(folder / top.architecture.expanduser())
+        add_row(row)
+    except UserError as error:
+        raise with_place(error, source.where(("architecture",))) from None
+    return row
 
 
 def command_of(path: Path, overrides: Sequence[str]) -> str:
     """The command that runs a pipeline file as it is overridden, without the folders of one person's disk."""
     file = path.stem if path.parent == RECIPES else path.name
     pairs = (text.partition("=") for text in overrides)
-    told = [f"{key}{sign}{Path(value).name if Path(value).is_absolute() else value}" for key, sign, value in pairs]
-    return shlex.join(["compress", "run", file, *(word for text in told for word in ("--set", text))])
+    settings = [f"{key}{sign}{Path(value).name if Path(value).is_absolute() else value}" for key, sign, value in pairs]
+    return shlex.join(["compress", "run", file, *(word for text in settings for word in ("--set", text))])
 
 
 def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
@@ -214,16 +235,16 @@ def _override(source: YamlSource, text: str) -> None:
     if not equals or "" in parts:
         raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
     value = parse(value_text, mark).data
-    path, rest = _start_of(source, parts, mark)
-    for part in rest[:-1]:
+    path, remaining = _start_of(source, parts, mark)
+    for part in remaining[:-1]:
         path = _step(source, path, part, mark)
-    if rest:
-        here = source.get(path)
-        if here is None:
+    if remaining:
+        current = source.get(path)
+        if current is None:
             source.put(path, {}, mark)
-        elif not isinstance(here, dict | list):
+        elif not isinstance(current, dict | list):
             raise UserError("E109", f"'{dotted(path)}' holds a value, not keys", "Set it as a whole", mark)
-        path = _step(source, path, rest[-1], mark) if isinstance(here, list) else (*path, rest[-1])
+        path = _step(source, path, remaining[-1], mark) if isinstance(current, list) else (*path, remaining[-1])
     source.put(path, _from_here(path, value), mark)
 
 
@@ -234,8 +255,8 @@ def _start_of(source: YamlSource, parts: list[str | int], mark: str) -> tuple[Ke
     if first in PipelineFile.model_fields and parts != ["stages"]:
         return (first,), parts[1:]
     if first not in ids:
-        known = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
-        raise UserError("E109", f"neither a stage nor a key is called '{first}'", nearest(first, known, "There are"), mark)
+        keys = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
+        raise UserError("E109", f"neither a stage nor a key is called '{first}'", nearest(first, keys, "There are"), mark)
     place = ids[first]
     if len(parts) == 1:
         raise UserError("E109", f"'{first}' is a whole stage", f"Set one of its keys: {first}.KEY=VALUE", mark)
@@ -244,15 +265,17 @@ def _start_of(source: YamlSource, parts: list[str | int], mark: str) -> tuple[Ke
 
 def _step(source: YamlSource, path: KeyPath, part: str | int, mark: str) -> KeyPath:
     """Follow one part of an override's key. A list stands for its `items`, and a mapping without `items` for a list of one."""
-    here = source.get(path)
-    if (isinstance(here, list) and part == "items") or (isinstance(here, dict) and part in ("items", 0) and part not in here):
+    value = source.get(path)
+    if (isinstance(value, list) and part == "items") or (
+        isinstance(value, dict) and part in ("items", 0) and part not in value
+    ):
         return path
-    if isinstance(here, dict) and part in here:
+    if isinstance(value, dict) and part in value:
         return (*path, part)
-    if isinstance(here, list) and part in range(len(here)):
+    if isinstance(value, list) and part in range(len(value)):
         return (*path, part)
-    known = list(here) if isinstance(here, dict) else [str(place) for place in range(len(here or ()))]
-    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(str(part), known, "There are"), mark)
+    keys = list(value) if isinstance(value, dict) else [str(place) for place in range(len(value or ()))]
+    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(str(part), keys, "There are"), mark)
 
 
 def _from_here(path: KeyPath, value: Any) -> Any:
@@ -276,9 +299,9 @@ def _entries(source: YamlSource) -> tuple[list[Entry], list[UserError]]:
             fix = nearest(name, list(stage_table.STAGE_NAMES), "Stages")
             faults.append(UserError("E103", f"unknown stage '{name:.60}'", fix, source.where(path)))
             continue
-        config, found = validated(load_stage(name).config, source, path)
-        faults += found
-        if config is None or found:
+        config, config_faults = validated(load_stage(name).config, source, path)
+        faults += config_faults
+        if config is None or config_faults:
             continue
         if ids[place] in seen:
             fix = "Give each stage its own id, or none"
@@ -299,19 +322,19 @@ def _shape_faults(source: YamlSource) -> Iterator[UserError]:
 
 def _order_faults(source: YamlSource, entries: Sequence[Entry]) -> Iterator[UserError]:
     """Faults in the order of stages that are valid by themselves."""
-    said: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for place, entry in enumerate(entries):
         earlier, stage = tuple(entries[:place]), entry.row
         problems = list(stage.check(entry.config, earlier))
         # one missing stage must not cause a fault for every later stage
-        if not problems and not said:
+        if not problems and not reported:
             problems = list(_needs(stage, earlier))
         for problem in problems:
-            if problem.key or (problem.code, problem.what) not in said:
-                said.add((problem.code, problem.what))
+            if problem.key or (problem.code, problem.what) not in reported:
+                reported.add((problem.code, problem.what))
                 where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
                 yield UserError(problem.code, problem.what, problem.fix, where)
-    if not said:
+    if not reported:
         yield from _unused(source, entries)
 
 
@@ -331,12 +354,12 @@ def _unused(source: YamlSource, entries: Sequence[Entry]) -> Iterator[UserError]
 def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
     stages = [entry.row for entry in earlier]
     for kind in stage.needs:
-        if kind not in [one.produces for one in stages]:
+        if kind not in [previous.produces for previous in stages]:
             makers = [name for name in stage_table.STAGE_NAMES if name != stage.name and load_stage(name).produces == kind]
             what = f"no stage before it makes the '{kind}' that {stage.name} needs"
             yield Problem("E107", what, f"Put {' or '.join(makers)} before it")
             return
-    if stage.uses_dense and not any(one.trains for one in stages):
+    if stage.uses_dense and not any(previous.trains for previous in stages):
         yield Problem("E107", f"no tune before it makes the dense model that {stage.name} needs", "Put a tune before it")
 
 
@@ -351,4 +374,4 @@ def without_id(config: StageConfig) -> dict[str, Any]:
 def with_place(error: UserError, where: str) -> UserErrors:
     """The error (or each of several) with a location added where it has none."""
     several = error.errors if isinstance(error, UserErrors) else [error]
-    return UserErrors([one if one.where else UserError(one.code, one.what, one.fix, where) for one in several])
+    return UserErrors([fault if fault.where else UserError(fault.code, fault.what, fault.fix, where) for fault in several])

@@ -36,10 +36,10 @@ BOUNDS = {
 }
 
 
-def nearest(name: str, known: Sequence[str], introduction: str) -> str:
+def nearest(name: str, names: Sequence[str], introduction: str) -> str:
     """Suggestion for an unknown name: "Did you mean 'rank'?", or the list of known names."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean '{near[0]}'?" if near else f"{introduction}: {', '.join(known) or 'none'}"
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean '{near[0]}'?" if near else f"{introduction}: {', '.join(names) or 'none'}"
 
 
 def shown(value: Any) -> str:
@@ -70,7 +70,9 @@ def coerced(model: type[BaseModel], raw: Any) -> list[dict[str, Any]]:
         # as JSON, because strict validation then accepts a list for a tuple and text for a path
         model.model_validate_json(json.dumps(raw), strict=True)
     except ValidationError as error:
-        return [one for one in error.errors(include_url=False) if one["type"] in ("int_type", "float_type", "bool_type")]
+        return [
+            detail for detail in error.errors(include_url=False) if detail["type"] in ("int_type", "float_type", "bool_type")
+        ]
     return []
 
 
@@ -82,10 +84,10 @@ def explain(details: list[dict[str, Any]], model: type[BaseModel], source: YamlS
     for detail in details:
         if detail["type"] == "extra_forbidden":
             at, key = path_of(detail, source, path), str(detail["loc"][-1])
-            known = list(fields_at(model, detail["loc"][:-1]))
-            if near := difflib.get_close_matches(key, known, n=1):
+            keys = list(fields_at(model, detail["loc"][:-1]))
+            if near := difflib.get_close_matches(key, keys, n=1):
                 misspelt.add((at, near[0]))
-            faults.append(UserError("E102", "unknown key", nearest(key, known, "Keys"), source.where((*at, key))))
+            faults.append(UserError("E102", "unknown key", nearest(key, keys, "Keys"), source.where((*at, key))))
     # a misspelt key is one mistake, not an unknown and a missing one
     for at, key in sorted(missing - misspelt, key=str):
         faults.append(UserError("E105", f"key '{key}' is missing", "Add it", source.where(at)))
@@ -105,9 +107,9 @@ def wrong_values(details: list[dict[str, Any]], source: YamlSource, path: KeyPat
         if detail["type"] not in ("missing", "extra_forbidden"):
             by_path.setdefault(path_of(detail, source, path), []).append(detail)
     outer = {at[:length] for at in by_path for length in range(len(at))}
-    for at, found in by_path.items():
+    for at, branches in by_path.items():
         if at not in outer:
-            what, fix = sentence(found, source.get(at))
+            what, fix = sentence(branches, source.get(at))
             yield UserError("E104", what, fix, source.where(at))
 
 
@@ -126,8 +128,8 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
         if kind in ("too_short", "string_too_short"):
             return "is empty" if not value else f"needs at least {context['min_length']}", "Fill it"
         if kind in ("too_long", "string_too_long"):
-            what = "characters" if isinstance(value, str) else "members"
-            return f"has {len(value):,} {what}, where at most {context['max_length']:,} are allowed", "Shorten it"
+            unit = "characters" if isinstance(value, str) else "members"
+            return f"has {len(value):,} {unit}, where at most {context['max_length']:,} are allowed", "Shorten it"
     choices = [choice for detail in details if detail["type"] == "literal_error" for choice in quoted(detail)]
     types = dict.fromkeys(EXPECTED[kind] for detail in details if (kind := detail["type"].split("_")[0]) in EXPECTED)
     expected = " or ".join([*types, *(f"'{choice}'" for choice in choices)])
@@ -156,7 +158,7 @@ def fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> dict[s
 
 def tagged_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
     """(tag, model) for every member of a tagged union, anywhere inside a type."""
-    tags = [one.tag for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Tag)]
+    tags = [mark.tag for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Tag)]
     yield from ((tag, model) for tag in tags for model in models_in(annotation))
     for inner in get_args(annotation):
         yield from tagged_in(inner)

@@ -42,9 +42,9 @@ def pipeline_schema() -> Schema:
 def stage_schema(name: str) -> tuple[Schema, dict[str, Schema]]:
     """(schemas of what may follow the name of a stage, the definitions that they refer to)."""
     stage, config = load_stage(name), config_schema(name)
-    definitions, own = config.pop("$defs", {}), stage.config.__name__
-    definitions[own] = config
-    forms: list[Schema] = [{"$ref": REFERENCE.format(model=own)}]
+    definitions, own_name = config.pop("$defs", {}), stage.config.__name__
+    definitions[own_name] = config
+    forms: list[Schema] = [{"$ref": REFERENCE.format(model=own_name)}]
     for short, form in stage.config.short_forms(definitions):
         if short:
             definitions[short], form = form, {"$ref": REFERENCE.format(model=short)}
@@ -66,20 +66,20 @@ def _tidy(part: Any) -> Any:
     """Remove titles that only repeat the keys, add the bounds of counts and shares; `oneOf` of kinds that only code can
     distinguish becomes `anyOf`."""
     if isinstance(part, list):
-        return [_tidy(one) for one in part]
+        return [_tidy(item) for item in part]
     if not isinstance(part, dict):
         return part
-    found = {}
+    tidied = {}
     for key, value in part.items():
         if key == "properties":
-            found[key] = {name: _tidy(one) for name, one in value.items()}
+            tidied[key] = {name: _tidy(field) for name, field in value.items()}
         elif key == "oneOf":
-            found["anyOf"] = _tidy(value)
+            tidied["anyOf"] = _tidy(value)
         elif key == "anyOf" and _counts(value):
-            found[key] = [{**value[0], "minimum": 1}, SHARE, *value[2:]]
+            tidied[key] = [{**value[0], "minimum": 1}, SHARE, *value[2:]]
         elif key not in ("title", "discriminator", "format"):
-            found[key] = _tidy(value)
-    return found
+            tidied[key] = _tidy(value)
+    return tidied
 
 
 def _counts(forms: list[Schema]) -> bool:

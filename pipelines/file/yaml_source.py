@@ -77,19 +77,19 @@ class YamlSource:
 
     def locate(self, path: KeyPath) -> KeyPath:
         """The path as written in the file: parts that the file leaves out (a config's implied wrappers) are dropped."""
-        found, here = [], self.data
+        parts, value = [], self.data
         for part in path:
-            if part in here if isinstance(here, dict) else isinstance(here, list) and part in range(len(here)):
-                here = here[part]
-                found.append(part)
-        return tuple(found)
+            if part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value)):
+                value = value[part]
+                parts.append(part)
+        return tuple(parts)
 
     def get(self, path: KeyPath) -> Any:
         """The value at a path from `locate`; None where the file has none."""
-        here = self.data
+        value = self.data
         for part in path:
-            here = here.get(part) if isinstance(here, dict) else here[part]
-        return here
+            value = value.get(part) if isinstance(value, dict) else value[part]
+        return value
 
     def where(self, path: KeyPath) -> str:
         """'pipeline.yaml:7: stages[1].tune.rank', with the line of the nearest part that the file contains."""
@@ -102,7 +102,7 @@ class YamlSource:
     def put(self, path: KeyPath, value: Any, mark: str) -> None:
         """Set the value at `path`, whose parent exists, and record where it came from."""
         self.get(path[:-1])[path[-1]] = value
-        for stale in [known for known in self.marks if known[: len(path)] == path]:
+        for stale in [other for other in self.marks if other[: len(path)] == path]:
             del self.marks[stale]
         self.marks[path] = mark
 

@@ -18,4 +18,4 @@ PROMPTS = (
 )
 WORDS, TAGS = ("tokens", "words"), ("tags", "ner_tags", "labels", "ner")
 
-KNOWN = frozenset([*LABELS, *TEXTS, *WORDS, *TAGS, *(name for pair in (*PAIRS, *PROMPTS) for name in pair)])
+COLUMN_NAMES = frozenset([*LABELS, *TEXTS, *WORDS, *TAGS, *(name for pair in (*PAIRS, *PROMPTS) for name in pair)])

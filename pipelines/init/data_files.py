@@ -14,7 +14,7 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.tasks import PACKED, ending
 from compressor.tasks.reading import data_text, read_rows
-from pipelines.init.column_names import KNOWN
+from pipelines.init.column_names import COLUMN_NAMES
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".conll", ".txt")
 ROLES = {
@@ -79,9 +79,9 @@ def find_files(data: Path) -> Files:
 def _in_folder(folder: Path) -> Files:
     files = _data_files(folder)
     if not files:
-        there = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         fix = f"Give files that end in {', '.join(ENDINGS)}, optionally compressed ({PACKED})"
-        raise UserError("E130", f"no data files in this folder, which holds: {there}", fix, str(folder))
+        raise UserError("E130", f"no data files in this folder, which holds: {names}", fix, str(folder))
     by_role = _by_role(files, folder)
     train = _only(by_role["train"], folder, "train")
     if train is None and len(files) > 1:
@@ -94,12 +94,12 @@ def _in_folder(folder: Path) -> Files:
 def _data_files(folder: Path) -> list[Path]:
     """Files that may contain rows, by their names."""
     try:
-        found = [path for path in sorted(folder.iterdir()) if path.is_file() and ending(path) in ENDINGS]
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and ending(path) in ENDINGS]
     except OSError as error:
         raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(folder)) from None
-    for path in found:
+    for path in files:
         require_name(path)
-    return [path for path in found if not path.name.lower().startswith(PAPERS)]
+    return [path for path in files if not path.name.lower().startswith(PAPERS)]
 
 
 def require_name(path: Path) -> None:
@@ -157,14 +157,14 @@ def _fields(path: Path) -> list[list[str]]:
 def is_header(fields: Sequence[Sequence[str]]) -> bool:
     """Whether the first line names columns: it contains a usual name, or else no number, no sentence, and no value of its own
     column."""
-    first, rest = fields[0], fields[1:]
-    if KNOWN & {name.strip().lower() for name in first}:
+    first, others = fields[0], fields[1:]
+    if COLUMN_NAMES & {name.strip().lower() for name in first}:
         return True
     for place, name in enumerate(first):
         word = name.strip()
         if NUMBER.fullmatch(word) or len(word.split()) > 6 or (" " in word and word[-1] in ".!?"):
             return False
-        if word and any(len(row) > place and row[place].strip() == word for row in rest):
+        if word and any(len(row) > place and row[place].strip() == word for row in others):
             return False
     return True
 
@@ -201,6 +201,6 @@ def split_rows(table: DataTable, share: float, label: str | None) -> tuple[DataT
         what = f"a share of {share:g} of {len(table.rows)} rows is no row"
         raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
     why = f"{share:.0%} of the rows are set apart to validate"
-    sides = ([row for number, row in enumerate(table.rows) if (number in chosen) == there] for there in (False, True))
+    sides = ([row for number, row in enumerate(table.rows) if (number in chosen) == drawn] for drawn in (False, True))
     train, validation = (DataTable(table.path, rows, why) for rows in sides)
     return train, validation

@@ -34,19 +34,19 @@ def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, flo
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config) or 8192
     lengths = token_counts(read, task, folder)
-    whole = task.kind in ("tokens", "generation")
-    longest = max(lengths["train"] + lengths["validation"]) if whole else max(lengths["train"])
-    if whole and longest > most:
+    uncut = task.kind in ("tokens", "generation")
+    longest = max(lengths["train"] + lengths["validation"]) if uncut else max(lengths["train"])
+    if uncut and longest > most:
         what = f"the longest row has {longest} tokens, and the model has positions for {most}"
         raise UserError("E213", what, "Split such rows or drop them: here nothing may be cut off", str(task.train))
     counts = sorted(lengths["train"])
-    wanted = longest if whole else counts[min(int(0.99 * len(counts)), len(counts) - 1)]
-    length = min(max(-(-wanted // 8) * 8, 16), most)
-    if whole:
+    target = longest if uncut else counts[min(int(0.99 * len(counts)), len(counts) - 1)]
+    length = min(max(-(-target // 8) * 8, 16), most)
+    if uncut:
         why = f"the longest row has {longest}, and nothing may be cut off"
     else:
         cut = sum(count > length for count in counts) / len(counts)
-        why = f"99 of 100 training rows have at most {wanted}, the longest {longest}; more are cut off ({cut:.1%} of the rows)"
+        why = f"99 of 100 training rows have at most {target}, the longest {longest}; more are cut off ({cut:.1%} of the rows)"
     return length, sum(min(count, length) for count in counts) / len(counts), why
 
 
@@ -69,10 +69,10 @@ def has_places(folder: Path, kind: str) -> bool:
     return kind != "generation" and normalized(config_of(folder)).hidden_size >= 256
 
 
-def kept_share(asked: int | None, rows: int) -> float | None:
+def kept_share(requested: int | None, rows: int) -> float | None:
     """The share of the training rows to train on; None for all."""
-    wanted = (defaults.ROWS if rows > defaults.MANY else rows) if asked is None else asked
-    return None if wanted in (0, rows) or wanted > rows else max(round(wanted / rows, 3), 0.001)
+    count = (defaults.ROWS if rows > defaults.MANY else rows) if requested is None else requested
+    return None if count in (0, rows) or count > rows else max(round(count / rows, 3), 0.001)
 
 
 def time_of(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) -> str:

@@ -44,8 +44,8 @@ class DataColumn:
     @cached_property
     def distinct(self) -> list[str]:
         """The column's distinct values, numbers in numeric order."""
-        found = set(self.texts)
-        return sorted(found, key=float) if self.numbers else sorted(found)
+        values = set(self.texts)
+        return sorted(values, key=float) if self.numbers else sorted(values)
 
     @cached_property
     def filled(self) -> bool:
@@ -111,10 +111,10 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     if kind == "tokens" or (kind is None and _is_tagged(table, columns)):
         return _tagged(table, columns, text, label)
     if not (text and label):
-        known = None if label or text or kind not in (None, "generation") else _prompted(columns, kind)
-        if known:
-            why = f"columns called {known[0]} and {known[1]}"
-            return Guess("generation", known[:1], known[1], {"kind": why, "text": why, "label": why})
+        prompt_columns = None if label or text or kind not in (None, "generation") else _prompted(columns, kind)
+        if prompt_columns:
+            why = f"columns called {prompt_columns[0]} and {prompt_columns[1]}"
+            return Guess("generation", prompt_columns[:1], prompt_columns[1], {"kind": why, "text": why, "label": why})
     label, why_label = (label, "as given") if label else _label(table, columns, text)
     text, why_text = (tuple(text), "as given") if text else _text(table, columns, label)
     kind, why_kind = (kind, "as given") if kind else _kind(table, columns[label])
@@ -145,41 +145,43 @@ def _tagged(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str
 def _prompted(columns: dict[str, DataColumn], kind: str | None) -> tuple[str, str] | None:
     """The columns of prompts and of target texts, unless another column has labels."""
     for pair in PROMPTS:
-        found = _both(pair, columns)
-        if found is None:
+        both = _both(pair, columns)
+        if both is None:
             continue
-        labels = [name for name in _all_named(LABELS, columns) if name != found[1] and columns[name].labels]
-        if (pair[0] == "prompt" or columns[found[1]].wordy) and (kind or not labels):
-            return found
+        labels = [name for name in _all_named(LABELS, columns) if name != both[1] and columns[name].labels]
+        if (pair[0] == "prompt" or columns[both[1]].wordy) and (kind or not labels):
+            return both
     return None
 
 
 def _label(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str]) -> tuple[str, str]:
     """The column of labels: by its name, else the only candidate. Raises UserError E131."""
-    left = {name: column for name, column in columns.items() if name not in text}
-    for name in _all_named(LABELS, left):
-        if left[name].labels:
+    free_columns = {name: column for name, column in columns.items() if name not in text}
+    for name in _all_named(LABELS, free_columns):
+        if free_columns[name].labels:
             return name, f"a column called {name}"
-    able = [column for column in left.values() if column.classes or (column.filled and column.fractions)]
+    able = [column for column in free_columns.values() if column.classes or (column.filled and column.fractions)]
     for chosen, why in (
         (able, "the only column with few values"),
-        ([one for one in able if one.counted], "the only column that counts 0, 1, ..."),
+        ([candidate for candidate in able if candidate.counted], "the only column that counts 0, 1, ..."),
     ):
         if len(chosen) == 1:
             return chosen[0].name, f"{why}: {chosen[0].sample()}"
-    seen = "; ".join(f"{column.name} ({column.sample()})" for column in (able or list(left.values()))[:6])
+    seen = "; ".join(f"{column.name} ({column.sample()})" for column in (able or list(free_columns.values()))[:6])
     raise UserError("E131", f"which column holds the labels? {seen}", "Name it: --label COLUMN", str(table.path))
 
 
 def _text(table: DataTable, columns: dict[str, DataColumn], label: str) -> tuple[tuple[str, ...], str]:
     """The column of the text, or the two columns of a pair. Raises UserError E131."""
-    left = {name: column for name, column in columns.items() if name != label and not column.lists and not column.numbers}
+    free_columns = {
+        name: column for name, column in columns.items() if name != label and not column.lists and not column.numbers
+    }
     for pair in PAIRS:
-        if found := _both(pair, left):
-            return found, f"a pair of columns called {found[0]} and {found[1]}"
-    if named := _all_named(TEXTS, left):
+        if both := _both(pair, free_columns):
+            return both, f"a pair of columns called {both[0]} and {both[1]}"
+    if named := _all_named(TEXTS, free_columns):
         return (named[0],), f"a column called {named[0]}"
-    free = [name for name, column in left.items() if column.free]
+    free = [name for name, column in free_columns.items() if column.free]
     if len(free) == 1:
         return (free[0],), "the only column with sentences"
     if len(free) == 2:
@@ -213,8 +215,8 @@ def _named(names: Sequence[str], columns: Any) -> str | None:
 
 
 def _both(pair: tuple[str, str], columns: dict[str, DataColumn]) -> tuple[str, str] | None:
-    found = _all_named(pair, columns)
-    return (found[0], found[1]) if len(found) == 2 else None
+    names = _all_named(pair, columns)
+    return (names[0], names[1]) if len(names) == 2 else None
 
 
 def labelled(table: DataTable, guessed: Guess, train: DataTable) -> bool:
@@ -223,6 +225,6 @@ def labelled(table: DataTable, guessed: Guess, train: DataTable) -> bool:
         return False
     column = DataColumn(guessed.label, table.values(guessed.label))
     if guessed.kind == "classification":
-        known = DataColumn(guessed.label, train.values(guessed.label)).distinct
-        return column.filled and len(column.distinct) > 1 and set(column.distinct) <= set(known)
+        classes = DataColumn(guessed.label, train.values(guessed.label)).distinct
+        return column.filled and len(column.distinct) > 1 and set(column.distinct) <= set(classes)
     return all(column.values) if column.lists else column.filled and len(column.distinct) > 1

@@ -33,21 +33,23 @@ from pipelines.init.guesses import Guess, guess, labelled
 from serving.bundle import find_bundle
 
 
-def init(data: Path, out: Path, text: str | None, **options: Any) -> None:
+def init(data: Path, out: Path, text: str | None, **values: Any) -> None:
     """Write the pipeline file, and print what was guessed and what to do next."""
-    asked = Asked(data, out, model=options["model"] or None, text=_columns(text), **{key: options[key] for key in OF_ASKED})
-    made = make(asked, say=_say)
+    options = InitOptions(
+        data, out, model=values["model"] or None, text=_columns(text), **{key: values[key] for key in OPTION_NAMES}
+    )
+    made = make(options, say=_say)
     _say("wrote", ", ".join(map(str, made.files)))
     _say("time", made.time)
     for title, command in (("next", "check"), ("", "run")):
         _say(title, f"compress {command} {_shell(out)}")
 
 
-OF_ASKED = ("validation", "split", "label", "kind", "rows", "schema", "force")
+OPTION_NAMES = ("validation", "split", "label", "kind", "rows", "schema", "force")
 
 
 @dataclass(frozen=True)
-class Asked:
+class InitOptions:
     """Options of the command line; None for those that were not given."""
 
     data: Path
@@ -74,8 +76,8 @@ class Made:
 Say = Callable[[str, str], None]
 
 
-def _say(title: str, what: str) -> None:
-    click.echo(f"{title:<12}{what}")
+def _say(title: str, text: str) -> None:
+    click.echo(f"{title:<12}{text}")
 
 
 def _columns(text: str | None) -> tuple[str, ...]:
@@ -86,65 +88,65 @@ def _shell(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def make(asked: Asked, say: Say = lambda title, what: None) -> Made:
+def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     """Read the data, guess the task, and write the pipeline file and the files beside it: all of them, or none.
 
     Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file exists), E2xx and E3xx for
     faults of data and model, E801 and E804 if nothing can be written.
     """
-    files, name = _chosen(asked, find_files(asked.data)), _name(asked.data)
-    _check_free(asked, [asked.out])
-    train, validation, guessed = _read(asked, files)
+    files, name = _chosen(options, find_files(options.data)), _name(options.data)
+    _check_free(options, [options.out])
+    train, validation, guessed = _read(options, files)
     if validation.path == files.test:
         say("note", f"{files.test.name} is used for validation, as there is no dev file: it no longer serves as a test")
     for title in ("kind", "text", "label"):
         value = {"kind": guessed.kind, "text": ", ".join(guessed.text), "label": guessed.label}[title]
         say(title, f"{value}: {guessed.why[title]}")
-    model = _model(asked.model, guessed.kind)
-    say("model", asked.model or f"{defaults.DEFAULT_MODEL}: the default")
-    with _beside(asked.out) as scratch:
+    model = _model(options.model, guessed.kind)
+    say("model", options.model or f"{defaults.DEFAULT_MODEL}: the default")
+    with _beside(options.out) as scratch:
         tables = {"train": train, "validation": validation}
-        paths = {role: _placed(table, role, name, asked.out, scratch) for role, table in tables.items()}
-        copies = [asked.out.parent / path.name for path in paths.values() if path.parent == scratch]
+        paths = {role: _placed(table, role, name, options.out, scratch) for role, table in tables.items()}
+        copies = [options.out.parent / path.name for path in paths.values() if path.parent == scratch]
         task, read = _task(guessed, paths)
         rows = {role: len(split.labels) for role, split in (("train", read.train), ("validation", read.validation))}
         for role, table in tables.items():
             say(role, f"{rows[role]:,} rows of {table.path}" + (f" ({table.copy})" if table.copy else ""))
         length, mean, why_length = max_length(read, task, model)
         say("max_length", f"{length}: {why_length}")
-        kept = kept_share(asked.rows, rows["train"])
+        kept = kept_share(options.rows, rows["train"])
         if kept:
             say("subset", f"{int(kept * rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
-        found = {"max_length": length, "sparse": has_places(model, guessed.kind), "rows": rows["train"], "kept": kept}
-        facts = _facts(asked, guessed, name, paths, scratch, found, why_length)
-        _check_free(asked, copies)
-        plan = _write_and_check(facts, asked, paths, scratch, model)
-        files = _move(scratch, asked.out)
+        numbers = {"max_length": length, "sparse": has_places(model, guessed.kind), "rows": rows["train"], "kept": kept}
+        facts = _facts(options, guessed, name, paths, scratch, numbers, why_length)
+        _check_free(options, copies)
+        plan = _write_and_check(facts, options, paths, scratch, model)
+        files = _move(scratch, options.out)
     return Made(files, time_of(plan, facts, mean, rows))
 
 
-def _chosen(asked: Asked, files: Files) -> Files:
+def _chosen(options: InitOptions, files: Files) -> Files:
     """The data files, after applying the user's options."""
-    if asked.split and asked.validation:
+    if options.split and options.validation:
         raise UserError("E130", "--split and --validation exclude each other", "Leave one of them out")
-    if asked.split:
+    if options.split:
         return replace(files, validation=None, test=None)
-    if asked.validation:
-        require_name(asked.validation.absolute())
-        return replace(files, validation=asked.validation, test=None)
+    if options.validation:
+        require_name(options.validation.absolute())
+        return replace(files, validation=options.validation, test=None)
     if files.validation is None and files.test is None:
         fix = "Name a second file: --validation FILE, or set rows apart: --split 0.1"
         raise UserError("E130", "no rows to measure quality on", fix, str(files.train))
     return files
 
 
-def _read(asked: Asked, files: Files) -> tuple[DataTable, DataTable, Guess]:
+def _read(options: InitOptions, files: Files) -> tuple[DataTable, DataTable, Guess]:
     """Both tables, and the guessed task."""
     train = read_table(files.train)
-    text = (",".join(asked.text),) if ",".join(asked.text) in train.columns else asked.text
-    guessed = guess(train, text, asked.label, asked.kind)
-    if asked.split:
-        train, validation = split_rows(train, asked.split, guessed.label if guessed.kind == "classification" else None)
+    text = (",".join(options.text),) if ",".join(options.text) in train.columns else options.text
+    guessed = guess(train, text, options.label, options.kind)
+    if options.split:
+        train, validation = split_rows(train, options.split, guessed.label if guessed.kind == "classification" else None)
         return train, validation, guessed
     validation = read_table(files.validation or files.test)
     if files.validation is None and not labelled(validation, guessed, train):
@@ -157,8 +159,8 @@ def _read(asked: Asked, files: Files) -> tuple[DataTable, DataTable, Guess]:
 def _name(data: Path) -> str:
     """Name of the pipeline: that of the folder, or of the file unless it is called `train` or the like."""
     place = data.absolute()
-    own = place.name.removesuffix(PACKED).removesuffix(ending(place))
-    word = own if place.is_dir() or role_of(place) is None else place.parent.name
+    file_name = place.name.removesuffix(PACKED).removesuffix(ending(place))
+    word = file_name if place.is_dir() or role_of(place) is None else place.parent.name
     return re.sub(r"[^a-z0-9_.-]+", "-", word.lower()).strip("-._")[:60] or "mine"
 
 
@@ -204,11 +206,11 @@ def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) ->
     return path
 
 
-def _check_free(asked: Asked, paths: Sequence[Path]) -> None:
+def _check_free(options: InitOptions, paths: Sequence[Path]) -> None:
     """Raise UserError E133 for an existing file that would be replaced."""
-    more = [asked.out.parent / SCHEMA_FILE] if asked.schema else []
+    more = [options.out.parent / SCHEMA_FILE] if options.schema else []
     for path in (*paths, *more):
-        if (path.exists() or path.is_symlink()) and not asked.force:
+        if (path.exists() or path.is_symlink()) and not options.force:
             raise UserError("E133", "the file exists already", "Choose another --out, or replace it with --force", str(path))
 
 
@@ -221,40 +223,40 @@ def _task(guessed: Guess, paths: dict[str, Path]) -> tuple[TaskConfig, TaskData]
     try:
         task = TaskConfig(kind=guessed.kind, **paths, text=text, label=guessed.label)
     except ValueError as error:
-        told = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError("E131", told, "Fix --text, --label or --kind") from None
+        what = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError("E131", what, "Fix --text, --label or --kind") from None
     return task, read_task(task)
 
 
 def _facts(
-    asked: Asked,
+    options: InitOptions,
     guessed: Guess,
     name: str,
     paths: dict[str, Path],
     scratch: Path,
-    found: dict[str, Any],
+    numbers: dict[str, Any],
     why_length: str,
 ) -> Facts:
-    """All facts for the pipeline file; `found` are the numbers in it."""
+    """All facts for the pipeline file; `numbers` are those in it."""
     try:
         find_bundle()
         deploys = True
     except UserError:
         deploys = False
-    used = int(found["rows"] * (found["kept"] or 1))
+    used = int(numbers["rows"] * (numbers["kept"] or 1))
     return Facts(
         name=name,
-        data=str(asked.data),
-        model=_reference(asked.model or defaults.DEFAULT_MODEL, asked.out),
+        data=str(options.data),
+        model=_reference(options.model or defaults.DEFAULT_MODEL, options.out),
         kind=guessed.kind,
-        **{role: f"{path.name}" if path.parent == scratch else _seen_from(asked.out, path) for role, path in paths.items()},
+        **{role: f"{path.name}" if path.parent == scratch else _seen_from(options.out, path) for role, path in paths.items()},
         text=guessed.text,
         label=guessed.label,
-        **found,
+        **numbers,
         epochs=min(max(2, -(-STEPS_FOR // used)), 10),
         deploys=deploys,
         why={**guessed.why, "max_length": why_length},
-        schema=f"./{SCHEMA_FILE}" if asked.schema else None,
+        schema=f"./{SCHEMA_FILE}" if options.schema else None,
     )
 
 
@@ -273,15 +275,15 @@ def _seen_from(out: Path, path: Path) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
-def _write_and_check(facts: Facts, asked: Asked, paths: dict[str, Path], scratch: Path, model: Path) -> Plan | None:
+def _write_and_check(facts: Facts, options: InitOptions, paths: dict[str, Path], scratch: Path, model: Path) -> Plan | None:
     """Write the pipeline into `scratch` and check it as `compress check` does. Raises the same errors."""
-    path = scratch / asked.out.name
+    path = scratch / options.out.name
     path.write_text(pipeline_text(facts), encoding="utf-8")
-    if asked.schema:
+    if options.schema:
         (scratch / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
     # paths are relative to the folder of the new file
-    here = {"model": str(model), **{f"task.{role}": str(place) for role, place in paths.items()}}
-    pipeline = load_pipeline(path, [f"{key}={json.dumps(value)}" for key, value in here.items()])
+    overrides = {"model": str(model), **{f"task.{role}": str(place) for role, place in paths.items()}}
+    pipeline = load_pipeline(path, [f"{key}={json.dumps(value)}" for key, value in overrides.items()])
     check_packages(pipeline.stages)
     return make_plan(check_inputs(pipeline))
 

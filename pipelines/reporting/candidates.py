@@ -15,8 +15,8 @@ def without_samples(candidate: Record) -> Record:
 
 def find(candidates: list[Record], model: str, precision: str, runtime: str) -> Record | None:
     """The candidate of a model, precision and runtime; None where it was not exported."""
-    wanted = (model, runtime, precision)
-    return next((row for row in candidates if (row["model"], row["runtime"], row["precision"]) == wanted), None)
+    key = (model, runtime, precision)
+    return next((row for row in candidates if (row["model"], row["runtime"], row["precision"]) == key), None)
 
 
 def cells_of(candidate: Record) -> list[tuple[int, int]]:

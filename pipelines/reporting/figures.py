@@ -193,7 +193,7 @@ def kept(report: Record) -> Figure | None:
     data, axes, width = [], {}, 1 / len(structures)
     for place, name in enumerate(structures):
         units = [row["units"].get(name) for row in layers]
-        rows = [share_by_bin(one["left"], one["of"]) if one else [] for one in units]
+        rows = [share_by_bin(counts["left"], counts["of"]) if counts else [] for counts in units]
         number = str(place + 1) if place else ""
         data.append({**look, "z": rows, "xgap": 3 if name != "neurons" else 1, "xaxis": f"x{number}"})
         domain = [place * width + 0.02 * bool(place), (place + 1) * width - 0.02]
@@ -209,7 +209,7 @@ def kept(report: Record) -> Figure | None:
 def left_of(layers: list[Record], name: str) -> str:
     """Format the units left: '36 of 72 heads'."""
     units = [row["units"][name] for row in layers if name in row["units"]]
-    return f"{sum(len(one['left']) for one in units):,} of {sum(one['of'] for one in units):,} {WORDS[name]}"
+    return f"{sum(len(counts['left']) for counts in units):,} of {sum(counts['of'] for counts in units):,} {WORDS[name]}"
 
 
 def share_by_bin(kept_indices: list[int], total: int) -> list[float]:
@@ -220,7 +220,7 @@ def share_by_bin(kept_indices: list[int], total: int) -> list[float]:
         sizes[index * count // total] += 1
     for index in kept_indices:
         filled[index * count // total] += 1
-    return [round(left / size, 3) for left, size in zip(filled, sizes, strict=True)]
+    return [round(full / size, 3) for full, size in zip(filled, sizes, strict=True)]
 
 
 def losses(report: Record) -> Figure | None:

@@ -72,12 +72,12 @@ def unlearnt_notes(inputs: Inputs) -> list[str]:
     kind = kind_of(inputs.task.kind)
     taught = [a for a in trained(inputs) if a.row.trains]
     unlearnt = [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
-    return unlearnt + [f"After {a.entry} {told}." for a in taught if (told := below_constant(kind, a.metadata))]
+    return unlearnt + [f"After {a.entry} {note}." for a in taught if (note := below_constant(kind, a.metadata))]
 
 
 def failure_notes(inputs: Inputs) -> list[str]:
     """Notes on failed checks, which come before everything else."""
-    return [f"FAILED: {one['code']} {one['what']}. {one['fix']}." for one in inputs.run.get("failures", [])]
+    return [f"FAILED: {failure['code']} {failure['what']}. {failure['fix']}." for failure in inputs.run.get("failures", [])]
 
 
 def proof_notes(inputs: Inputs) -> list[str]:
@@ -127,10 +127,10 @@ def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
     candidates, repository = measurements["candidates"], inputs.nearest("repository")
     compressed = {(row["runtime"], row["precision"]): row for row in candidates if row["model"] == "compressed"}
     first = next(iter(compressed))[0]
-    wanted = [(repository.metadata["runtime"], repository.metadata["precision"])] if repository else []
+    deployed = [(repository.metadata["runtime"], repository.metadata["precision"])] if repository else []
     roles = {
         "dense": next(row for row in candidates if row["name"] == measurements["baseline"]),
-        "compressed": next(compressed[key] for key in (*wanted, *((first, name) for name in NARROWEST)) if key in compressed),
+        "compressed": next(compressed[key] for key in (*deployed, *((first, name) for name in NARROWEST)) if key in compressed),
     }
     runtime = find(candidates, "dense", "fp32", roles["compressed"]["runtime"])
     return {**roles, "runtime": runtime} if runtime else roles
@@ -169,7 +169,7 @@ def closed_form(training: Artifact, inputs: Inputs) -> str:
     total, rank = f"{facts['closed_form']:,}", facts["rank"]
     if not facts["matrices"]:
         return total
-    terms = [f"{number} × {rank} ({out:,} + {into:,})" for number, out, into in facts["matrices"]]
+    terms = [f"{number} × {rank} ({rows:,} + {columns:,})" for number, rows, columns in facts["matrices"]]
     return f"{' + '.join(terms + [str(facts['places'])] * bool(facts['places']))} = {total}"
 
 
@@ -177,9 +177,9 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
     """The requested prunes, and per layer the original indices of the units left, and how many there were."""
     models = [artifact for artifact in inputs.artifacts if artifact.kind == "model"]
     kept = next((a.metadata["kept"] for a in reversed(models) if a.metadata.get("kept")), {})
-    asked = ("structure", "criterion", "scope", "remove", "pattern", "modules", "entries", "hidden")
-    found = [(a.entry, item) for a in models for item in a.metadata.get("items", [])]
-    items = [{"stage": entry, **{key: item[key] for key in asked if key in item}} for entry, item in found]
+    keys = ("structure", "criterion", "scope", "remove", "pattern", "modules", "entries", "hidden")
+    removals = [(a.entry, item) for a in models for item in a.metadata.get("items", [])]
+    items = [{"stage": entry, **{key: item[key] for key in keys if key in item}} for entry, item in removals]
     return {"items": items, "layers": layers_left(kept, roles["dense"]["layers"])}
 
 
@@ -192,17 +192,17 @@ def precision(inputs: Inputs) -> Record | None:
 def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     """Every target that a prune was given: what it says of itself, and beside the last one what the benchmark measured of the
     model as it is deployed, where it has that batch, length, precision and runtime."""
-    found = [{"stage": a.entry, **a.metadata["target"]} for a in inputs.artifacts if "target" in a.metadata]
-    if not found or "table" not in found[-1]:
-        return found
-    last = found[-1]
+    reached = [{"stage": a.entry, **a.metadata["target"]} for a in inputs.artifacts if "target" in a.metadata]
+    if not reached or "table" not in reached[-1]:
+        return reached
+    last = reached[-1]
     pair = [find(candidates, model, last["precision"], last["runtime"]) for model in ("dense", "compressed")]
     cell = (last["batch"], last["length"])
-    if all(pair) and cell in [(one["batch"], one["length"]) for one in pair[0]["latency"]]:
+    if all(pair) and cell in [(entry["batch"], entry["length"]) for entry in pair[0]["latency"]]:
         dense, compressed = (p50(row, cell) for row in pair)
         value, words = (dense / compressed, "{:.2f}x") if last["goal"] == "speedup" else (compressed, "{:.3g} ms")
         last |= {"benchmark": value, "told": f"{last['told']}, benchmark {words.format(value)}"}
-    return found
+    return reached
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

@@ -16,8 +16,8 @@ def layers_left(kept: dict[str, dict[str, list[int]]], dense: list[dict[str, int
     """
     layers = []
     for number, totals in enumerate(dense if kept else ()):
-        left = kept.get(str(number), {})
-        units = {name: {"left": left.get(name, []), "of": total} for name, total in totals.items() if total}
+        units_left = kept.get(str(number), {})
+        units = {name: {"left": units_left.get(name, []), "of": total} for name, total in totals.items() if total}
         layers.append({"layer": number, "gone": str(number) not in kept, "units": units})
     return layers
 
@@ -29,14 +29,14 @@ def plan_table(layers: list[Record]) -> tuple[list[str], list[list[str]]]:
     for row in layers:
         cells = [str(row["layer"])]
         for name in names:
-            one = row["units"].get(name)
-            if one is None:
+            counts = row["units"].get(name)
+            if counts is None:
                 cells.append("")
             elif row["gone"]:
                 cells.append("gone")
             else:
-                bars = "".join(_character(share) for share in share_by_bin(one["left"], one["of"]))
-                cells.append(f"{bars} {len(one['left']):,}")
+                bars = "".join(_character(share) for share in share_by_bin(counts["left"], counts["of"]))
+                cells.append(f"{bars} {len(counts['left']):,}")
         rows.append(cells)
     return ["layer", *(left_of(layers, name) for name in names)], rows
 

@@ -29,7 +29,7 @@ def environment():
 def bound(text: str) -> str:
     """Keep numbers with their units, and short brackets, on one line by non-breaking spaces."""
     text = re.sub(r"(?<=\d) (?=[×%]|ms|[KMG]?B\b)", "\u00a0", text)
-    return re.sub(r"\([^()]{1,20}\)", lambda found: found.group().replace(" ", "\u00a0"), text)
+    return re.sub(r"\([^()]{1,20}\)", lambda match: match.group().replace(" ", "\u00a0"), text)
 
 
 def markdown(text: Any) -> str:
@@ -45,14 +45,14 @@ def to_markdown(report: dict[str, Any]) -> str:
 
 def to_html(report: dict[str, Any]) -> str:
     """The report as one page: plotly is inlined, no other file and no network access is needed."""
-    summary, *rest = tables(report)
+    summary, *others = tables(report)
     return (
         environment()
         .get_template("report.html.j2")
         .render(
             report=report,
             summary=summary,
-            tables=rest,
+            tables=others,
             facts=facts(report),
             figures=figures(report),
             plotly_js=get_plotlyjs(),

@@ -155,14 +155,14 @@ def gain_steps(
         ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
         (narrow, find(candidates, "compressed", narrow, runtime)),
     ]
-    there, changes = [("dense PyTorch fp32", roles["dense"])], []
+    steps, changes = [("dense PyTorch fp32", roles["dense"])], []
     for change, record in words:
         changes.append(change)
         if record:
-            there.append((f"+ {' + '.join(changes)}", record))
+            steps.append((f"+ {' + '.join(changes)}", record))
             changes = []
     rows = []
-    for (step, record), (_, before) in zip(there, [there[0], *there], strict=False):
+    for (step, record), (_, before) in zip(steps, [steps[0], *steps], strict=False):
         speeds = [
             {"batch": cell[0], "p50": p50(record, cell), "speedup": p50(before, cell) / p50(record, cell)} for cell in cells
         ]

@@ -37,7 +37,9 @@ class ReportTable:
 def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any], note: str) -> ReportTable:
     """A table with a row for every record."""
     rows = [tuple(column.cell(record) for column in columns) for record in records]
-    return ReportTable(id, title, note, tuple(one.title for one in columns), "".join(one.align for one in columns), rows)
+    return ReportTable(
+        id, title, note, tuple(column.title for column in columns), "".join(column.align for column in columns), rows
+    )
 
 
 def tables(report: Record) -> list[ReportTable]:
@@ -225,7 +227,7 @@ def variants(report: Record) -> ReportTable:
 
 
 def latency(report: Record) -> ReportTable:
-    base = {(one["batch"], one["length"]): one["p50"] for row in report["variants"][:1] for one in row["latency"]}
+    base = {(cell["batch"], cell["length"]): cell["p50"] for row in report["variants"][:1] for cell in row["latency"]}
     columns = [
         Column("variant", "l", text("name")),
         Column("batch", "r", count("batch")),
@@ -237,7 +239,7 @@ def latency(report: Record) -> ReportTable:
         Column("rows/s", "r", digits("throughput")),
         Column("speed-up", "r", lambda row: factor(base[row["batch"], row["length"]] / row["p50"])),
     ]
-    records = [{**one, "name": row["name"]} for row in report["variants"] for one in row["latency"]]
+    records = [{**cell, "name": row["name"]} for row in report["variants"] for cell in row["latency"]]
     rounds = report["measured"]["rounds"]
     note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
     return made("latency", "Every variant: latency", columns, records, note)
@@ -245,10 +247,10 @@ def latency(report: Record) -> ReportTable:
 
 def facts(report: Record) -> list[tuple[str, str]]:
     """How the run was measured, as (name, value)."""
-    measured, here, task = report["measured"], report["machine"], report["task"]
-    versions = ", ".join(here["packages"].values())
-    computed_by = here["cpu"] if measured["device"] == "cpu" else here["accelerator"]
-    pruned = "; ".join(asked(item) for item in report["pruning"]["items"])
+    measured, machine, task = report["measured"], report["machine"], report["task"]
+    versions = ", ".join(machine["packages"].values())
+    computed_by = machine["cpu"] if measured["device"] == "cpu" else machine["accelerator"]
+    pruned = "; ".join(removal_text(item) for item in report["pruning"]["items"])
     rows = [
         ("Command", report["command"]),
         ("Base model", report["model"]),
@@ -258,10 +260,10 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Removed", pruned),
         ("Target", "; ".join(aimed(row) for row in report["targets"])),
         ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
-        ("Machine", f"{computed_by}, {here['cores']} cores, {here['threads']} used, {here['system']}"),
-        ("Instructions", ", ".join(here["instructions"])),
-        ("Computed by", "; ".join(f"{RUNTIMES[name].title}: {what}" for name, what in measured["providers"].items())),
-        ("Versions", f"{report['product']}, Python {here['python']}, {versions}"),
+        ("Machine", f"{computed_by}, {machine['cores']} cores, {machine['threads']} used, {machine['system']}"),
+        ("Instructions", ", ".join(machine["instructions"])),
+        ("Computed by", "; ".join(f"{RUNTIMES[name].title}: {provider}" for name, provider in measured["providers"].items())),
+        ("Versions", f"{report['product']}, Python {machine['python']}, {versions}"),
         (
             "Intervals",
             "95 % bootstrap over validation rows, 2,000 draws; differences are paired. One seed, no seed-to-seed spread",
@@ -281,7 +283,7 @@ def aimed(row: Record) -> str:
     return f"{row['told']} ({where}{', '.join(f'{name} by {criterion}' for name, criterion in row['criterion'].items())})"
 
 
-def asked(item: Record) -> str:
+def removal_text(item: Record) -> str:
     """'heads by delta, 6 per layer', 'weights by delta_or_weight, unstructured, 1,234 of 6,170 zero'."""
     if item["structure"] == "weights":
         return f"weights by {item['criterion']}, {item['pattern']}, {item['hidden']:,} of {item['entries']:,} zero"

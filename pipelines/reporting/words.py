@@ -32,10 +32,10 @@ def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Met
         name = roles["runtime"]["name"].removesuffix(" fp32")
         alone = f" ({faster(speedup(roles['runtime'], compressed, cell), 2)} against {name})"
     ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
-    judged = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
+    difference = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     return (
         f"{sentence(than)} at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
-        f"{metric.name} {ours} against {theirs} dense: {judged} on {compressed['quality']['rows']:,} rows"
+        f"{metric.name} {ours} against {theirs} dense: {difference} on {compressed['quality']['rows']:,} rows"
     )
 
 
@@ -84,10 +84,10 @@ def zeros_note(compressed: Record) -> list[str]:
     masked = [row for row in compressed["density"] if row["pattern"]]
     if not masked:
         return []
-    entries, left = (sum(row[key] for row in masked) for key in ("entries", "nonzeros"))
+    entries, nonzeros = (sum(row[key] for row in masked) for key in ("entries", "nonzeros"))
     return [
-        f"{entries - left:,} of the {entries:,} weights in the masked matrices are zero. They are stored and computed like any "
-        "other: the file is no smaller and ONNX Runtime no faster. Only 2:4 can be faster, on GPUs with kernels for it."
+        f"{entries - nonzeros:,} of the {entries:,} weights in the masked matrices are zero. They are stored and computed like "
+        "any other: the file is no smaller and ONNX Runtime no faster. Only 2:4 can be faster, on GPUs with kernels for it."
     ]
 
 

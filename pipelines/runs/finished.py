@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
+from compressor.models.files.damage import door
+from compressor.models.row_file import use_stored_row
 from pipelines.engine.attempt import Attempt, last_attempt
 from pipelines.engine.lockfile import LOCK_FILE, read_lock
 from pipelines.engine.stage import Artifact
@@ -31,31 +33,31 @@ class FinishedRun:
     @property
     def model(self) -> str:
         """The folder where its pretrained model was found, or else the reference as written."""
-        found, model = self.attempt, self.lock["model"]
+        attempt, model = self.attempt, self.lock["model"]
         # a later attempt may have used another model
-        known = found and found.model_folder and found.model_sha256 in ("", model["sha256"])
-        return found.model_folder if known and Path(found.model_folder).is_dir() else model["reference"]
+        same_model = attempt and attempt.model_folder and attempt.model_sha256 in ("", model["sha256"])
+        return attempt.model_folder if same_model and Path(attempt.model_folder).is_dir() else model["reference"]
 
     @property
     def outdated(self) -> str:
         """Note for the user where a later attempt did not finish; '' where this run is the last attempt's."""
         if self.attempt is None or self.attempt.finished:
             return ""
-        told = " ".join(self.attempt.error.shown()) if self.attempt.error else ""
-        return f"note: {self.attempt.headline()}{f' ({told})' if told else ''}; this is the run before it, which finished"
+        reason = " ".join(self.attempt.error.shown()) if self.attempt.error else ""
+        return f"note: {self.attempt.headline()}{f' ({reason})' if reason else ''}; this is the run before it, which finished"
 
     def artifact(self, stage: dict[str, Any]) -> Artifact:
         """The artifact of one row of the lock's `stages`; its files are not checked. Raises UserError E805 (gone), E803."""
-        found = self.store.find(stage["stage"], stage["fingerprint"], stage["id"])
-        if found is None:
+        artifact = self.store.find(stage["stage"], stage["fingerprint"], stage["id"])
+        if artifact is None:
             raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(self.store.root))
-        if (found.id, found.kind) != (stage["artifact"], stage["kind"]):
+        if (artifact.id, artifact.kind) != (stage["artifact"], stage["kind"]):
             what, fix = (
-                f"'{stage['id']}' does not match its artifact {found.id}",
+                f"'{stage['id']}' does not match its artifact {artifact.id}",
                 "Run the pipeline again: what is finished is kept",
             )
             raise UserError("E803", what, fix, str(self.folder / LOCK_FILE))
-        return found
+        return artifact
 
     def verify(self, stage: dict[str, Any]) -> Artifact:
         """The same, with every file checked by the manifest, and the manifest by the lock. Raises UserError E803, E805."""
@@ -81,6 +83,8 @@ def open_run(folder: Path) -> FinishedRun:
     if len(folder.absolute().parents) < len(Path(lock["name"]).parts):
         fix = "Run the pipeline again: what is finished is kept"
         raise UserError("E803", "the run's name is not a relative path", fix, str(path))
+    with door("E803", "the run", str(path)):
+        use_stored_row(lock["model"])
     return FinishedRun(folder, lock, attempt)
 
 

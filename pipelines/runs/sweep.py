@@ -157,14 +157,16 @@ def sweep(
     for name in ("sweep.json", "sweep.md"):  # left by an earlier sweep
         (folder / name).unlink(missing_ok=True)
     outcomes = execute(variants, run, say)
-    errors = {one.name: found for one, found in zip(variants, outcomes, strict=True) if isinstance(found, UserError)}
+    errors = {
+        variant.name: outcome for variant, outcome in zip(variants, outcomes, strict=True) if isinstance(outcome, UserError)
+    }
     if len(errors) == len(variants):
         raise UserErrors(list(errors.values()))
-    spreads = summarize([{} if isinstance(found, UserError) else found for found in outcomes])
+    spreads = summarize([{} if isinstance(outcome, UserError) else outcome for outcome in outcomes])
     facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "stability": kind, "until": until}
-    told = {name: error.what for name, error in errors.items()}
-    failures = tuple(one for variant in variants for one in _failures(folder, variant))
-    result = SweepResult(folder, spreads, *table_of(kind, variants, spreads), told, failures)
+    unreached = {name: error.what for name, error in errors.items()}
+    failures = tuple(failure for variant in variants for failure in _failures(folder, variant))
+    result = SweepResult(folder, spreads, *table_of(kind, variants, spreads), unreached, failures)
     write_summary(result, facts, variants)
     return result
 
@@ -217,9 +219,12 @@ def table_of(
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """(columns, rows) of the summary: mean and spread over runs that should agree, one column for each of several values."""
     if kind != "values":
-        return COLUMNS, tuple(one.cells() for one in spreads)
-    rows = ((one.stage, one.metric, *("" if value is None else f"{value:.4f}" for value in one.values)) for one in spreads)
-    return ("stage", "metric", *(one.name for one in variants)), tuple(rows)
+        return COLUMNS, tuple(spread.cells() for spread in spreads)
+    rows = (
+        (spread.stage, spread.metric, *("" if value is None else f"{value:.4f}" for value in spread.values))
+        for spread in spreads
+    )
+    return ("stage", "metric", *(variant.name for variant in variants)), tuple(rows)
 
 
 def summarize(qualities: Sequence[Quality]) -> list[Spread]:
@@ -228,9 +233,11 @@ def summarize(qualities: Sequence[Quality]) -> list[Spread]:
     for stage, metrics in next(filter(None, qualities)).items():
         for metric in metrics:
             values = tuple(quality[stage][metric] if quality else None for quality in qualities)
-            known = [value for value in values if value is not None]
-            std = statistics.stdev(known) if len(known) > 1 else 0.0
-            spreads.append(Spread(stage, metric, len(known), statistics.fmean(known), std, min(known), max(known), values))
+            reached = [value for value in values if value is not None]
+            std = statistics.stdev(reached) if len(reached) > 1 else 0.0
+            spreads.append(
+                Spread(stage, metric, len(reached), statistics.fmean(reached), std, min(reached), max(reached), values)
+            )
     return spreads
 
 
@@ -263,30 +270,30 @@ def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ..
 
 def quality_of(artifacts: dict[str, Any], stages: Sequence[str]) -> Quality:
     """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count."""
-    found = {}
+    qualities = {}
     for stage in stages:
         facts, target = artifacts[stage].metadata["quality"], artifacts[stage].metadata.get("target", {})
-        found[stage] = {name: value for name, value in facts.items() if isinstance(value, float)}
-        found[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
-    return found
+        qualities[stage] = {name: value for name, value in facts.items() if isinstance(value, float)}
+        qualities[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
+    return qualities
 
 
 def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence[SweepVariant]) -> None:
     """Write sweep.json and sweep.md, without times and machine, so that equal work gives equal bytes."""
     folder, columns, values = result.folder, result.columns, facts["stability"] == "values"
     left_out = ("runs", "mean", "std", "min", "max") if values else ()
-    summary = [{key: value for key, value in asdict(one).items() if key not in left_out} for one in result.spreads]
+    summary = [{key: value for key, value in asdict(spread).items() if key not in left_out} for spread in result.spreads]
     unreached = {"unreached": dict(result.unreached)} if result.unreached else {}
-    content = {**facts, "variants": [asdict(one) for one in variants], "summary": summary, **unreached}
+    content = {**facts, "variants": [asdict(variant) for variant in variants], "summary": summary, **unreached}
     write_atomic(folder / "sweep.json", f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
     rows = [columns, ("---", "---", *("---:",) * (len(columns) - 2)), *result.rows]
-    keys = [("variant", "sets"), ("---", "---"), *((one.name, f"`{' '.join(one.settings)}`") for one in variants)]
+    keys = [("variant", "sets"), ("---", "---"), *((variant.name, f"`{' '.join(variant.settings)}`") for variant in variants)]
     text = "\n\n".join(
         (
             f"# {facts['pipeline']}: {'' if values else 'stability over '}{len(variants)} {facts['stability']}",
             f"Quality on all validation rows{'' if values else '; std is the standard deviation of the sample (n − 1)'}.",
             *("\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, keys)),
-            *(f"{name}: {what}." for name, what in result.unreached.items()),
+            *(f"{name}: {reason}." for name, reason in result.unreached.items()),
         )
     )
     write_atomic(folder / "sweep.md", f"{text}\n".encode())
@@ -295,8 +302,8 @@ def write_summary(result: SweepResult, facts: dict[str, Any], variants: Sequence
 def _failures(folder: Path, variant: SweepVariant) -> Iterator[dict[str, Any]]:
     """The failed checks of a variant's run; read from its folder, because an engine may have run it anywhere."""
     attempt = last_attempt(folder / variant.name)
-    for one in attempt.failures if attempt else ():
-        yield {**one.model_dump(), "stage": f"{one.stage} ({variant.name})"}
+    for failure in attempt.failures if attempt else ():
+        yield {**failure.model_dump(), "stage": f"{failure.stage} ({variant.name})"}
 
 
 def _pipeline_of(variant: SweepVariant, path: Path, overrides: Sequence[str], folder: str) -> Pipeline:
@@ -315,5 +322,8 @@ def _naming(variant: SweepVariant) -> Iterator[None]:
     except CompressError as error:
         several = error.errors if isinstance(error, UserErrors) else [error]
         place = f"variant {variant.name}"
-        named = [type(one)(one.code, one.what, one.fix, f"{place}, {one.where}" if one.where else place) for one in several]
+        named = [
+            type(fault)(fault.code, fault.what, fault.fix, f"{place}, {fault.where}" if fault.where else place)
+            for fault in several
+        ]
         raise UserErrors(named) if isinstance(error, UserErrors) else named[0] from error

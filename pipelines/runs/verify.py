@@ -97,14 +97,17 @@ def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage:
     if checks and not (folder / LOCK_FILE).is_file():
         return checks
     run = open_run(folder)
-    checks += [Check(one["stage"], "as the run found", False, one["code"], _line(one)) for one in run.lock.get("failures", ())]
+    checks += [
+        Check(failure["stage"], "as the run found", False, failure["code"], _line(failure))
+        for failure in run.lock.get("failures", ())
+    ]
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
         if stage not in (None, *(row["id"] for row in run.lock["stages"])):
             fix = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
             raise UserError("E111", f"--stage: this run has no stage '{stage}'", fix)
         verification = Verification(run, _Quiet(Path(scratch)), model)
-        for entry, hop, what in verification.hops(serve, stage):
-            checks.append(_carried_out(entry, hop, what))
+        for entry, hop, check in verification.hops(serve, stage):
+            checks.append(_carried_out(entry, hop, check))
     return checks
 
 
@@ -123,8 +126,8 @@ def _line(failure: dict[str, Any]) -> str:
 def _readable(stage: str, hops: Callable[[], Iterable[tuple[str, Callable]]]) -> Iterator[Hop]:
     """The checks of a stage; if the data that lists them is damaged, a last one that raises the error."""
     try:
-        for hop, what in hops():
-            yield stage, hop, what
+        for hop, check in hops():
+            yield stage, hop, check
     except Exception as error:
         yield stage, "what it holds", partial(_raise, error)
 
@@ -133,9 +136,9 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _carried_out(stage: str, hop: str, what: Callable[[], ParityResult | None]) -> Check:
+def _carried_out(stage: str, hop: str, check: Callable[[], ParityResult | None]) -> Check:
     try:
-        record = what()
+        record = check()
     except CompressError as error:
         return Check(stage, hop, False, error.code, str(error))
     except Exception as error:  # with a damaged file, any library may raise any exception
@@ -166,7 +169,7 @@ class Verification:
         if self.base is None or self.data is None:
             return
         for number, stage in enumerate(self.stages):
-            made = next((one for one in self.artifacts if one.entry == stage["id"]), None)
+            made = next((artifact for artifact in self.artifacts if artifact.entry == stage["id"]), None)
             if made is None or only not in (None, stage["id"]):
                 continue
             hops = {"model": self._model_hops, "onnx": self._onnx_hops, "repository": self._repository_hops}
@@ -179,9 +182,9 @@ class Verification:
         self.run.verify(stage)
 
     def _base(self) -> None:
-        found, wanted = resolve(self.place), self.run.lock["model"]["sha256"]
-        self.base = BaseModelReference(self.run.lock["model"]["reference"], found.folder, found.sha256)
-        if found.sha256 != wanted:
+        base, expected = resolve(self.place), self.run.lock["model"]["sha256"]
+        self.base = BaseModelReference(self.run.lock["model"]["reference"], base.folder, base.sha256)
+        if base.sha256 != expected:
             raise UserError("E306", f"'{self.place}' is not the base model of this run", "Give it with --model FOLDER")
 
     def _data(self) -> None:
@@ -237,13 +240,13 @@ class Verification:
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
         rows, key = self.data.validation, self.data.kind.metric.key
 
-        def judged(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def finite_arrays(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             require_finite(logits)
-            return self.data.kind.judged(logits, labels)
+            return self.data.kind.metric_inputs(logits, labels)
 
         model = load_model(made, inputs.base)
-        found = judge_rows(torch_forward(model), rows, self.data, self.workspace, "quality", judged).quality
-        require_quality(key, found[key], made.metadata["quality"][key], self.data.kind.grain(rows.labels))
+        quality = judge_rows(torch_forward(model), rows, self.data, self.workspace, "quality", finite_arrays).quality
+        require_quality(key, quality[key], made.metadata["quality"][key], self.data.kind.grain(rows.labels))
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
@@ -302,17 +305,17 @@ class _Reference:
         """Compare a file with it; `plain`: as it is written, without the runtime's own optimization. `rounding` says which
         matrices are excluded, and the bits of the others. Raises CheckError E610 for a file that is shipped."""
         hop = f"{self.name} -> {path.name}"
-        answers = self.prover.answers(runtime, path, precision, hop, plain=plain)
-        result = self.prover.compare(hop, precision, answers, **rounding, static=runtime.calibrated)
+        outputs = self.prover.outputs(runtime, path, precision, hop, plain=plain)
+        result = self.prover.compare(hop, precision, outputs, **rounding, static=runtime.calibrated)
         if not result.passed and self.prover.gated:
             raise self.prover.failure(result, runtime, path, **rounding)
         return result
 
     def generating(self, precision: str, path: Path) -> ParityResult:
         """Compare the tokens that a file with a cache generates after random prompts."""
-        found = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
+        loaded = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
         with runs(f"{self.name} -> {path.name}, generating"):
-            return compare_generated(found, precision, [path], required=self.prover.gated)[0]
+            return compare_generated(loaded, precision, [path], required=self.prover.gated)[0]
 
 
 OTHER_MODEL = "The model has changed since it was measured: run its stage again with --force"
@@ -324,16 +327,18 @@ def require_finite(logits: np.ndarray) -> None:
         raise CheckError("E613", "logits are not finite", OTHER_MODEL)
 
 
-def require_quality(metric: str, found: float, recorded: float, grain: float) -> None:
+def require_quality(metric: str, value: float, recorded: float, grain: float) -> None:
     """Raises CheckError E613 for a metric further from the recorded one than METRIC_DRIFT and `grain`, one answer."""
-    if abs(found - recorded) > max(METRIC_DRIFT, grain) + 1e-9:
-        raise CheckError("E613", f"{metric} {found:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
+    if abs(value - recorded) > max(METRIC_DRIFT, grain) + 1e-9:
+        raise CheckError("E613", f"{metric} {value:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
 
 
-def require_same(what: str, found: Any, wanted: Any) -> None:
+def require_same(what: str, value: Any, expected: Any) -> None:
     """Raises CheckError E612 when a fact of an artifact differs from the run's."""
-    if found != wanted:
-        raise CheckError("E612", f"{what}: {_short(found)}, this run has {_short(wanted)}", "Run its stage again with --force")
+    if value != expected:
+        raise CheckError(
+            "E612", f"{what}: {_short(value)}, this run has {_short(expected)}", "Run its stage again with --force"
+        )
 
 
 def _short(value: Any) -> str:
@@ -341,12 +346,12 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
-def require_same_files(wanted: Sequence[Path], folder: Path, what: str) -> None:
+def require_same_files(expected: Sequence[Path], folder: Path, what: str) -> None:
     """Raises CheckError E612 where a file is missing from `folder`, or has other content there."""
-    for path in wanted:
-        there = folder / path.name
-        if not there.is_file() or not filecmp.cmp(path, there, shallow=False):
-            fault = "is not the run's" if there.is_file() else "is missing"
+    for path in expected:
+        copy = folder / path.name
+        if not copy.is_file() or not filecmp.cmp(path, copy, shallow=False):
+            fault = "is not the run's" if copy.is_file() else "is missing"
             raise CheckError("E612", f"{what} file '{path.name}' {fault}", "Run its stage again with --force", str(folder))
 
 
@@ -357,9 +362,9 @@ def same_repository(repository: Path, name: str, runtime: Runtime, model: Path, 
         raise CheckError("E612", "the deployed model differs from the exported one", "Deploy it again", str(folder))
     labels = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
     require_same("labels.txt", labels, options["labels"])
-    if (found := read_config(folder)) != (wanted := make_config(name, model, runtime=runtime, **options)):
-        fields = {one.name for message in (found, wanted) for one, _ in message.ListFields()}
-        odd = ", ".join(sorted(one for one in fields if getattr(found, one) != getattr(wanted, one)))
+    if (config := read_config(folder)) != (expected := make_config(name, model, runtime=runtime, **options)):
+        keys = {descriptor.name for message in (config, expected) for descriptor, _ in message.ListFields()}
+        odd = ", ".join(sorted(key for key in keys if getattr(config, key) != getattr(expected, key)))
         raise CheckError("E612", f"config.pbtxt does not match the model: {odd}", "Deploy it again", str(folder))
     require_same_files(tokenizer_files(options["tokenizer_folder"]), folder / "tokenizer", "tokenizer")
 

@@ -12,7 +12,7 @@ from compressor.compression import compression_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data
-from compressor.tasks.features import Forward, judge, predict, torch_forward
+from compressor.tasks.features import Forward, metric_inputs_of, predict, torch_forward
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
 
 PARITY_ROWS = 256
@@ -47,13 +47,15 @@ def judge_rows(
     data: Data,
     workspace: Workspace,
     description: str,
-    judged: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
+    arrays_of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> MetricInputs:
-    """Arrays that the kind's `judged` (or another function) computes from a model's predictions; see `judge`. Shows a bar."""
+    """Arrays that the kind's `metric_inputs` (or another function) computes from a model's predictions. Shows a bar."""
     with workspace.progress(description, len(rows)) as bar:
         options = {"batch_size": data.batch_size, "on_batch": bar.advance}
-        found = judge(forward, rows.tokens, data.pad_id, rows.labels, judged or rows.kind.judged, **options)
-    return MetricInputs(*found, rows.kind)
+        arrays = metric_inputs_of(
+            forward, rows.tokens, data.pad_id, rows.labels, arrays_of or rows.kind.metric_inputs, **options
+        )
+    return MetricInputs(*arrays, rows.kind)
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:

@@ -27,15 +27,15 @@ def outputs_of(
     rows: TokenRows,
     data: Data,
     workspace: Workspace,
-    what: str,
+    description: str,
     most: int | None = None,
     more: TokenRows | None = None,
 ) -> Outputs:
     """Compute the predictions of a model, with a progress bar; `most` is the largest batch, by default that of the data, and
     `more` are rows beside those that are compared."""
     most = most or data.batch_size
-    logits = predict_rows(forward, rows, data, workspace, what, most)
-    joined = None if more is None else predict_rows(forward, more, data, workspace, f"{what}, training rows", most)
+    logits = predict_rows(forward, rows, data, workspace, description, most)
+    joined = None if more is None else predict_rows(forward, more, data, workspace, f"{description}, training rows", most)
     return Outputs(logits, in_other_batches(forward, rows.tokens, data.pad_id, most, rows.labels), joined)
 
 
@@ -74,10 +74,10 @@ def compare_served(
         EmbeddedServer(repository, log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
     ):
-        wanted = {field["name"] for field in client.config(name)["input"]}
+        names = {field["name"] for field in client.config(name)["input"]}
 
         def forward(encoding: Encoding) -> np.ndarray:
-            features = {key: values for key, values in encoding.items() if key in wanted}
+            features = {key: values for key, values in encoding.items() if key in names}
             return client.infer(name, features)["logits"]
 
         served = outputs_of(forward, rows, data, workspace, "through the live server", most)

@@ -51,10 +51,10 @@ class GroundConfig(StageConfig):
 
     def ground(self, selected: Options | None = None) -> Options:
         """These keys as options; those not given are taken from `selected`, or the default."""
-        given = {name: getattr(self, name) for name in ("on", *GROUND) if getattr(self, name) is not None}
+        options = {name: getattr(self, name) for name in ("on", *GROUND) if getattr(self, name) is not None}
         if self.rank and not self.alpha:
-            given["alpha"] = 2.0 * self.rank
-        return replace(selected or Options(), **given)
+            options["alpha"] = 2.0 * self.rank
+        return replace(selected or Options(), **options)
 
 
 class TrainingConfig(GroundConfig):
@@ -112,9 +112,9 @@ class TrainingConfig(GroundConfig):
         """
         if selected and not method(self.method).takes_places(self):
             selected = Options(modules=selected.modules)
-        own = (name for name in OPTIONS if name not in ("on", *GROUND, *OF_TRAINING))
-        given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
-        return replace(self.ground(selected), group=group, omega=omega, **given)
+        names = (name for name in OPTIONS if name not in ("on", *GROUND, *OF_TRAINING))
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(self.ground(selected), group=group, omega=omega, **options)
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
@@ -139,7 +139,9 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     if row.needs_budget(config) and config.budget is None:
         fix = "Say how many places, e.g. budget: 0.005"
         yield Problem("E404", f"{method_in_words(config, row)} needs a budget", fix, (row.kind_key or "method",))
-    if any(type(one) is not type(config.budget) or one >= config.budget for one in config.checkpoints or ()):
+    if any(
+        type(checkpoint) is not type(config.budget) or checkpoint >= config.budget for checkpoint in config.checkpoints or ()
+    ):
         fix = "Give smaller budgets in its unit: counts, or shares"
         yield Problem("E403", f"checkpoints lie below the budget {config.budget}", fix, ("checkpoints",))
     if wants and omega is not None:
@@ -158,9 +160,9 @@ def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable
         what = f"select chose places in {', '.join(missing)}, which is not tuned"
         yield Problem("E404", what, "Use the same modules in both", ("modules",))
     for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
-        here, there = getattr(config, key), getattr(chosen, key)
-        if here is not None and here != there:
-            what = f"{key} is {_shown(here)} here and {_shown(there)} in '{omega.id}'"
+        value, selected = getattr(config, key), getattr(chosen, key)
+        if value is not None and value != selected:
+            what = f"{key} is {_shown(value)} here and {_shown(selected)} in '{omega.id}'"
             yield Problem("E404", what, "Set it in the select only: this stage takes it from there", (key,))
 
 

@@ -32,24 +32,24 @@ def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
     """Raises UserError E104 for a rank above the full rank of every matrix of the method's modules."""
     if not ((row.low_rank and row.rank_limited) or options.on == "lora"):
         return
-    full = max((min(out, into) for _, out, into in shape.matrices(options.modules)), default=options.rank)
+    full = max((min(rows, columns) for _, rows, columns in shape.matrices(options.modules)), default=options.rank)
     if options.rank > full:
         what = f"rank {options.rank:,}, where the matrices have at most {full:,} rows and columns"
         raise UserError("E104", what, f"Use at most {full:,}; 4 to 64 are usual")
 
 
-def counted(stage: str, own: Trained, shape: ModelShape) -> tuple[str, int]:
+def counted(stage: str, trained: Trained, shape: ModelShape) -> tuple[str, int]:
     """A row of the plan: the stage's trainable parameters, and in its name how many are kept, if fewer."""
-    count, kept = own.count(shape), own.kept(shape)
+    count, kept = trained.count(shape), trained.kept(shape)
     return (stage if kept == count else f"{stage}, {kept:,} kept", count)
 
 
 def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """Of a tune or a recover, its teacher and its validation included: see `pipelines.check.estimate`."""
     shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
-    whole = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
+    trains_base = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
     forward = shape.flops(rows["mean"])
-    flops = (3 if whole else 2) * forward * rows["train"] * config.epochs + rows["validation"] * forward
+    flops = (3 if trains_base else 2) * forward * rows["train"] * config.epochs + rows["validation"] * forward
     teacher = bool(getattr(config, "distill", False))
     if teacher:
         flops += rows["train"] * plan.dense.flops(rows["mean"])
@@ -58,7 +58,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
         "flops": flops,
         "seconds": 3.0,
         "memory": shape.bytes + 12 * trained + activations + teacher * plan.dense.bytes,
-        "disk": shape.bytes if whole else 8 * trained,
+        "disk": shape.bytes if trains_base else 8 * trained,
     }
 
 

@@ -25,9 +25,9 @@ from compressor.models.anatomy import modules_of
 from compressor.models.hub import build
 from compressor.storage.delta_file import write
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import by_row
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
+from compressor.tasks.predictions import by_row
 from compressor.tasks.reading import TaskData
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
@@ -72,8 +72,8 @@ def train_and_save(
         workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
     constant = data.kind.constant(data.validation.labels.tolist())
     published |= {} if constant is None else {"constant": constant}
-    if told := below_constant(data.kind, published):
-        workspace.say(f"{told}: try a lower learning_rate, or more epochs")
+    if warning := below_constant(data.kind, published):
+        workspace.say(f"{warning}: try a lower learning_rate, or more epochs")
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
@@ -128,8 +128,8 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
         file = f"{BUDGETS}/{places}.safetensors"
         shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
         model = load(base=inputs.base.folder, delta=workspace.folder / file)
-        found = judge_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
-        rows.append({"places": places, "file": file, "quality": found.quality})
+        metric_inputs = judge_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
+        rows.append({"places": places, "file": file, "quality": metric_inputs.quality})
     return rows
 
 
@@ -160,11 +160,11 @@ def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
         return config.options(None, None, group)
     ground = artifact.metadata["ground"]
     selected = Options(**{**ground, "modules": tuple(ground["modules"])})
-    wanted = method(config.method).takes_places(config)
-    return config.options(selected, load_file(artifact.folder / "omega.safetensors") if wanted else None, group)
+    takes_places = method(config.method).takes_places(config)
+    return config.options(selected, load_file(artifact.folder / "omega.safetensors") if takes_places else None, group)
 
 
-def found_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
+def starting_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
     """The model at the start of a training stage or of a select before it: the base with a new head, or tuned so far.
 
     Random numbers then follow from the seed: new changes start with equal bits in every stage.

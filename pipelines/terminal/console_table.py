@@ -46,10 +46,10 @@ def _verdict(record: Mapping[str, Any]) -> str:
     """'passed', 'not shown', 'beyond its bound' or 'FAILED'; '' where there was no comparison."""
     if record.get("passed") is None:
         return ""
-    told = record.get("verdict")
-    return "FAILED" if not record["passed"] and told in (None, "refused") else str(told or "passed")
+    verdict = record.get("verdict")
+    return "FAILED" if not record["passed"] and verdict in (None, "refused") else str(verdict or "passed")
 
 
 def _figure(value: Any, form: str, times: int = 1) -> str:
-    wanted = int if form == "d" else int | float
-    return format(value * times, form) if isinstance(value, wanted) and not isinstance(value, bool) else ""
+    kinds = int if form == "d" else int | float
+    return format(value * times, form) if isinstance(value, kinds) and not isinstance(value, bool) else ""

@@ -24,9 +24,9 @@ def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: P
     if isinstance(error, CompressError):
         return error
     path = write_traceback(error, [*folders, *_usual_folders()])
-    told = f"its traceback is in {path}" if path else "its traceback could not be written anywhere"
+    where = f"its traceback is in {path}" if path else "its traceback could not be written anywhere"
     reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return CompressError("E899", f"{doing} failed unexpectedly ({shortened(reason)})", f"This is a bug; {told}")
+    return CompressError("E899", f"{doing} failed unexpectedly ({shortened(reason)})", f"This is a bug; {where}")
 
 
 def _usual_folders() -> list[Path]:

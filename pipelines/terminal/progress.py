@@ -133,13 +133,13 @@ class _Lines:
 
     def __init__(self, display: Display, description: str, total: int):
         self._display, self._description, self._total = display, description, total
-        self._done, self._said, self._note = 0, 0, ""
+        self._done, self._shown, self._note = 0, 0, ""
         self._start = self._last = display.clock()
 
     def advance(self, steps: int = 1) -> None:
         self._done += steps
         now = self._display.clock()
-        silence, share = now - self._last, (self._done - self._said) / max(self._total, 1)
+        silence, share = now - self._last, (self._done - self._shown) / max(self._total, 1)
         is_due = silence >= QUIET_SECONDS and share >= QUIET_SHARE and self._done < self._total
         if is_due or now - self._display.last_said >= LONGEST_SILENCE:
             self._display.result(self.line(now))
@@ -149,8 +149,8 @@ class _Lines:
 
     def line(self, now: float) -> str:
         """'training: 40 %, loss 0.3, about 15 s left'; the line is recorded as printed."""
-        self._last, self._said = now, self._done
-        left = (now - self._start) / max(self._done, 1) * max(self._total - self._done, 0)
-        rest = f"about {human_seconds(left)} left" if self._done else f"{human_seconds(now - self._start)} so far"
-        parts = [f"{100 * self._done / max(self._total, 1):.0f} %", self._note, rest]
+        self._last, self._shown = now, self._done
+        seconds = (now - self._start) / max(self._done, 1) * max(self._total - self._done, 0)
+        remaining = f"about {human_seconds(seconds)} left" if self._done else f"{human_seconds(now - self._start)} so far"
+        parts = [f"{100 * self._done / max(self._total, 1):.0f} %", self._note, remaining]
         return f"{self._description}: {', '.join(part for part in parts if part)}"

@@ -25,7 +25,7 @@ def test_flops_of_bert_base_with_heads_removed(heads, whole, paper):
     (prune,), select = stages["prune"].items, stages["select"]
     delta, places = stages["tune"].options(select.ground(), None, "tune"), select.places.total(BERT_BASE)
     assert (prune.structure, prune.scope, prune.criterion, places) == ("heads", "layer", "delta", 24 * 16)
-    pruned = BERT_BASE.left(prune.structure, [12 - prune.remove] * 12)
+    pruned = BERT_BASE.with_units(prune.structure, [12 - prune.remove] * 12)
     assert round(pruned.flops(128) / BERT_BASE.flops(128), 3) == whole
     assert round(paper_flops_ratio(pruned, BERT_BASE, delta.modules, delta.rank, places), 4) == paper
 
@@ -78,7 +78,7 @@ def test_a_prefix_that_loses_heads_no_longer_shares():
     model = tuned(tiny("bert", torch.float32), "propetl-prefix")
     before = shape_of(model)
     remove(model, {1: Removal([0, 2], [])})
-    assert shape_of(model) == before.left("heads", [4, 2, 4])
+    assert shape_of(model) == before.with_units("heads", [4, 2, 4])
     assert shape_of(model).inserted == 2 * 2 * 32 + 2 * 2 * 16
 
 

@@ -29,11 +29,11 @@ from compressor.storage import delta_file
 from compressor.storage.peft.read import CONFIG, read_adapter
 from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED
 from compressor.tasks.data import MOST_OUTPUTS, Data
 from compressor.tasks.data import TokenRows as Loaded
-from compressor.tasks.features import judge, predict, torch_forward
+from compressor.tasks.features import metric_inputs_of, predict, torch_forward
 from compressor.tasks.kinds.generation import check_end
+from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
@@ -193,7 +193,7 @@ def test_the_model_and_its_tokenizer_end_a_text_alike(tmp_path):
 def test_a_model_that_says_nothing_has_figures_still():
     """JSON knows neither NaN nor Infinity."""
     for logits in (np.full((2, 9), np.nan), np.array([[0.0] * 8 + [1e30]] * 2)):
-        found, known = KIND.judged(logits.astype(np.float32), np.array([[3, 4]]))
+        found, known = KIND.metric_inputs(logits.astype(np.float32), np.array([[3, 4]]))
         quality = KIND.quality(found, known)
         assert np.isfinite([quality[name] for name in ("likelihood", "log_likelihood", "perplexity", "accuracy")]).all()
         assert "e+" in KIND.metric.aside(quality["likelihood"])
@@ -280,8 +280,8 @@ def unpadded() -> list[dict[str, list[int]]]:
 def test_metrics_are_those_of_all_tokens_and_made_batch_by_batch():
     model, labels = decoder("llama"), LABELS.numpy()
     forward = torch_forward(model)
-    found, known = judge(forward, unpadded(), 1, labels, KIND.judged, batch_size=2)
-    whole = KIND.judged(predict(forward, unpadded(), 1, labels=labels), labels)
+    found, known = metric_inputs_of(forward, unpadded(), 1, labels, KIND.metric_inputs, batch_size=2)
+    whole = KIND.metric_inputs(predict(forward, unpadded(), 1, labels=labels), labels)
     assert np.allclose(found, whole[0], atol=1e-5) and np.array_equal(known, whole[1])
     with torch.no_grad():
         logits = model(**ENCODING).logits[LABELS != IGNORED]

@@ -76,7 +76,7 @@ def grown(repeat: bool, steps: int, budget: int = 12, schedule: str = "exact", a
         for part in (slice(0, 2), slice(2, 3)):  # two micro-batches
             batch = {key: value[part] for key, value in encoding().items()}
             (torch.nn.functional.cross_entropy(model(**batch).logits, labels[part], reduction="sum") / 3).backward()
-        heard = [growth.heard[number].clone() for number in range(len(matrices))]
+        heard = [growth.gradients[number].clone() for number in range(len(matrices))]
         scores = torch.cat([heuristic(g, m.weight).flatten() for g, m in zip(heard, matrices, strict=True)])
         grower.choose(step, optimizer)
         yield step, scores, matrices, growth

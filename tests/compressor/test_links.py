@@ -13,7 +13,7 @@ from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.kinds.vera import Drawn, Vera
 from compressor.deltas.links import Delta, Place, attach, delta_of
 from compressor.deltas.registry import KINDS
-from compressor.deltas.sources import Own, Shared
+from compressor.deltas.sources import PlainTensors, Shared
 from compressor.storage.changes import rebuild, record
 
 OUT, IN = 6, 10
@@ -24,7 +24,7 @@ def drawn(*shape):
 
 
 LINKS = {
-    "low_rank": lambda: LowRank(Own({"A": drawn(2, IN), "B": drawn(OUT, 2)}), 1.5, "g"),
+    "low_rank": lambda: LowRank(PlainTensors({"A": drawn(2, IN), "B": drawn(OUT, 2)}), 1.5, "g"),
     "sparse": lambda: Sparse(torch.tensor([0, 7, 31, 59]), drawn(4), "g"),
     "offset": lambda: Offset(drawn(OUT, IN), "g"),
     "mask": lambda: Mask(drawn(OUT, IN) > 0, group="g"),

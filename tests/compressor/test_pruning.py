@@ -93,7 +93,7 @@ def planned(shape: ModelShape, plan: dict[int, Removal]) -> ModelShape:
     for structure in STRUCTURES:
         gone = [len(plan.get(number, Removal()).of(structure)) for number in range(len(shape.layers))]
         left = [layer.units(structure) - less for layer, less in zip(shape.layers, gone, strict=True)]
-        shape = shape.left(structure, left)
+        shape = shape.with_units(structure, left)
     return shape.without({number for number, removal in plan.items() if removal.whole})
 
 

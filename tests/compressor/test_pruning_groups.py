@@ -11,7 +11,7 @@ import torch_pruning
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import delta_of, original
-from compressor.deltas.sources import Own
+from compressor.deltas.sources import PlainTensors
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES
 from compressor.models.modules import STRUCTURES
@@ -81,7 +81,10 @@ def test_links_shrink_to_the_right_places():
     rows, columns = torch.tensor([0, 2, 5]), torch.tensor([1, 3, 4])
     weight = torch.zeros(6, 5)
     omega = torch.tensor([1, 3, 11, 14, 29], dtype=torch.int32)
-    for link in (LowRank(Own({"A": torch.randn(2, 5), "B": torch.randn(6, 2)}), 2.0), Sparse(omega, torch.arange(1.0, 6.0))):
+    for link in (
+        LowRank(PlainTensors({"A": torch.randn(2, 5), "B": torch.randn(6, 2)}), 2.0),
+        Sparse(omega, torch.arange(1.0, 6.0)),
+    ):
         dense = link(weight)
         cut = link.cut((6, 5), rows, columns)
         assert torch.allclose(cut(torch.zeros(3, 3)), dense[rows][:, columns])

@@ -33,10 +33,10 @@ def blocks(draw):
 def outcomes(block):
     """(widths, saved, lost) of everything that may happen to a block."""
     for chosen in itertools.product(*block.options.values()):
-        widths = {name: one.left for name, one in zip(block.options, chosen, strict=True)}
+        widths = {name: one.units for name, one in zip(block.options, chosen, strict=True)}
         yield widths, sum(one.saved for one in chosen), sum(one.lost for one in chosen)
-    if block.whole:
-        yield None, block.whole.saved, block.whole.lost
+    if block.drop:
+        yield None, block.drop.saved, block.drop.lost
 
 
 @settings(max_examples=200, deadline=None)
@@ -87,7 +87,7 @@ def test_widths_are_multiples_that_kernels_like(structure, units, least, expecte
 
 
 def test_even_prices_hold_every_sublayer_equal():
-    shape = shape_of(tiny("bert")).left("heads", [4, 2, 0])
+    shape = shape_of(tiny("bert")).with_units("heads", [4, 2, 0])
     prices = even_prices(shape, ["heads", "neurons", "layers"])
     assert [one.tolist() for one in prices["heads"]] == [[0, 0.25, 0.5, 0.75, 1], [0, 0.5, 1], [0]]
     assert [one.tolist() for one in prices["layers"]] == [[0, 2]] * 3
@@ -98,17 +98,17 @@ def test_losses_are_the_prices_and_savings_the_measures():
     shape = shape_of(tiny("bert"))
     prices = {"heads": [np.array([0.0, 0.0, 1.0, 3.0, 6.0]) for _ in shape.layers]}
     block = blocks_of(shape, prices, lambda one: one.parameters, {})[1]
-    assert [(one.left, one.lost) for one in block.options["heads"]] == [(4, 0), (3, 0), (2, 1), (1, 3), (0, 6)]
-    left = [shape.left("heads", [units if n == 1 else 4 for n in range(len(shape.layers))]) for units in (4, 3, 2, 1, 0)]
+    assert [(one.units, one.lost) for one in block.options["heads"]] == [(4, 0), (3, 0), (2, 1), (1, 3), (0, 6)]
+    left = [shape.with_units("heads", [units if n == 1 else 4 for n in range(len(shape.layers))]) for units in (4, 3, 2, 1, 0)]
     assert [one.saved for one in block.options["heads"]] == [shape.parameters - one.parameters for one in left]
-    assert block.whole is None
+    assert block.drop is None
 
 
 def test_a_block_that_others_rely_on_stays_with_a_head():
     shape = shape_of(tiny("t5"))
     found = blocks_of(shape, even_prices(shape, ["heads", "layers"]), lambda one: one.flops(16), {}, staying=[1])
     for block, layer in zip(found, shape.layers, strict=True):
-        assert block.options["heads"][-1].left == int(layer.needed)
-    assert [place for place, block in enumerate(found) if block.whole is None] == sorted(
+        assert block.options["heads"][-1].units == int(layer.needed)
+    assert [place for place, block in enumerate(found) if block.drop is None] == sorted(
         {1} | {place for place, layer in enumerate(shape.layers) if layer.needed}
     )

@@ -15,7 +15,7 @@ from compressor.methods import Options
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
 from compressor.selection.choice import WEIGHT_SCORES, choose_all, choose_places, select, weight_score
-from compressor.selection.gradients import Asking, Heuristic, gradient_scores
+from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
 from compressor.selection.score_names import DATA_SCORES
 from pipelines.stages.select.config import SelectConfig
 from tests.compressor.conftest import encoding, tiny
@@ -122,7 +122,7 @@ def test_clipping_is_per_batch():
     one = two_batches()[:1]
     free = gradient_scores(model, matrices, "d3", one)
     norm = torch.stack([score.square().sum() for score in free.values()]).sum().sqrt()
-    clipped = gradient_scores(model, matrices, "d3", one, asking=Asking(clip=float(norm) / 4))
+    clipped = gradient_scores(model, matrices, "d3", one, settings=GradientSettings(clip=float(norm) / 4))
     assert all(torch.allclose(clipped[path], score / 4, rtol=1e-4) for path, score in free.items())
 
 

@@ -28,9 +28,9 @@ from compressor.storage.live import remember
 from compressor.storage.peft.read import CONFIG
 from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED, answers_in, by_row, cut, rows_of, spread
 from compressor.tasks.features import first_tokens, predict, torch_forward
-from compressor.tasks.kinds.tokens import judged, to_iob2
+from compressor.tasks.kinds.tokens import metric_inputs, to_iob2
+from compressor.tasks.predictions import IGNORED, by_row, cut, predictions_in, rows_of, spread
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
@@ -42,7 +42,7 @@ from tests.tiny import write_model
 
 KIND = kind_of("tokens")
 NAMES = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
-ENCODERS = [name for name, row in ARCHITECTURES.items() if row.answers_tokens]
+ENCODERS = [name for name, row in ARCHITECTURES.items() if row.bidirectional]
 
 
 # --- reading ---
@@ -259,7 +259,7 @@ def test_answers_go_into_rows_and_batches_and_back():
     assert [len(one) for one in rows] == [3, 1, 4] and np.array_equal(np.concatenate(rows), ANSWERS)
     batch = spread([rows[1], rows[0]], LABELS[[1, 0]])
     assert batch.shape == (2, 5, 5) and np.array_equal(
-        np.concatenate([answers_in(*one) for one in zip(batch, LABELS[[1, 0]], strict=True)]),
+        np.concatenate([predictions_in(*one) for one in zip(batch, LABELS[[1, 0]], strict=True)]),
         np.concatenate([rows[1], rows[0]]),
     )
     assert not batch[LABELS[[1, 0]] == IGNORED].any()
@@ -310,7 +310,7 @@ def outputs_of(predicted: list[list[int]]) -> np.ndarray:
 
 
 def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
-    return KIND.metric.value(*judged(outputs, labels))
+    return KIND.metric.value(*metric_inputs(outputs, labels))
 
 
 def test_entities_are_counted_as_seqeval_counts_them():
@@ -328,12 +328,12 @@ def test_entities_are_counted_as_seqeval_counts_them():
     right, said, there = (
         sum(map(len, sets)) for sets in ((a & b for a, b in pairs), (b for _, b in pairs), (a for a, _ in pairs))
     )
-    quality = KIND.quality(*judged(outputs, labels))
+    quality = KIND.quality(*metric_inputs(outputs, labels))
     assert list(quality) == ["f1", "interval", "accuracy", "rows"] and quality["rows"] == 300
     assert quality["f1"] == pytest.approx(2 * right / (said + there)) and 0.3 < quality["f1"] < 0.9
     equal = [a == b for pair in zip(true, predicted, strict=True) for a, b in zip(*pair, strict=True)]
     assert quality["accuracy"] == pytest.approx(np.mean(equal))
-    found, known = judged(outputs, labels)
+    found, known = metric_inputs(outputs, labels)
     assert found[:, 0].tolist() == [len(a & b) for a, b in pairs] and known[:, 0].tolist() == [len(a) for a, _ in pairs]
     low, high = quality["interval"]
     assert low < quality["f1"] < high and high - low < 0.2
@@ -352,7 +352,7 @@ def test_a_span_must_be_whole_and_of_its_type():
 
 def test_an_entity_ends_with_its_sentence():
     labels = np.array([[3, IGNORED], [4, IGNORED]])
-    found, there = judged(outputs_of([[3], [4]]), labels)
+    found, there = metric_inputs(outputs_of([[3], [4]]), labels)
     assert found[:, 0].tolist() == there[:, 0].tolist() == [1, 1]
 
 
@@ -364,7 +364,7 @@ def test_one_tag_moves_f1_by_no_more_than_its_grain():
     for place, tag in itertools.product(range(len(true)), range(5)):
         flipped = true.copy()
         flipped[place] = np.eye(5)[tag]
-        assert abs(KIND.metric.value(*judged(flipped, labels)) - 1) <= KIND.grain(labels) < 0.5
+        assert abs(KIND.metric.value(*metric_inputs(flipped, labels)) - 1) <= KIND.grain(labels) < 0.5
 
 
 def test_parity_tells_the_row_and_gates_by_f1():
@@ -488,7 +488,7 @@ def test_an_auto_class_of_ours_or_none(tmp_path, monkeypatch):
     facts = {"base": str(base), "base_sha256": found.sha256, "label_names": NAMES}
     for name in ("Trainer", "AutoModelForMultipleChoice", 3, None):
         for place in ("checkpoint", "storage.delta_file"):
-            monkeypatch.setattr(f"compressor.{place}.auto_class_facts", lambda model, name=name: {"auto_class": name})
+            monkeypatch.setattr(f"compressor.{place}.class_facts", lambda model, name=name: {"auto_class": name})
         save_state(model, tmp_path / "state", **facts)
         delta_file.write(model, tmp_path / "delta", **facts)
         for code, read in (("E305", lambda: load(tmp_path / "state")), ("E310", lambda: load(base, delta=tmp_path / "delta"))):

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from compressor.compression import compression_of
 from compressor.methods import apply
 from compressor.pruning.surgery import remove
-from compressor.tasks.answers import IGNORED
+from compressor.tasks.predictions import IGNORED
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.multitask import Mixture, join_heads

@@ -75,7 +75,7 @@ def test_patterns_and_heads_and_a_second_training(recover, tmp_path):
     matrices = matrices_of(load(merged.folder), ("ffn_in",))
     assert all(holds(matrix.weight, NofM(2, 4)) for matrix in matrices)
     assert {row["pattern"]: row["nonzeros"] for row in merged.metadata["density"]}["2:4"] == 2 * 24 * 32 // 2
-    assert plan.sparsity[0].left(plan.shape) == (2 * 24 * 32 // 2, True)
+    assert plan.sparsity[0].nonzeros(plan.shape) == (2 * 24 * 32 // 2, True)
     assert merged.metadata["parity"][0]["max_difference"] == 0.0
     for name in chosen and ("select-2",):
         places = load_file(result.artifacts[name].folder / "omega.safetensors")

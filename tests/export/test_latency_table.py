@@ -45,7 +45,7 @@ def test_a_table_is_found_again_from_the_times_of_its_probes(name):
     shapes = [dense, *(cut(name, removals) for removals in probes(tiny(name)))]
     found = fit(FACTS, [(shape, table.ms(shape)) for shape in shapes])
     assert found.facts == FACTS and found.sublayers.keys() == table.sublayers.keys()
-    for shape in (*shapes, dense.left("neurons", [layer.neurons // 3 for layer in dense.layers])):
+    for shape in (*shapes, dense.with_units("neurons", [layer.neurons // 3 for layer in dense.layers])):
         assert found.ms(shape) == pytest.approx(table.ms(shape), rel=1e-6)
 
 

@@ -108,14 +108,14 @@ def test_a_loss_is_refused_where_it_is_shown(count, verdict, failed):
     result = compare("quantize", "int8", LOGITS, turned(count), LABELS)
     assert (result.verdict, result.failed) == (verdict, failed)
     assert result.loss.at_least <= result.loss.found <= result.loss.at_most
-    assert bool(result.told) == (verdict == "not shown")
+    assert bool(result.inconclusive) == (verdict == "not shown")
 
 
 def test_what_is_not_shown_is_told_with_the_loss_that_so_many_rows_resolve():
     result = compare("quantize", "int8", LOGITS, turned(4), LABELS)
     assert result.passed and 0.01 < result.loss.at_most < 0.06 < result.loss.resolved < 0.12
-    assert "200 rows cannot rule out a loss of more than 1.0 points (-2.00 points, 90 % interval -" in result.told
-    assert f"they would detect a loss of {100 * result.loss.resolved:.1f} points 9 times out of 10" in result.told
+    assert "200 rows cannot rule out a loss of more than 1.0 points (-2.00 points, 90 % interval -" in result.inconclusive
+    assert f"they would detect a loss of {100 * result.loss.resolved:.1f} points 9 times out of 10" in result.inconclusive
     few, many = (resolved_loss(0.01, 0.005, rows) for rows in (400, 3000))
     assert 0.025 < many < few < 0.06
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
-from compressor.tasks.answers import IGNORED
 from compressor.tasks.features import predict, torch_forward
+from compressor.tasks.predictions import IGNORED
 from export.auto.choose import Candidate, choose_candidate, counts, with_verdict
 from export.auto.sensitivity import rank
 from export.graph.trace import matrices, trace

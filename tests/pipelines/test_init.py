@@ -21,7 +21,7 @@ from pipelines.init import defaults
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
 from pipelines.init.first_pipeline import quoted
 from pipelines.init.guesses import guess
-from pipelines.init.make import Asked, make
+from pipelines.init.make import InitOptions, make
 from tests import tiny
 from tests.pipelines.test_schema import valid
 
@@ -237,7 +237,7 @@ KINDS = ("classification", "regression", "tokens", "generation")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     told = lines_of(kind, tmp_path / "data")
-    made = make(Asked(tmp_path / "data", tmp_path / "pipeline.yaml", model=str(models / MODEL.get(kind, "bert"))))
+    made = make(InitOptions(tmp_path / "data", tmp_path / "pipeline.yaml", model=str(models / MODEL.get(kind, "bert"))))
     assert made.files == [tmp_path / "pipeline.yaml"] and "minutes" in made.time
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "pipeline.yaml"]
     pipeline = load_pipeline(tmp_path / "pipeline.yaml")
@@ -259,7 +259,7 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
 def test_every_line_of_keys_has_a_comment_near(tmp_path, models):
     """A newcomer finds an explanation beside or above each key of the stages."""
     lines_of("classification", tmp_path / "data")
-    make(Asked(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "bert")))
+    make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "bert")))
     lines = (tmp_path / "p.yaml").read_text().splitlines()
     stages = [number for number, line in enumerate(lines) if line.startswith("  - ")]
     assert len(stages) == 8
@@ -271,7 +271,7 @@ def test_a_wide_encoder_is_tuned_sparse_too(kind, tmp_path):
     """Narrow ones are not: robust PCA leaves them too few places."""
     lines_of(kind, tmp_path / "data")
     model = tiny.write_model(tmp_path / "model", hidden_size=256)
-    made = make(Asked(tmp_path / "data", tmp_path / "p.yaml", model=str(model)))
+    made = make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(model)))
     stages = load_pipeline(made.files[0]).stages
     assert [entry.name for entry in stages][:5] == ["select", "tune", "prune", "select", "recover"]
     assert stages[1].config.method == stages[4].config.method == "dsee"

@@ -304,7 +304,7 @@ MISTAKES = [
         "an architecture that nobody described",
         configured(model_type="xlnet"),
         "E301 {pipeline}:2: model: architecture 'xlnet' is not supported",
-        "compress list architectures --discover MODEL proposes a row for another",
+        "for another, compress list architectures --discover MODEL proposes a row",
         file="model/config.json",
     ),
     Mistake(

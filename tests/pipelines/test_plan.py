@@ -102,7 +102,7 @@ def test_the_plan_counts_the_weights_that_will_be_left(architecture, item):
     remove(model, removals_of(PruneItem(**heads), model, random_scores(model, "heads", 0)))
     carry_out(model, item)
     (only,) = densities(model)
-    assert plan.sparsity[0].left(plan.shape) == (only.nonzeros, True)
+    assert plan.sparsity[0].nonzeros(plan.shape) == (only.nonzeros, True)
     assert plan.sparsity[0].entries == only.entries
     later = prune_plan(PruneConfig(items=[item, heads]), tuned_plan)
     assert later.sparsity[0].row(later.dense, later.shape)[2].startswith("about ")
@@ -135,7 +135,7 @@ def test_a_share_of_units_is_the_nearest_count_of_two_the_fewer(share, units, go
 
 def test_no_weights_to_hide():
     plan = start("bert")
-    gone = replace(plan, shape=plan.shape.left("neurons", [0, 0, 0]))
+    gone = replace(plan, shape=plan.shape.with_units("neurons", [0, 0, 0]))
     with pytest.raises(UserError, match="E501 no weights are left in ffn_out"):
         prune_plan(PruneConfig(items=[{"structure": "weights", "remove": 0.5, "modules": "ffn_out"}]), gone)
 

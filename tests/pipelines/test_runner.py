@@ -86,11 +86,11 @@ def test_only_what_changed_runs_again(project, out, change, again):
 
 
 def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
-    monkeypatch.setattr("pipelines.engine.given.accelerator", lambda: None)
+    monkeypatch.setattr("pipelines.engine.stage_inputs.accelerator", lambda: None)
     toys.replace(monkeypatch, "tune", packages=("click", "torch"))
     go(project, out)
     calls(out)
-    monkeypatch.setattr("pipelines.engine.given.accelerator", lambda: "NVIDIA H200")
+    monkeypatch.setattr("pipelines.engine.stage_inputs.accelerator", lambda: "NVIDIA H200")
     go(project, out)
     assert calls(out) == ["tune"]  # it made the same here, so what follows is reused
 

@@ -35,8 +35,8 @@ NUMBERS = np.array([[0.5]] * 4)
 def test_one_answer_for_every_row_is_seen(kind, same, other, labels):
     """And a model that tells one row from the others is not called so."""
     one = kind_of(kind)
-    assert one.unlearnt(one.quality(*one.judged(same, labels)))
-    assert not one.unlearnt(one.quality(*one.judged(other, labels)))
+    assert one.unlearnt(one.quality(*one.metric_inputs(same, labels)))
+    assert not one.unlearnt(one.quality(*one.metric_inputs(other, labels)))
 
 
 def test_less_than_the_largest_class_is_told():

@@ -23,7 +23,7 @@ KEPT = {
     }
     for layer in range(6)
 }
-PRUNED = DENSE.left("heads", [6] * 6).left("neurons", [768] * 6)
+PRUNED = DENSE.with_units("heads", [6] * 6).with_units("neurons", [768] * 6)
 TUNED = {"modules": ("query", "value"), "rank": 16, "places": 192}
 
 

@@ -177,5 +177,5 @@ def gates_of(links: Sequence[Dense]) -> list[Gated]:
 def reseed(links: Sequence[Dense], seed: int, step: int) -> None:
     """Give every link a separate random seed for `step`."""
     seeds = np.random.SeedSequence((seed, step)).generate_state(len(links))
-    for link, own in zip(links, seeds.tolist(), strict=True):
-        link.seed = own
+    for link, link_seed in zip(links, seeds.tolist(), strict=True):
+        link.seed = link_seed

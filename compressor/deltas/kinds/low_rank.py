@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.deltas.links import Delta, Factor, Sourced
-from compressor.deltas.sources import Own, TensorSource
+from compressor.deltas.sources import PlainTensors, TensorSource
 
 
 class LowRank(Sourced, Delta):
@@ -32,7 +32,7 @@ class LowRank(Sourced, Delta):
     @classmethod
     def start(cls, weight: Tensor, rank: int, alpha: float, group: str = "") -> LowRank:
         """A newly initialized link for `weight` (out, in)."""
-        return cls(Own(cls.tensors(weight, rank)), alpha / rank, group)
+        return cls(PlainTensors(cls.tensors(weight, rank)), alpha / rank, group)
 
     @property
     def A(self) -> Tensor:
@@ -48,7 +48,7 @@ class LowRank(Sourced, Delta):
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> LowRank:
         # blocks of unequal size cannot share a prototype: each keeps its masked part of it
         A, B = self.A.detach()[:, columns].clone(), self.B.detach()[rows].clone()
-        return LowRank(Own({"A": A, "B": B}), self.scale, self.group)
+        return LowRank(PlainTensors({"A": A, "B": B}), self.scale, self.group)
 
     def settings(self) -> dict:
         return {**super().settings(), "scale": self.scale}
@@ -59,8 +59,8 @@ class LowRank(Sourced, Delta):
         return None, (self.scale * (self.B.double() @ self.A.double())).flatten()
 
     def suits(self, shape: torch.Size) -> bool:
-        (out, rank), (inner, into) = self.source.size("B"), self.source.size("A")
-        return (out, into, rank) == (*shape, inner)
+        (rows, rank), (inner, columns) = self.source.size("B"), self.source.size("A")
+        return (rows, columns, rank) == (*shape, inner)
 
     def separable(self, size: int) -> bool:
         return self.source.plain
@@ -90,7 +90,7 @@ class LowRankFactor(Factor):
     def __init__(self, link: LowRank):
         super().__init__(link)
         self.scale = link.scale
-        self.A, self.B = (nn.Parameter(one.detach().T.contiguous(), requires_grad=False) for one in (link.A, link.B))
+        self.A, self.B = (nn.Parameter(factor.detach().T.contiguous(), requires_grad=False) for factor in (link.A, link.B))
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
         return y + self.scale * ((x @ self.A) @ self.B)

@@ -11,7 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 from compressor.compression import compression_of
 from compressor.deltas.inserts import Insert, inserts_of
-from compressor.deltas.sources import Own
+from compressor.deltas.sources import PlainTensors
 
 PREFIX_ATTENTION = "sdpa_with_prefix"
 """Name under which attention with prefixes is registered in transformers."""
@@ -54,7 +54,9 @@ class Prefix(Insert):
 
     def cut(self, rows: Tensor) -> Prefix:
         """The same prefix for an attention pruned to `rows` of its key matrix."""
-        return Prefix(Own({name: self.source.read(name).detach()[:, rows].clone() for name in ("keys", "values")}), self.group)
+        return Prefix(
+            PlainTensors({name: self.source.read(name).detach()[:, rows].clone() for name in ("keys", "values")}), self.group
+        )
 
 
 def use_prefixes(model: nn.Module) -> None:

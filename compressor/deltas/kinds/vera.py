@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from compressor.deltas.kinds.low_rank import MOST_ENTRIES, LowRank
 from compressor.deltas.links import Delta, Factor
-from compressor.deltas.sources import Own, Prototype, Shared
+from compressor.deltas.sources import PlainTensors, Prototype, Shared
 
 START = 0.1
 """Initial value of every entry of d; b starts at 0 (Kopiczko et al. 2024, section 3.2 and table 6)."""
@@ -97,9 +97,9 @@ class Vera(Delta):
         return Vera(self.drawn, b, d, _chosen(self.rows, rows), _chosen(self.columns, columns), self.group)
 
     def suits(self, shape: torch.Size) -> bool:
-        out, into = self.drawn.shape
-        left = _left(self.rows, out), _left(self.columns, into)
-        return left == shape and self.b.shape == shape[:1] and self.d.shape == (self.drawn.rank,)
+        rows, columns = self.drawn.shape
+        sizes = _chosen_count(self.rows, rows), _chosen_count(self.columns, columns)
+        return sizes == shape and self.b.shape == shape[:1] and self.d.shape == (self.drawn.rank,)
 
     def entries(self) -> tuple[None, Tensor]:
         return self.to_peft().entries()
@@ -121,7 +121,7 @@ class Vera(Delta):
     def to_peft(self) -> LowRank:
         """The same ΔW as a low-rank link: peft's VeRA knows neither pruned matrices nor parts of fused ones."""
         A, B = (self.d[:, None] * self.A).detach(), (self.b[:, None] * self.B).detach()
-        link = LowRank(Own({"A": A, "B": B}), 1.0, self.group)
+        link = LowRank(PlainTensors({"A": A, "B": B}), 1.0, self.group)
         link.place = self.place
         return link
 
@@ -131,7 +131,7 @@ def _chosen(before: Tensor | None, kept: Tensor) -> Tensor:
     return (kept if before is None else before[kept]).to(torch.int32)
 
 
-def _left(index: Tensor | None, size: int) -> int | None:
+def _chosen_count(index: Tensor | None, size: int) -> int | None:
     """How many of `size` rows or columns `index` chooses; None where it names others."""
     if index is None:
         return size

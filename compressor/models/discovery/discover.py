@@ -15,17 +15,17 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
 from torch import nn
 from transformers import PretrainedConfig
 
 from compressor.errors import CompressError, UserError
 from compressor.models.anatomy import layers_of
-from compressor.models.architectures import ARCHITECTURES, Architecture, Blocks
+from compressor.models.architectures import Architecture, Blocks, in_place_of_others
 from compressor.models.discovery.small_model import is_grouped, small_config, small_inputs, small_model, states_of
 from compressor.models.discovery.traced_row import BY_HAND, propose
 from compressor.models.hub import config_of
 from compressor.models.modules import STRUCTURES
+from compressor.models.row_file import ROW
 from compressor.pruning.surgery import Removal, remove, silence
 
 SECONDS = 120.0
@@ -33,7 +33,6 @@ SECONDS = 120.0
 PLANS = 24
 BOUND = 1e-12
 """Bound of the largest difference between masked and removed, in float64."""
-ROW = TypeAdapter(Architecture)
 
 
 def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
@@ -52,10 +51,10 @@ def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
         raise UserError("E318", f"no row can be proposed: the search ended by {last:.200}", BY_HAND, str(folder))
-    found = json.loads(done.stdout.splitlines()[-1])
-    if "error" in found:
-        raise UserError(*found["error"], str(folder))
-    return ROW.validate_python(found["row"])
+    reply = json.loads(done.stdout.splitlines()[-1])
+    if "error" in reply:
+        raise UserError(*reply["error"], str(folder))
+    return ROW.validate_python(reply["row"])
 
 
 def proven_row(config: PretrainedConfig) -> Architecture:
@@ -76,11 +75,28 @@ def proven_row(config: PretrainedConfig) -> Architecture:
     raise UserError("E318", f"the proposed row does not hold: {failures[-1]}", BY_HAND)
 
 
+def prove(row: Architecture, config: PretrainedConfig) -> None:
+    """Try a row that somebody wrote on a small random model of this config. Raises UserError E320 where removed units do not
+    equal masked ones, E317 where blocks share their weights."""
+    if row.model_type != config.model_type:
+        what = f"it is the row of '{row.model_type}', and the model is a '{config.model_type}'"
+        raise UserError("E320", what, "Give the row of the model's architecture")
+    if config.is_encoder_decoder:
+        raise UserError("E320", "a model with an encoder and a decoder cannot have its row in a file", BY_HAND)
+    try:
+        failure = _failure(row, small_config(config, grouped=is_grouped(config)))
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        failure = f"no small model can be cut by it ({type(error).__name__}: {error!s:.200})"
+    if failure:
+        raise UserError("E320", f"the row does not hold: {failure}", BY_HAND)
+
+
 def _failure(row: Architecture, config: PretrainedConfig) -> str:
     """What differs between masked and removed with this row; '' where nothing does."""
-    before = ARCHITECTURES.get(row.model_type)
-    ARCHITECTURES[row.model_type] = row
-    try:
+    with in_place_of_others(row):
+        layer = layers_of(small_model(config))[0]
+        if absent := [name for name in layer.blocks.modules if name not in layer.parts]:
+            return f"a block has no {layer.blocks.modules[absent[0]]} for {absent[0]}"
         for plan in _plans(small_model(config), row):
             masked, removed = (small_model(config).double() for _ in range(2))
             silence(masked, plan)
@@ -90,13 +106,9 @@ def _failure(row: Architecture, config: PretrainedConfig) -> str:
             except CompressError:
                 raise
             except Exception as error:  # a wrong cut fails in whatever way the model's code does
-                return f"a model without {_told(plan)} ends in {type(error).__name__}: {error!s:.200}"
+                return f"a model without {_described(plan)} ends in {type(error).__name__}: {error!s:.200}"
             if not difference <= BOUND:
-                return f"without {_told(plan)}, removed and masked units differ by {difference:.1e}"
-    finally:
-        ARCHITECTURES.pop(row.model_type)
-        if before is not None:
-            ARCHITECTURES[row.model_type] = before
+                return f"without {_described(plan)}, removed and masked units differ by {difference:.1e}"
     return ""
 
 
@@ -116,7 +128,7 @@ def _plans(model: nn.Module, row: Architecture) -> Iterator[dict[int, Removal]]:
         }
 
 
-def _told(plan: dict[int, Removal]) -> str:
+def _described(plan: dict[int, Removal]) -> str:
     parts = [
         f"{name} {', '.join(map(str, removal.of(name)))} of block {number}"
         for number, removal in plan.items()

@@ -50,7 +50,7 @@ def small_config(config: PretrainedConfig, *, grouped: bool) -> PretrainedConfig
 def _small_id(value: Any) -> Any:
     """A token id below WORDS (padding keeps its 0 or 1, on which positions may rely)."""
     if isinstance(value, list):
-        return [_small_id(one) for one in value]
+        return [_small_id(token) for token in value]
     return 3 if isinstance(value, int) and value >= WORDS else value
 
 

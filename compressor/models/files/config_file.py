@@ -36,37 +36,37 @@ ATTENTIONS = ("attn_implementation", "_attn_implementation")
 SAFE_ATTENTIONS = (None, "eager", "sdpa")
 
 
-def check_config(config: Mapping[str, Any], *, known: bool) -> None:
-    """Check types and bounds of the values in config.json. With `known` the architecture has a row, so keys are known.
+def check_config(config: Mapping[str, Any], *, has_row: bool) -> None:
+    """Check types and bounds of the values in config.json. With `has_row` the architecture has a row, so keys are known.
 
     Raises Damage.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise Damage(f"has no model_type in its config.json that is a name, but {shown(model_type)}")
-    _check_limits(config, known)
+    _check_limits(config, has_row)
     _check_words(config)
-    if known:
+    if has_row:
         _check_sizes(config)
         _check_ids(config)
 
 
-def _check_limits(config: Mapping[str, Any], known: bool, whole: bool = True) -> None:
+def _check_limits(config: Mapping[str, Any], has_row: bool, top_level: bool = True) -> None:
     """Check the numeric limits. In unknown architectures a key may hold something else, but no number out of bounds.
 
-    Parts of a config (not `whole`) may contain 0: a pruned block's neurons.
+    Nested configs (not `top_level`) may contain 0: a pruned block's neurons.
     """
     for key, (least, most) in LIMITS.items():
         value = config.get(key)
-        if value is None or not (known or isinstance(value, (int, float))):
+        if value is None or not (has_row or isinstance(value, (int, float))):
             continue
-        least = least if whole else 0
+        least = least if top_level else 0
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             what = f"says {key}: {shown(value)} in its config.json"
             raise Damage(what, f"It must be a whole number from {least} to {most:,}")
     for inner in config.values():  # the parts of a composite model have their own configs
         if isinstance(inner, dict):
-            _check_limits(inner, known=False, whole=False)
+            _check_limits(inner, has_row=False, top_level=False)
 
 
 def _check_words(config: Mapping[str, Any]) -> None:
@@ -107,8 +107,8 @@ def _check_sizes(config: Mapping[str, Any]) -> None:
 def _check_ids(config: Mapping[str, Any]) -> None:
     for key in TOKEN_IDS:
         value = config.get(key)
-        several = value if isinstance(value, list) and key == "eos_token_id" else [value]
-        if not all(one is None or type(one) is int for one in several):
+        ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if not all(token is None or type(token) is int for token in ids):
             raise Damage(f"says {key}: {shown(value)} in its config.json", "It must be the number of a token")
 
 

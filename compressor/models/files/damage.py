@@ -69,12 +69,12 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Damage(f"has a {path.name} that cannot be read ({error.strerror})") from None
     if raw is None:
         raise Damage(f"has a {path.name} of {size:,} bytes; at most {JSON_BYTES:,} are read")
-    found = _parsed(_text(raw, path.name), path.name)
-    if not isinstance(found, dict):
-        raise Damage(f"has a {path.name} that is no JSON object but {_KINDS.get(type(found), 'a number')}")
-    if _deeper_than(found, JSON_DEPTH):
+    content = _parsed(_text(raw, path.name), path.name)
+    if not isinstance(content, dict):
+        raise Damage(f"has a {path.name} that is no JSON object but {_KINDS.get(type(content), 'a number')}")
+    if _deeper_than(content, JSON_DEPTH):
         raise Damage(f"has a {path.name} that is nested more than {JSON_DEPTH} deep")
-    return found
+    return content
 
 
 _KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
@@ -82,9 +82,9 @@ _MARKS = {b"\xef\xbb\xbf": "a byte order mark", b"\xff\xfe": "UTF-16", b"\xfe\xf
 
 
 def _text(raw: bytes, name: str) -> str:
-    for mark, what in _MARKS.items():
+    for mark, encoding in _MARKS.items():
         if raw.startswith(mark):
-            raise Damage(f"has a {name} with {what} at its start", "Save it as UTF-8 without a byte order mark")
+            raise Damage(f"has a {name} with {encoding} at its start", "Save it as UTF-8 without a byte order mark")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -93,7 +93,7 @@ def _text(raw: bytes, name: str) -> str:
 
 def _parsed(text: str, name: str) -> Any:
     try:
-        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise Damage(f"has a {name} that is nested more than {JSON_DEPTH} deep") from None
     except json.JSONDecodeError as error:
@@ -102,7 +102,7 @@ def _parsed(text: str, name: str) -> Any:
         raise Damage(f"has a {name} with {error}") from None
 
 
-def _whole(digits: str) -> int:
+def _integer(digits: str) -> int:
     if len(digits) > DIGITS:
         raise ValueError(f"a whole number of {len(digits):,} digits")
     return int(digits)
@@ -118,10 +118,10 @@ def _finite(text: str) -> float:
 def _deeper_than(value: Any, most: int) -> bool:
     level = [value]
     for _ in range(most):
-        level = [inner for one in level if isinstance(one, (dict, list)) for inner in _inside(one)]
+        level = [inner for item in level if isinstance(item, (dict, list)) for inner in _inside(item)]
         if not level:
             return False
-    return any(isinstance(one, (dict, list)) for one in level)
+    return any(isinstance(item, (dict, list)) for item in level)
 
 
 def _inside(value: dict | list) -> Iterator[Any]:

@@ -56,8 +56,8 @@ def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
         raise Damage(what, "Give the tokenizer that the model was trained with")
 
 
-def check_pretrained(folder: Path, *, known: bool = True) -> None:
-    """Check a dense pretrained folder. With `known`, its architecture must have a row.
+def check_pretrained(folder: Path, *, needs_row: bool = True) -> None:
+    """Check a dense pretrained folder. With `needs_row`, its architecture must have a row.
 
     Raises Damage; UserError E301 for an architecture without a row.
     """
@@ -72,10 +72,10 @@ def check_pretrained(folder: Path, *, known: bool = True) -> None:
     if (folder / "adapter_config.json").is_file():
         fix = "Merge it with peft, or give the base alone"
         raise Damage("is a peft adapter (adapter_config.json): transformers would read another base", fix)
-    check_config(config, known=False)
-    if known:
+    check_config(config, has_row=False)
+    if needs_row:
         row = row_of(config["model_type"])
-        check_config(config, known=True)
+        check_config(config, has_row=True)
         if row.head_on_end and type(config.get("eos_token_id", 1)) is not int:
             what = f"says eos_token_id: {shown(config['eos_token_id'])} in its config.json"
             raise Damage(what, "Its task head reads the state of one token: name that")

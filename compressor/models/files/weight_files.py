@@ -97,14 +97,14 @@ def weight_names(folder: Path) -> list[str]:
 def _weight_map(folder: Path) -> dict[str, str]:
     """Tensor -> its file, all of them inside the folder. Raises Damage."""
     index = read_json(folder / INDEX)
-    found, facts = index.get("weight_map"), index.get("metadata")
-    if not (isinstance(found, dict) and found and all(isinstance(name, str) and name for name in found.values())):
+    file_of, facts = index.get("weight_map"), index.get("metadata")
+    if not (isinstance(file_of, dict) and file_of and all(isinstance(name, str) and name for name in file_of.values())):
         raise Damage(f"has no weight_map in its {INDEX} that names files")
     if not isinstance(facts, dict):
         raise Damage(f"has no metadata in its {INDEX}")
-    for name in sorted(set(found.values())):
+    for name in sorted(set(file_of.values())):
         _check_inside(folder, name)
-    return found
+    return file_of
 
 
 def _check_inside(folder: Path, name: str) -> None:
@@ -127,24 +127,24 @@ PICKLED = "Pickled weights are not read: convert them. A checkpoint with adapter
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the files that transformers reads, by name; headers only. Raises Damage."""
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     for name in weight_names(folder):
         if not (folder / name).is_file():
             raise Damage(f"has no {name}", PICKLED)
         tensors = read_header(folder / name)
-        if double := sorted(found.keys() & tensors.keys()):
+        if double := sorted(stored.keys() & tensors.keys()):
             raise Damage(f"has two files with the same tensor, {double[0]}")
-        found |= tensors
-    return found
+        stored |= tensors
+    return stored
 
 
 def check_weights(folder: Path) -> dict[str, StoredTensor]:
     """`stored_tensors`, after a check of every number in every file. Raises Damage."""
-    found, names = stored_tensors(folder), weight_names(folder)
+    stored, names = stored_tensors(folder), weight_names(folder)
     if names != [WEIGHTS]:
         for tensor, name in _weight_map(folder).items():
-            if tensor not in found:
+            if tensor not in stored:
                 raise Damage(f"lacks a tensor that its {INDEX} places in {name}: {shown(tensor)}")
     for name in names:
         check_finite(folder / name, read_header(folder / name))
-    return found
+    return stored

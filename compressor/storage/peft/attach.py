@@ -12,11 +12,11 @@ from transformers.pytorch_utils import Conv1D
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import WHOLE, Place, attach
-from compressor.deltas.sources import Own
+from compressor.deltas.sources import PlainTensors
 from compressor.errors import UserError
 from compressor.models.hub import head_names
 from compressor.storage.live import check_head, set_head
-from compressor.storage.peft.read import AdapterFolder, strange
+from compressor.storage.peft.read import AdapterFolder, unsupported
 
 
 def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft") -> None:
@@ -63,7 +63,7 @@ def _support_of(adapter: AdapterFolder, target: str, size: int) -> tuple[Tensor,
     left out where its value is 0, because supports are padded with it."""
     indices, values = (adapter.tensors.get(f"{target}.supertuning_{part}") for part in ("indices", "values"))
     if indices is None:
-        raise strange(adapter.folder, "save_precomputed_indices: false")
+        raise unsupported(adapter.folder, "save_precomputed_indices: false")
     inside = len(indices) == 0 or 0 <= int(indices.min()) <= int(indices.max()) < size
     if indices.shape != values.shape or indices.dim() != 1 or not inside:
         raise _unfit(adapter, target)
@@ -86,7 +86,7 @@ def _low_rank(
     A, B = (adapter.tensors.get(f"{target}.{words}_{letter}.weight") for letter in "AB")
     if A is None or B is None or (A.shape, B.shape) != ((rank, shape[1]), (shape[0], rank)):
         raise _unfit(adapter, target)
-    return LowRank(Own({"A": A.to(owner.weight), "B": B.to(owner.weight)}), scale, group)
+    return LowRank(PlainTensors({"A": A.to(owner.weight), "B": B.to(owner.weight)}), scale, group)
 
 
 def _unfit(adapter: AdapterFolder, target: str) -> UserError:
@@ -96,8 +96,8 @@ def _unfit(adapter: AdapterFolder, target: str) -> UserError:
 def _path(model: nn.Module, path: str) -> str:
     """The path in a model with a task head, for an adapter that may have been trained without one."""
     prefix = f"{model.base_model_prefix}."
-    there = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
-    return prefix + path if path not in there and prefix + path in there else path
+    paths = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    return prefix + path if path not in paths and prefix + path in paths else path
 
 
 def _layer(model: nn.Module, target: str, folder: Path) -> nn.Module:

@@ -102,8 +102,8 @@ class AdapterFolder:
     @property
     def auto_class(self) -> str:
         """The Auto class of the model in which it was trained; SEQUENCES where the config does not name it."""
-        told = {name: auto_class for auto_class, name in TASK_TYPES.items()}
-        return told.get(self.config.get("task_type"), SEQUENCES)
+        auto_classes = {name: auto_class for auto_class, name in TASK_TYPES.items()}
+        return auto_classes.get(self.config.get("task_type"), SEQUENCES)
 
     def scale(self, target: str, rank: int) -> float:
         """Scale of the low-rank part: alpha / r, or alpha / √r (rsLoRA)."""
@@ -137,18 +137,18 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
     except (ValueError, SafetensorError):
         raise UserError("E313", "the adapter cannot be read", "The folder is damaged", str(folder)) from None
     if config.get("peft_type") not in TENSORS:
-        raise strange(folder, f"peft_type {config.get('peft_type')}")
+        raise unsupported(folder, f"peft_type {config.get('peft_type')}")
     for key, value in config.items():
         if key not in UNDERSTOOD and value and value not in DEFAULTS.get(key, ()):
-            raise strange(folder, f"{key}: {json.dumps(value)}")
-    known = TENSORS[config["peft_type"]]
-    odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not known.fullmatch(name)]
+            raise unsupported(folder, f"{key}: {json.dumps(value)}")
+    pattern = TENSORS[config["peft_type"]]
+    odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not pattern.fullmatch(name)]
     if odd or not all(name.startswith(PREFIX) for name in tensors):
-        raise strange(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
+        raise unsupported(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
     return AdapterFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
 
 
-def strange(folder: Path, what: str) -> UserError:
+def unsupported(folder: Path, feature: str) -> UserError:
     """The error E313 of an adapter that computes what is not known here."""
     fix = "LoRA (rsLoRA and patterns too) and Super-Tuning with its indices are; merge others with peft"
-    return UserError("E313", f"'{what}' is not supported", fix, str(folder))
+    return UserError("E313", f"'{feature}' is not supported", fix, str(folder))

@@ -46,14 +46,14 @@ class _Changed:
 
     def factors(self, scale: float, rank: int) -> tuple[Tensor, Tensor]:
         """A (rank, in) and B (out, rank) of all low-rank links together, for one `scale`; missing ranks are filled with 0."""
-        like, (out, into) = next(self.owner.parameters()), self.shape
-        A, B, row = like.new_zeros(rank, into), like.new_zeros(out, rank), 0
+        like, (out_features, in_features) = next(self.owner.parameters()), self.shape
+        A, B, row = like.new_zeros(rank, in_features), like.new_zeros(out_features, rank), 0
         with torch.no_grad():
             for link in self.low_rank:
-                own = slice(row, row + len(link.A))
+                ranks = slice(row, row + len(link.A))
                 rows = slice(*link.place.rows) if link.place.rows else slice(None)
-                A[own], B[rows, own] = link.A, link.B if link.scale == scale else link.B * (link.scale / scale)
-                row = own.stop
+                A[ranks], B[rows, ranks] = link.A, link.B if link.scale == scale else link.B * (link.scale / scale)
+                row = ranks.stop
         return A, B
 
     def support(self, size: int) -> tuple[Tensor, Tensor]:
@@ -64,8 +64,8 @@ class _Changed:
             # indices in a part of a fused weight are relative to the part's first row
             starts = [(link.place.rows or (0,))[0] * self.shape[1] for link in self.sparse]
             omega = torch.cat([link.omega + start for link, start in zip(self.sparse, starts, strict=True)])
-            own = torch.cat([link.values for link in self.sparse])
-            indices[: len(omega)], values[: len(own)] = omega, own.detach()
+            stored = torch.cat([link.values for link in self.sparse])
+            indices[: len(omega)], values[: len(stored)] = omega, stored.detach()
         return indices, values
 
 
@@ -116,8 +116,8 @@ def _changed_layers(model: nn.Module) -> list[_Changed]:
     return result
 
 
-def _unheld(what: str) -> UserError:
-    return UserError("E314", f"peft has no format for {what}", "Store a delta file, or merge to a checkpoint")
+def _unheld(feature: str) -> UserError:
+    return UserError("E314", f"peft has no format for {feature}", "Store a delta file, or merge to a checkpoint")
 
 
 def _modules_of(model: nn.Module, names: Iterable[str]) -> list[str]:

@@ -51,12 +51,12 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
 
 def targets(path: Path, column: Column, names: list[str]) -> list[int]:
     """Indices of the labels in `names`. Raises UserError E209 for an unknown label."""
-    known = {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(names)}
     for line, label in column:
-        if label not in known:
+        if label not in numbers:
             what, fix = f"label '{label:.60}' never occurs in training", f"Training has: {listed(names)}"
             raise UserError("E209", what, fix, f"{path}:{line}")
-    return [known[label] for _, label in column]
+    return [numbers[label] for _, label in column]
 
 
 def lacks(labels: Sequence[int], names: list[str]) -> str | None:
@@ -134,6 +134,6 @@ KIND = TaskKind(
         two_errors,
         decided_labels_agree,
     ),
-    answers=lambda logits: logits.argmax(axis=1),
+    predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
 )

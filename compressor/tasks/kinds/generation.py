@@ -20,8 +20,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
-from compressor.tasks.answers import IGNORED, rows_of
-from compressor.tasks.kinds.answer_losses import distillation_loss, loss
+from compressor.tasks.kinds.token_losses import distillation_loss, loss
 from compressor.tasks.metrics import (
     decided_labels_agree,
     labels_agree,
@@ -31,6 +30,7 @@ from compressor.tasks.metrics import (
     token_accuracy,
     two_errors,
 )
+from compressor.tasks.predictions import IGNORED, rows_of
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind, one_label
 
@@ -68,8 +68,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
         what = "the tokenizer has no end of sentence, by which a text that is generated would end"
         raise UserError("E212", what, "Give tokenizer_config.json an eos_token", str(path))
     prompts = [prompt for (prompt,) in split.texts]
-    whole = [f"{prompt} {target}" for prompt, target in zip(prompts, split.labels, strict=True)]
-    encoded = tokenizer(whole, truncation=False, padding=False, return_offsets_mapping=True)
+    texts = [f"{prompt} {target}" for prompt, target in zip(prompts, split.labels, strict=True)]
+    encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
     rows = []
     for row, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
         place = f"{path}:{split.lines[row]}"
@@ -78,7 +78,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
         # the space between may be its own token: the model generates it, too
         start = next((number for number, (_, stop) in enumerate(offsets) if stop > len(prompts[row])), None)
         if not start:
-            what = f"the tokenizer produces no separate token for {whole[row]!r:.60}, or none for its target"
+            what = f"the tokenizer produces no separate token for {texts[row]!r:.60}, or none for its target"
             raise UserError("E213", what, "Fix or remove the row", place)
         if end in ids[start:]:
             what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
@@ -98,25 +98,25 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 def check_end(tokenizer, config: Any, folder: Path) -> None:
     """Raises UserError E212 where config and tokenizer disagree on the end token: the model would be trained to write one and
     generate until the other."""
-    told, own = {"config.json": config.eos_token_id}, folder / "generation_config.json"
-    if own.is_file():
-        told[own.name] = json.loads(own.read_text(encoding="utf-8")).get("eos_token_id", config.eos_token_id)
-    for name, ends in told.items():
+    ends_of, settings = {"config.json": config.eos_token_id}, folder / "generation_config.json"
+    if settings.is_file():
+        ends_of[settings.name] = json.loads(settings.read_text(encoding="utf-8")).get("eos_token_id", config.eos_token_id)
+    for name, ends in ends_of.items():
         if tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
             what = f"the tokenizer ends a text with token {tokenizer.eos_token_id}, {name} with {ends}"
             raise UserError("E212", what, f"Give {name} the eos_token_id of the tokenizer", str(folder))
 
 
-def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def metric_inputs(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Per-row figures for the metrics: (rows, 2) the log-likelihood of the labels and how many of them are the most likely
     tokens; (rows, 1) the number of labels."""
     rows, true = rows_of(labels), labels[labels != IGNORED]
     top = outputs.max(axis=1)
     spread = np.log(np.exp(outputs - top[:, None]).sum(axis=1, dtype=np.float64))
-    said = outputs[np.arange(len(true)), true] - top - spread
+    log_likelihoods = outputs[np.arange(len(true)), true] - top - spread
     right = outputs.argmax(axis=1) == true
-    found = [np.bincount(rows, weights=one, minlength=len(labels)) for one in (said, right)]
-    return np.stack(found, axis=1), np.bincount(rows, minlength=len(labels))[:, None]
+    figures = [np.bincount(rows, weights=values, minlength=len(labels)) for values in (log_likelihoods, right)]
+    return np.stack(figures, axis=1), np.bincount(rows, minlength=len(labels))[:, None]
 
 
 TIMED = "Latency and throughput are of one pass over a prompt: tokens generated behind it, on a cache, are not timed."
@@ -151,12 +151,12 @@ KIND = TaskKind(
         Metric("accuracy", "token accuracy", token_accuracy, " %"),
     ),
     agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", two_errors, decided_labels_agree),
-    answers=lambda logits: logits.argmax(axis=1),
+    predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     auto_class=GENERATES,
     # one flipped prediction has no fixed effect on a likelihood
     grain=lambda labels: 0.0,
     encode=encode,
-    judged=judged,
+    metric_inputs=metric_inputs,
     gates=LOG_LIKELIHOOD,
 )

@@ -105,9 +105,9 @@ KIND = TaskKind(
         concordance,
         "concordance",
         "concordance",
-        chance=lambda least, answers: 0.0,
+        chance=lambda least, predictions: 0.0,
         beyond=lambda reference, candidate, noise: concordance(reference, candidate),
     ),
-    answers=lambda outputs: outputs[:, 0],
+    predicted_labels=lambda outputs: outputs[:, 0],
     prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),
 )

@@ -24,12 +24,12 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
-from compressor.tasks.answers import IGNORED, rows_of
 from compressor.tasks.features import first_tokens
-from compressor.tasks.kinds.answer_losses import distillation_loss, loss
 from compressor.tasks.kinds.classification import MAX_CLASSES
+from compressor.tasks.kinds.token_losses import distillation_loss, loss
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
+from compressor.tasks.predictions import IGNORED, rows_of
 from compressor.tasks.reading import WORD_FILES
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind
@@ -91,22 +91,22 @@ def outputs(task: TaskConfig, labels: list[list[str]]) -> list[str]:
 
 def targets(path: Path, column: Column, names: list[str]) -> list[list[int]]:
     """Indices of the tags in `names`. Raises UserError E209 for an unknown type, E208 where there is no entity."""
-    known = {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(names)}
     for line, tags in column:
         for number, tag in enumerate(tags):
-            if tag not in known:
+            if tag not in numbers:
                 what = f"entities of type '{tag[2:]:.60}' never occur in training"
                 fix = f"Training has: {listed([name[2:] for name in names[1::2]])}"
                 raise UserError("E209", what, fix, _place(path, line, number))
     if all(tag == OUTSIDE for _, tags in column for tag in tags):
         raise UserError("E208", "every word has the tag O", "F1 is undefined without entities", str(path))
-    return [[known[tag] for tag in tags] for _, tags in column]
+    return [[numbers[tag] for tag in tags] for _, tags in column]
 
 
 def lacks(labels: Sequence[Sequence[int]], names: list[str]) -> str | None:
     """Message that names the first type without an entity; None if every type has one."""
-    there = {(tag - 1) // 2 for tags in labels for tag in tags if tag}
-    missing = set(range(len(names) // 2)) - there
+    types = {(tag - 1) // 2 for tags in labels for tag in tags if tag}
+    missing = set(range(len(names) // 2)) - types
     return f"no entity of type '{names[2 * min(missing) + 1][2:]}'" if missing else None
 
 
@@ -131,27 +131,27 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
         what = f"{len(long)} of {len(texts)} sentences are longer than max_length {task.max_length}, the longest {most} tokens"
         fix = f"Set task.max_length to {most} where the model has so many positions, or split such sentences"
         raise UserError("E213", what, fix, f"{path}:{split.lines[long[0]]}")
-    places = [first_tokens(own, words) for own, (words,) in zip(offsets, split.texts, strict=True)]
-    if lost := [(row, number) for row, own in enumerate(places) for number, place in enumerate(own) if place is None]:
+    places = [first_tokens(spans, words) for spans, (words,) in zip(offsets, split.texts, strict=True)]
+    if lost := [(row, number) for row, tokens in enumerate(places) for number, token in enumerate(tokens) if token is None]:
         (row, number), more = lost[0], f", and of {len(lost) - 1} more" if len(lost) > 1 else ""
         what = f"the tokenizer produces no separate token for word {number + 1}, {split.texts[row][0][number]!r:.60}{more}"
         raise UserError("E213", what, "Fix or remove such words, with their tags", _place(path, split.lines[row], number))
     labels = np.full((len(texts), max(lengths)), IGNORED, dtype=np.int64)
-    for row, own in enumerate(places):
-        labels[row, own] = split.labels[row]
+    for row, tokens in enumerate(places):
+        labels[row, tokens] = split.labels[row]
     return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], labels
 
 
-def judged(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def metric_inputs(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Counts per row for F1 and accuracy: (rows, 3) right and predicted entities, right words; (rows, 2) entities, words."""
     rows, size = rows_of(labels), len(labels)
-    true, found = labels[labels != IGNORED], outputs.argmax(axis=1)
+    true, predicted = labels[labels != IGNORED], outputs.argmax(axis=1)
     ends = np.full(len(true), -1)
     starts, last = entity_starts(true, rows)
     ends[starts] = last
-    begun, closed = entity_starts(found, rows)
-    right = begun[(ends[begun] == closed) & ((true[begun] - 1) // 2 == (found[begun] - 1) // 2)]
-    counts = [np.bincount(rows[places], minlength=size) for places in (right, begun, true == found, starts, true >= 0)]
+    begun, closed = entity_starts(predicted, rows)
+    right = begun[(ends[begun] == closed) & ((true[begun] - 1) // 2 == (predicted[begun] - 1) // 2)]
+    counts = [np.bincount(rows[places], minlength=size) for places in (right, begun, true == predicted, starts, true >= 0)]
     return np.stack(counts[:3], axis=1), np.stack(counts[3:], axis=1)
 
 
@@ -174,7 +174,7 @@ def written(text: Any) -> str:
 
 
 def grain(labels: np.ndarray) -> float:
-    """Largest change of F1 = 2 right / (found + there) by one tag: an entity removed, one or two wrong ones added."""
+    """Largest change of F1 = 2 right / (predicted + true) by one tag: an entity removed, one or two wrong ones added."""
     true = labels[labels != IGNORED]
     return 3 / max(len(entity_starts(true, rows_of(labels))[0]), 1)
 
@@ -206,11 +206,11 @@ KIND = TaskKind(
     metrics=(Metric("f1", "entity F1", entity_f1, " %", chance=0.0), Metric("accuracy", "token accuracy", word_accuracy, " %")),
     # most words are O to every model: agreement is easier to reach than between classes
     agreement=Agreement(labels_agree, "tags agree", "tags agree on", two_errors, decided_labels_agree),
-    answers=lambda logits: logits.argmax(axis=1),
+    predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     written=written,
     auto_class=TOKENS,
     grain=grain,
     encode=encode,
-    judged=judged,
+    metric_inputs=metric_inputs,
 )

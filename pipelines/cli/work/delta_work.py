@@ -32,9 +32,9 @@ from pipelines.terminal.console_table import table
 
 def info(file: Path, as_json: bool) -> None:
     """Print the account of a delta file."""
-    found = read(file)
+    delta = read(file)
     try:
-        facts = _facts(file, found)
+        facts = _facts(file, delta)
     except DAMAGED:
         raise damaged(file) from None
     if as_json:
@@ -54,23 +54,23 @@ def info(file: Path, as_json: bool) -> None:
     click.echo(f"bytes    {facts['bytes']:,}: {parts}, else {facts['other_bytes']:,}")
     click.echo(f"base     {facts['base']} (sha256 {facts['base_sha256'][:12]})")
     if kept:
-        left = ", ".join(f"{layer}: {'/'.join(map(str, row.values()))}" for layer, row in kept.items())
-        click.echo(f"pruned   {'/'.join(next(iter(kept.values())))} left in each layer: {left}")
+        counts = ", ".join(f"{layer}: {'/'.join(map(str, row.values()))}" for layer, row in kept.items())
+        click.echo(f"pruned   {'/'.join(next(iter(kept.values())))} left in each layer: {counts}")
     click.echo(f"labels   {', '.join(facts['labels'])}")
 
 
-def _facts(file: Path, found: DeltaFile) -> dict[str, Any]:
-    size, held = file.stat().st_size, stored(found)
+def _facts(file: Path, delta: DeltaFile) -> dict[str, Any]:
+    size, held = file.stat().st_size, stored(delta)
     with file.open("rb") as stream:
         header = header_size(stream.read(8))
-    head = sum(tensor.numel() * tensor.element_size() for tensor in (found.head or {}).values())
+    head = sum(tensor.numel() * tensor.element_size() for tensor in (delta.head or {}).values())
     return {
         "file": str(file),
-        "base": found.base,
-        "base_sha256": found.base_sha256,
-        "labels": found.labels,
-        "kept": {layer: {word: len(left) for word, left in row.items()} for layer, row in found.kept.items()},
-        "changes": [account._asdict() for account in accounts(found.layout)],
+        "base": delta.base,
+        "base_sha256": delta.base_sha256,
+        "labels": delta.labels,
+        "kept": {layer: {word: len(units) for word, units in row.items()} for layer, row in delta.kept.items()},
+        "changes": [account._asdict() for account in accounts(delta.layout)],
         "trained": held.trained,
         "stored": {**asdict(held), "bits": held.bits, "bytes": held.bytes},
         "bytes": size,
@@ -83,18 +83,18 @@ def _facts(file: Path, found: DeltaFile) -> dict[str, Any]:
 def apply(file: Path, base: str | None, out: Path) -> None:
     """Write the merged model."""
     _check_new(out)
-    found = read(file)
+    delta = read(file)
     with _quiet():
-        model = load_on(found, base, file)
-        save_checkpoint(merge_all(model), out, base_of(found, base).folder)
+        model = load_on(delta, base, file)
+        save_checkpoint(merge_all(model), out, base_of(delta, base).folder)
     click.echo(f"merged: {out}")
 
 
 def diff(a: Path, b: Path, as_json: bool) -> None:
     """Print what two delta files have in common, place by place."""
-    found = read(a), read(b)
+    deltas = read(a), read(b)
     try:
-        rows = compare_deltas(*found)
+        rows = compare_deltas(*deltas)
     except DAMAGED:
         raise damaged(f"{a} or {b}") from None
     if as_json:
@@ -155,8 +155,8 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
     if (src / STATE_FILE).is_file():
         return compressor.load(src, base=base), True
     if src.is_file():
-        found = read(src)
-        return load_on(found, base, src), found.head is not None
+        delta = read(src)
+        return load_on(delta, base, src), delta.head is not None
     fix = f"Give a delta file, or a folder with {STATE_FILE} or {CONFIG}"
     raise UserError("E315", "neither a state, a delta file nor a peft adapter", fix, str(src))
 
@@ -174,8 +174,8 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     names = labels.split(",") if labels else [f"LABEL_{number}" for number in range(classes)]
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
-    found = resolve(str(reference))
-    model = remember(build(found.folder, names, auto_class=adapter.auto_class), found.reference, found.sha256)
+    base_model = resolve(str(reference))
+    model = remember(build(base_model.folder, names, auto_class=adapter.auto_class), base_model.reference, base_model.sha256)
     attach_adapter(model, adapter)
     return model, bool(adapter.head)
 

@@ -30,25 +30,25 @@ def export(
     as_json: bool,
 ) -> None:
     """Write the files and show how near each is to PyTorch."""
-    wanted = [word.strip() for word in precision.split(",")]
-    if odd := [word for word in wanted if word not in PRECISIONS]:
+    precisions = [word.strip() for word in precision.split(",")]
+    if odd := [word for word in precisions if word not in PRECISIONS]:
         raise UserError("E109", f"--precision: unknown '{odd[0]}'", f"One or more of: {', '.join(PRECISIONS)}")
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "export.log")):
         options = {"fuse": not no_fuse, "force": force, "engine": profile_of(batch, length) if tensorrt else None}
-        summary = export_folder(folder, out, precisions=wanted, **options)
+        summary = export_folder(folder, out, precisions=precisions, **options)
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
         return
     records = {row["precision"]: row for row in summary["parity"]}
     files = list(summary["files"].values())
-    rows = [(one["path"], f"{one['bytes']:,}", *_parity_cells(records[one["precision"]])) for one in files]
+    rows = [(facts["path"], f"{facts['bytes']:,}", *_parity_cells(records[facts["precision"]])) for facts in files]
     last = ("generated alike",) if summary["kind"] == "generation" else ()
     table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "agree", *last), rows)
-    for one in files:
-        if one["precision"] == files[0]["precision"]:
-            click.echo(f"inputs of {one['path']}: {_shapes(one['inputs'])}")
-    what = "rows" if summary["kind"] == "sequence classification" else "tokens"
-    click.echo(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {what}")
+    for facts in files:
+        if facts["precision"] == files[0]["precision"]:
+            click.echo(f"inputs of {facts['path']}: {_shapes(facts['inputs'])}")
+    unit = "rows" if summary["kind"] == "sequence classification" else "tokens"
+    click.echo(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {unit}")
     if engine := summary[RUNTIME.key]:
         made = "{engine}, by {library} {version}, compiled and not run: only {parity} was compared"
         built = made.format(**engine, parity=files[-1]["path"]) if engine["engine"] else "not installed here"
@@ -66,6 +66,6 @@ def _parity_cells(record: dict[str, Any]) -> tuple[str, ...]:
 
 def _shapes(inputs: dict[str, list]) -> str:
     """Format the inputs of a graph; the past of a decoder is only counted."""
-    own = {name: dims for name, dims in inputs.items() if not name.startswith("past_key_values.")}
-    past = f"; past_key_values of {len(inputs) - len(own)} tensors" if len(own) < len(inputs) else ""
-    return ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in own.items()) + f" (int64){past}"
+    texts = {name: dims for name, dims in inputs.items() if not name.startswith("past_key_values.")}
+    past = f"; past_key_values of {len(inputs) - len(texts)} tensors" if len(texts) < len(inputs) else ""
+    return ", ".join(f"{name} {' x '.join(map(str, dims))}" for name, dims in texts.items()) + f" (int64){past}"

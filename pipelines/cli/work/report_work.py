@@ -52,7 +52,7 @@ def _show_unfinished(attempt: Attempt) -> None:
             click.echo(line)
         if attempt.error.log:
             click.echo(f"log: {attempt.error.log}")
-    click.echo(f"stages finished: {', '.join(one.id for one in attempt.stages) or 'none'}")
+    click.echo(f"stages finished: {', '.join(stage.id for stage in attempt.stages) or 'none'}")
     if attempt.parity:
         click.echo("\nproven so far:")
         table(PARITY_COLUMNS, [parity_cells(str(record.get("stage", "")), record) for record in attempt.parity])

@@ -44,9 +44,9 @@ def _show_summary(result: RunResult) -> None:
     for artifact in result.artifacts.values():
         if tasks := artifact.metadata.get("tasks"):
             rows = [
-                (one["task"], one["metric"], f"{one['quality'][one['metric']]:.4f}", f"{one['bytes']:,}", one["file"])
-                for one in tasks
+                (task["task"], task["metric"], f"{task['quality'][task['metric']]:.4f}", f"{task['bytes']:,}", task["file"])
+                for task in tasks
             ]
             table(("task", "metric", "quality", "bytes", "file"), rows)
-    what, place = ("report", result.report) if result.report else ("run", result.folder)
-    click.echo(f"{what}: {near(place)}")
+    label, place = ("report", result.report) if result.report else ("run", result.folder)
+    click.echo(f"{label}: {near(place)}")

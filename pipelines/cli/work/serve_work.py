@@ -21,17 +21,17 @@ from serving.server import EmbeddedServer
 
 def serve(run: Path, **ports: int) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    found = find_repository(run)
-    note(found.outdated)
+    served = find_repository(run)
+    note(served.outdated)
     with (
         contextlib.suppress(KeyboardInterrupt),
         _terminable(),
-        EmbeddedServer(found.repository, log_path=run / "logs" / "serve.log", **ports) as server,
+        EmbeddedServer(served.repository, log_path=run / "logs" / "serve.log", **ports) as server,
     ):
         for service, port in server.ports.items():
             click.echo(f"{service:<8} {server.url.partition(':')[0]}:{port}")
-        for name in model_names(found.repository):
-            pair = ' --pair "a second text"' if found.pairs else ""
+        for name in model_names(served.repository):
+            pair = ' --pair "a second text"' if served.pairs else ""
             click.echo(f'try      compress predict {server.url} {name} "a text"{pair}')
         click.echo("Ctrl-C stops the server")
         server.wait()
@@ -44,13 +44,13 @@ def predict(
     """Print a line for each text, or JSON."""
     if pairs and len(pairs) != len(texts):
         raise UserError("E112", f"{len(pairs)} --pair for {len(texts)} texts", "Give --pair once for each text, in order")
-    answers = ask(url, model, list(zip(texts, pairs, strict=True)) if pairs else list(texts), tokenizer_folder=tokenizer)
+    predictions = ask(url, model, list(zip(texts, pairs, strict=True)) if pairs else list(texts), tokenizer_folder=tokenizer)
     if as_json:
-        rows = [{"text": text, **asdict(one)} for text, one in zip(texts, answers, strict=True)]
+        rows = [{"text": text, **asdict(prediction)} for text, prediction in zip(texts, predictions, strict=True)]
         click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for text, one in zip(texts, answers, strict=True):
-        click.echo(f"{one}  {text}")
+    for text, prediction in zip(texts, predictions, strict=True):
+        click.echo(f"{prediction}  {text}")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from pipelines.terminal.console_table import table
 def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None:
     """Run a pipeline once for each seed, subset or value, and show the table."""
     spread = (kind, runs, options["share"])
-    if any(one is not None for one in spread) if options["over"] else None in spread[:2]:
+    if any(option is not None for option in spread) if options["over"] else None in spread[:2]:
         raise UserError("E115", "a sweep is either --stability with --runs, or --over", "Give one of the two")
     result = run_all(find_pipeline(file), kind or "values", runs, **options, say=click.echo)
     table(result.columns, result.rows)

@@ -45,8 +45,8 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
         if name not in able:
             fix = f"Use device: cpu, or runtime: [{', '.join(able)}] in '{export.id}'"
             yield Problem("E604", f"{row.title} runs on the CPU", fix, ("device",))
-    given = {(name, precision) for name in able for precision in export.config.possible}
-    odd = sorted({precision for name, precision in given if "cuda" not in RUNTIMES[name].precisions.get(precision, ("cuda",))})
+    pairs = {(name, precision) for name in able for precision in export.config.possible}
+    odd = sorted({precision for name, precision in pairs if "cuda" not in RUNTIMES[name].precisions.get(precision, ("cuda",))})
     if odd:
         fix = f"Use device: cpu, or precision: [fp32] in '{export.id}'"
         yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", fix, ("device",))

@@ -68,7 +68,7 @@ def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
     return [row for row in rows if device not in row.devices]
 
 
-def judged_of(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> MetricInputs:
+def evaluate(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> MetricInputs:
     """How good the candidate is on all validation rows in its own runtime; a file that is not for the CPU on the `device`
     that is measured."""
     if candidate.runtime == "pytorch":
@@ -113,7 +113,7 @@ def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
         return {"modules": (), "rank": 0, "places": 0}
     before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
     facts = [artifact.metadata for artifact in (*before, inputs.dense)]
-    made = next(one for one in reversed(facts) if "places" in one)
+    made = next(entry for entry in reversed(facts) if "places" in entry)
     return {key: made[key] for key in ("modules", "rank", "places")}
 
 
@@ -135,8 +135,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         for row in skipped:
             workspace.say(f"{row.name} is not measured: {row.why_left_out}")
         models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
-        shapes, left = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
-        judged = {row.name: judged_of(row, data, workspace, inputs.threads, config.device) for row in rows}
+        shapes, remaining = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
+        metric_inputs = {row.name: evaluate(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
         variants = [LatencyVariant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
         grid = [(batch, length) for length in config.length for batch in config.batch]
@@ -145,9 +145,9 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             timings = measure(variants, grid, config.rounds, **options)
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
-    reference, records = judged[rows[0].name], []
+    reference, records = metric_inputs[rows[0].name], []
     for row in rows:
-        low, high = judged[row.name].change_from(reference)
+        low, high = metric_inputs[row.name].change_from(reference)
         records.append(
             {
                 "name": row.name,
@@ -155,9 +155,9 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "runtime": row.runtime,
                 "precision": row.precision,
                 "bytes": row.bytes,
-                "nonzeros": left[row.model],
+                "nonzeros": remaining[row.model],
                 "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
-                "quality": judged[row.name].quality,
+                "quality": metric_inputs[row.name].quality,
                 "difference_interval": [low, high],
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],

@@ -40,24 +40,24 @@ class DeployConfig(StageConfig):
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed.
         Raises CheckError E616 if the requested one was left out."""
-        left = [name for name in runtimes if name in files and self.runtime in (None, name)]
-        for runtime in left:
+        written = [name for name in runtimes if name in files and self.runtime in (None, name)]
+        for runtime in written:
             for precision in ("int8", "fp32"):
                 if precision in files[runtime] and self.precision in (None, precision):
                     return runtime, precision
-        asked = " ".join(filter(None, (self.runtime, self.precision))) or "int8 or fp32"
-        what = f"nothing to deploy: {asked} did not pass its comparison and was left out by the export"
+        requested = " ".join(filter(None, (self.runtime, self.precision))) or "int8 or fp32"
+        what = f"nothing to deploy: {requested} did not pass its comparison and was left out by the export"
         raise CheckError("E616", what, "See what failed in the report, or deploy another precision")
 
 
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.row.exports]
     for key in ("runtime", "precision") if exports else ():
-        wanted, exported = getattr(config, key), exports[-1].config
-        if wanted and exported.auto:
+        requested, exported = getattr(config, key), exports[-1].config
+        if requested and exported.auto:
             yield Problem("E725", f"'{exports[-1].id}' chooses the {key} itself (precision: auto)", "Remove it", (key,))
-        elif wanted and wanted not in getattr(exported, key):
-            yield Problem("E725", f"{wanted} is not exported", f"Add it to export.{key}", (key,))
+        elif requested and requested not in getattr(exported, key):
+            yield Problem("E725", f"{requested} is not exported", f"Add it to export.{key}", (key,))
 
     if exports and "cpu" not in exports[-1].config.devices:
         fix = f"Add fp32 to precision in '{exports[-1].id}'"

@@ -54,7 +54,9 @@ def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, wo
             work = OneFile(prover, graph, folder, runtime, precision, rows)
             if (kept := work.proven(exported)) is not None:
                 exported.parity.append(kept.result.to_json())
-                exported.files.setdefault(runtime, {})[precision] = record(name, kept, data, **bits_told(runtime, precision))
+                exported.files.setdefault(runtime, {})[precision] = record(
+                    name, kept, data, **bits_description(runtime, precision)
+                )
     if not exported.files and prover.gated:
         raise CheckError(**exported.failures[0])
     return exported
@@ -80,18 +82,18 @@ class OneFile:
 
         Raises CheckError E610, E611 for a compressed file in fp32.
         """
-        judged, say = None, self.prover.workspace.say
+        compared, say = None, self.prover.workspace.say
         try:
-            judged = self.judged(self.path)
-            if judged.result.passed or not self.prover.gated:
-                say_result(judged.result, say)
-                return judged
-            error = self.prover.failure(judged.result, self.row, judged.path, bits=self.row.weight_bits())
+            compared = self.compared(self.path)
+            if compared.result.passed or not self.prover.gated:
+                say_result(compared.result, say)
+                return compared
+            error = self.prover.failure(compared.result, self.row, compared.path, bits=self.row.weight_bits())
         except (CheckError, UserError) as fault:
             error = fault
         if self.precision == "fp32" and self.prover.gated:
             raise error
-        better = self.repaired(judged) if judged and self.precision == "int8" else None
+        better = self.repaired(compared) if compared and self.precision == "int8" else None
         if better is not None:
             return better
         self.row.remove(self.path)
@@ -108,26 +110,26 @@ class OneFile:
     def path(self) -> Path:
         return self.folder / self.row.file_name(self.precision)
 
-    def judged(self, path: Path, excluded: tuple[str, ...] = ()) -> ComparedFile:
+    def compared(self, path: Path, excluded: tuple[str, ...] = ()) -> ComparedFile:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it cannot be run."""
-        answers = self.prover.answers(self.row, path, self.precision, self.hop)
+        outputs = self.prover.outputs(self.row, path, self.precision, self.hop)
         options = {"excluded": excluded, "bits": self.row.weight_bits(), "static": self.row.calibrated}
-        result = self.prover.compare(self.hop, self.precision, answers, **options)
-        return ComparedFile(self.row, path, answers, result, excluded)
+        result = self.prover.compare(self.hop, self.precision, outputs, **options)
+        return ComparedFile(self.row, path, outputs, result, excluded)
 
-    def repaired(self, whole: ComparedFile) -> ComparedFile | None:
+    def repaired(self, failed: ComparedFile) -> ComparedFile | None:
         """The first file that passes with its most sensitive matrices in fp32, which replaces the one that failed."""
 
         def again(excluded: tuple[str, ...]) -> ComparedFile:
             write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
-            return self.judged(self.path, excluded)
+            return self.compared(self.path, excluded)
 
         say, static = self.prover.workspace.say, self.row.calibrated
-        say(f"{self.hop}: refused ({why_refused(whole.result)}); sensitive matrices are left in fp32")
+        say(f"{self.hop}: refused ({why_refused(failed.result)}); sensitive matrices are left in fp32")
         for better in repaired(self.prover, matrices(self.graph), static=static, make=again):
             if better.result.passed:
                 say(f"{self.hop}: passes with {in_fp32(len(better.excluded))}")
-                return replace(better, repaired=why_refused(whole.result))
+                return replace(better, repaired=why_refused(failed.result))
         return None
 
 
@@ -138,8 +140,8 @@ def in_fp32(count: int) -> str:
 
 def say_result(result: ParityResult, say: Callable[[str], None]) -> None:
     """Print a line for a result that is shown neither way, and for a file that is only compared with and beyond its bound."""
-    if result.told and result.gated:
-        say(result.told)
+    if result.inconclusive and result.gated:
+        say(result.inconclusive)
     if not result.passed:
         say(f"{result.hop} is beyond its bound ({why_refused(result)}); it is a baseline and is not deployed")
 
@@ -156,14 +158,14 @@ def hop_of(name: str, runtime: str, precision: str) -> str:
     return f"{name}: PyTorch -> {RUNTIMES[runtime].label} {precision}{emulated}"
 
 
-def record(name: str, judged: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
+def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
     """Metadata record of a file in the folder NAME."""
-    quality = data.kind.quality(*data.kind.judged(judged.answers.logits, data.validation.labels))
-    spared = {"excluded": list(judged.excluded)} if judged.excluded else {}
-    why = {"repaired": judged.repaired} if judged.repaired else {}
+    quality = data.kind.quality(*data.kind.metric_inputs(compared.outputs.logits, data.validation.labels))
+    spared = {"excluded": list(compared.excluded)} if compared.excluded else {}
+    why = {"repaired": compared.repaired} if compared.repaired else {}
     return {
-        "path": f"{name}/{judged.path.name}",
-        "bytes": judged.runtime.stored_bytes(judged.path),
+        "path": f"{name}/{compared.path.name}",
+        "bytes": compared.runtime.stored_bytes(compared.path),
         "quality": quality,
         **spared,
         **why,
@@ -171,7 +173,7 @@ def record(name: str, judged: ComparedFile, data: Data, **more: Any) -> dict[str
     }
 
 
-def bits_told(runtime: str, precision: str) -> dict[str, int]:
+def bits_description(runtime: str, precision: str) -> dict[str, int]:
     """Entry of a record for the bits of a weight: only where they are fewer than 8 in int8."""
     bits = RUNTIMES[runtime].weight_bits()
     return {"weight_bits": bits} if precision == "int8" and bits < 8 else {}
@@ -180,8 +182,8 @@ def bits_told(runtime: str, precision: str) -> dict[str, int]:
 def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
     """The unfused graph of a model, with its base recorded. Deltas that are still attached become separate products, also in
     the model."""
-    whole = factor_all(model) if any(chains(model)) else model
-    return stamp(trace(whole, pad(data.validation.sample(2).tokens, data.pad_id)), whole, base)
+    factored = factor_all(model) if any(chains(model)) else model
+    return stamp(trace(factored, pad(data.validation.sample(2).tokens, data.pad_id)), factored, base)
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:

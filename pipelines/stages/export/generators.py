@@ -14,7 +14,7 @@ from compressor.tasks.data import Data
 from export.graph.files import SINGLE_FILE_LIMIT
 from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from export.standalone.folder import SUMMARY, write_generating
-from export.standalone.source_model import Found, random_rows
+from export.standalone.source_model import LoadedModel, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import Exported, hop_of, left_out, say_result
@@ -37,9 +37,9 @@ def export_generator(
     _ = prover.reference
     folder.mkdir()
     with workspace.progress(f"exporting {name}", 1) as bar:
-        found, required = with_prompts(model, inputs.base, data), ("fp32",) if prover.gated else ()
+        loaded, required = with_prompts(model, inputs.base, data), ("fp32",) if prover.gated else ()
         options = {"source": inputs.base, "required": required}
-        facts = write_generating(found, folder, config.precision, RUNTIME.can_fuse(model), SINGLE_FILE_LIMIT, **options)
+        facts = write_generating(loaded, folder, config.precision, RUNTIME.can_fuse(model), SINGLE_FILE_LIMIT, **options)
         bar.advance()
     exported = Exported({RUNTIME.key: {}})
     for key, proof in zip(list(facts["files"]), list(facts["parity"]), strict=True):
@@ -57,7 +57,7 @@ def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], e
     """Compare a file on the validation rows; `proof` is the comparison of its generated tokens. False where it was to be
     shipped and is left out. Raises CheckError E610 for fp32, E611."""
     hop = hop_of(prover.name, RUNTIME.key, precision)
-    result = prover.compare(hop, precision, prover.answers(RUNTIME, path, precision, hop))
+    result = prover.compare(hop, precision, prover.outputs(RUNTIME, path, precision, hop))
     say_result(result, prover.workspace.say)
     if prover.gated and not (result.passed and proof["passed"]):
         error = not_generated(hop, proof) if result.passed else prover.failure(result, RUNTIME, path)
@@ -86,6 +86,6 @@ def not_generated(hop: str, proof: dict[str, Any]) -> CheckError:
     return CheckError("E610", what, "Leave int8 out of export.precision")
 
 
-def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> Found:
+def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> LoadedModel:
     """A merged model with the random prompts for its generated tokens."""
-    return Found(model, "generation", base.folder, random_rows(model, tokenizer_of(base.folder)), data.pad_id)
+    return LoadedModel(model, "generation", base.folder, random_rows(model, tokenizer_of(base.folder)), data.pad_id)

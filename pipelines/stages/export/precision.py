@@ -25,7 +25,7 @@ from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import (
     Exported,
     OneFile,
-    bits_told,
+    bits_description,
     calibration,
     in_fp32,
     record,
@@ -51,18 +51,18 @@ def choose_precision(
     with tempfile.TemporaryDirectory() as scratch:
         search = PrecisionSearch(model, config, data, workspace, inputs, Path(scratch))
         plain = [search.in_fp32(runtime) for runtime in config.runtime]
-        whole = [search.written(runtime, ()) for runtime in config.runtime]
-        kept, tried = choose_candidate([*plain, *whole], clock=search.clock, judge=search.judge, spared=search.spared)
+        narrow = [search.written(runtime, ()) for runtime in config.runtime]
+        kept, tried = choose_candidate([*plain, *narrow], clock=search.clock, judge=search.judge, spared=search.spared)
         workspace.say(f"kept: {words(kept)}, {kept.speed:.2f} x the speed of fp32")
-        say_result(search.judged[kept.path].result, workspace.say)
+        say_result(search.compared[kept.path].result, workspace.say)
         beside = next(trial for trial in plain if trial.runtime == kept.runtime)
         chosen, files = list(dict.fromkeys([beside.path, kept.path])), {}
         for path in chosen:
             trial = kept if path == kept.path else beside
             shutil.copytree(path.parent, workspace.folder / COMPRESSED, dirs_exist_ok=True)
-            at_home = replace(search.judged[path], path=workspace.folder / COMPRESSED / path.name)
-            files[trial.precision] = record(COMPRESSED, at_home, data, **bits_told(trial.runtime, trial.precision))
-    records = [search.judged[path].result.to_json() for path in chosen]
+            at_home = replace(search.compared[path], path=workspace.folder / COMPRESSED / path.name)
+            files[trial.precision] = record(COMPRESSED, at_home, data, **bits_description(trial.runtime, trial.precision))
+    records = [search.compared[path].result.to_json() for path in chosen]
     return Exported({kept.runtime: files}, records), search.account(kept, tried)
 
 
@@ -82,7 +82,7 @@ class PrecisionSearch:
     workspace: Workspace
     inputs: Inputs
     scratch: Path
-    judged: dict[Path, ComparedFile] = field(default_factory=dict)
+    compared: dict[Path, ComparedFile] = field(default_factory=dict)
     written_files: int = 0
 
     @cached_property
@@ -129,8 +129,8 @@ class PrecisionSearch:
     def judge(self, trial: Candidate) -> Candidate:
         """Compare a file with PyTorch on all validation rows, and add its verdict."""
         work = OneFile(self.prover, self.graph, trial.path.parent, trial.runtime, trial.precision, self.rows)
-        self.judged[trial.path] = found = work.judged(trial.path, trial.excluded)
-        trial = with_verdict(trial, found.result, self.budget / 100)
+        self.compared[trial.path] = compared = work.compared(trial.path, trial.excluded)
+        trial = with_verdict(trial, compared.result, self.budget / 100)
         if trial.precision != "fp32":
             self.workspace.say(f"{words(trial)}: {trial.verdict}")
         return trial
@@ -141,7 +141,7 @@ class PrecisionSearch:
         variants = [LatencyVariant(str(trial.path), trial.runtime, trial.path, vocabulary=size, end=end) for trial in trials]
         with self.workspace.progress("timing what may be kept", ROUNDS) as bar:
             options = {"threads": self.inputs.threads, "seed": self.inputs.seed, "on_round": bar.advance}
-            times = {one.variant: one.p50 for one in measure(variants, [self.cell], ROUNDS, **options)}
+            times = {timing.variant: timing.p50 for timing in measure(variants, [self.cell], ROUNDS, **options)}
         plain = min(times[str(trial.path)] for trial in trials if trial.precision == "fp32")
         return [replace(trial, ms=(ms := times[str(trial.path)]), speed=plain / ms) for trial in trials]
 

@@ -21,15 +21,15 @@ from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from export.auto.choose import counts
 from export.auto.sensitivity import Sensitivity, rank, rounded
-from export.parity.bounds import LEAST_ANSWERS
+from export.parity.bounds import LEAST_UNLABELLED_ROWS
 from export.parity.compare import ParityResult, Unlabelled, failure
 from export.parity.sides import Outputs, compare_outputs, runs, telling_rows
 from export.parity.suspects import suspect_in_graph
 from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import parity_session, run, session
 from pipelines.engine.stage import Workspace
+from pipelines.stages.hops import outputs_of
 from pipelines.stages.loading import judge_rows, predict_rows
-from pipelines.stages.parity_checks import outputs_of
 
 Made = TypeVar("Made")
 
@@ -68,7 +68,7 @@ class Prover:
     @cached_property
     def more(self) -> TokenRows | None:
         """Training rows for the checks that need no labels, where there are few validation rows."""
-        missing = LEAST_ANSWERS - len(self.rows)
+        missing = LEAST_UNLABELLED_ROWS - len(self.rows)
         # with logits over a vocabulary, one row has hundreds of predictions
         return self.data.train.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
 
@@ -85,11 +85,12 @@ class Prover:
             what = f"{self.name} in PyTorch, rounded"
             with rounded(self.model, excluded, bits):
                 forward = torch_forward(self.model)
-                said = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
-            self._rounded = {(excluded, bits): np.concatenate(said)}  # one entry is enough: files are checked in turn
+                predictions = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
+            # one entry is enough: files are checked one after the other
+            self._rounded = {(excluded, bits): np.concatenate(predictions)}
         return self._rounded[excluded, bits]
 
-    def answers(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Outputs:
+    def outputs(self, runtime: Runtime, path: Path, precision: str, hop: str, *, plain: bool = False) -> Outputs:
         """The outputs of a file for all rows; `plain`: without the runtime's own optimization. Raises CheckError E611 where it
         does not run, UserError E602 where it is damaged."""
         live = parity_session(runtime, path, precision, self.threads)
@@ -142,7 +143,7 @@ class Prover:
             how = {"rows": rows.tokens, "pad_id": self.data.pad_id, "labels": rows.labels, "batch_size": RANKING_BATCH}
             with self.workspace.progress("sensitivity of each matrix", len(names)) as bar:
                 self.rankings[static] = rank(self.model, names, partial(predict, **how), static=static, on_step=bar.advance)
-        return [one.name for one in self.rankings[static]]
+        return [sensitivity.name for sensitivity in self.rankings[static]]
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class ComparedFile:
 
     runtime: Runtime
     path: Path
-    answers: Outputs
+    outputs: Outputs
     result: ParityResult
     excluded: tuple[str, ...] = ()
     repaired: str = ""

@@ -30,9 +30,9 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         require_factorable(compressed)
         apart = {"apart": asdict(apart_of(compressed))}
     if not config.auto:
-        one = export_generator if data.kind.generates else export_one
+        export = export_generator if data.kind.generates else export_one
         made = {
-            name: one(name, model, config, data, workspace, inputs)
+            name: export(name, model, config, data, workspace, inputs)
             for name, model in (("dense", dense), (COMPRESSED, compressed))
         }
         facts = {"labels": data.label_names, "runtimes": config.runtime, **apart}
@@ -47,9 +47,9 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
 
 def _together(made: dict[str, Exported]) -> dict[str, Any]:
     """The metadata of both models. `failures` is present only if there are any."""
-    failures = [failure for one in made.values() for failure in one.failures]
+    failures = [failure for exported in made.values() for failure in exported.failures]
     return {
-        "files": {name: one.files for name, one in made.items()},
-        "parity": [record for one in made.values() for record in one.parity],
+        "files": {name: exported.files for name, exported in made.items()},
+        "parity": [record for exported in made.values() for record in exported.parity],
         **({"failures": failures} if failures else {}),
     }

@@ -22,13 +22,13 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     save_checkpoint(merged_copy(model), workspace.folder, inputs.base.folder)
     reloaded, rows = load(workspace.folder), data.compared(PARITY_ROWS)
     result = compare_modules("deltas -> merged", "merged", model, reloaded, rows, data, workspace)
-    found = judge_rows(torch_forward(reloaded), data.validation, data, workspace, "validating")
+    metric_inputs = judge_rows(torch_forward(reloaded), data.validation, data, workspace, "validating")
     return {
         "merged": True,
         "parity": [result.to_json()],
         "kept": previous.metadata["kept"],
-        "quality": found.quality,
+        "quality": metric_inputs.quality,
         "labels": data.label_names,
         "nonzeros": nonzeros(reloaded),
-        "density": [asdict(one) for one in densities(model)],
+        "density": [asdict(density) for density in densities(model)],
     }

@@ -85,13 +85,13 @@ class PruneConfig(StageConfig):
         if isinstance(value, list):
             return {"items": value}
         if isinstance(value, dict) and "items" not in value and "search" not in value:
-            own = {key: item for key, item in value.items() if key != "id"}
+            prune = {key: item for key, item in value.items() if key != "id"}
             name = {"id": value["id"]} if "id" in value else {}
-            if "target" not in own:
-                return {**name, "items": [own]}
-            if told := {"structure", "scope", "normalize", "remove"} & set(own):
-                raise ValueError(f"{min(told)} beside target: the target decides how much of `structures` is removed")
-            return {**name, "search": own}
+            if "target" not in prune:
+                return {**name, "items": [prune]}
+            if ignored := {"structure", "scope", "normalize", "remove"} & set(prune):
+                raise ValueError(f"{min(ignored)} beside target: the target decides how much of `structures` is removed")
+            return {**name, "search": prune}
         return value
 
     @model_validator(mode="after")
@@ -117,18 +117,19 @@ class PruneConfig(StageConfig):
         return forms
 
     @property
-    def judged(self) -> list[tuple[tuple[str | int, ...], ScoreSettings]]:
+    def scored(self) -> list[tuple[tuple[str | int, ...], ScoreSettings]]:
         """Every structure of units with its criterion, and the criterion's key."""
         if self.search is None:
-            units = [(number, one) for number, one in enumerate(self.items) if one.structure != "weights"]
+            units = [(number, item) for number, item in enumerate(self.items) if item.structure != "weights"]
             return [
-                (("items", number, "criterion"), ScoreSettings(one.structure, one.criterion, one.rows)) for number, one in units
+                (("items", number, "criterion"), ScoreSettings(item.structure, item.criterion, item.rows))
+                for number, item in units
             ]
         rows = self.search.rows
         return [(("search", "criterion"), ScoreSettings(*pair, rows)) for pair in self.search.criteria.items()]
 
 
-def count_to_remove(remove: int | float, available: int, stay: int, what: str) -> int:
+def count_to_remove(remove: int | float, available: int, stay: int, units: str) -> int:
     """Number of units to remove of `available`, leaving `stay`: a share is rounded to the nearest, a half downwards.
 
     Raises UserError E501 when none would be removed, or too many.
@@ -137,12 +138,12 @@ def count_to_remove(remove: int | float, available: int, stay: int, what: str) -
     count = math.ceil(Fraction(str(remove)) * available - Fraction(1, 2)) if isinstance(remove, float) else remove
     if count == 0:
         raise UserError(
-            "E501", f"remove: {remove} is less than one of the {available} {what}", f"Use at least {1 / available:.2g}"
+            "E501", f"remove: {remove} is less than one of the {available} {units}", f"Use at least {1 / available:.2g}"
         )
     if count > available - stay:
         fix = f"Use at most {available - stay}"
-        left = max(available - count, 0) or "none"
-        raise UserError("E501", f"remove: {remove} leaves {left} of the {available} {what}", fix)
+        kept = max(available - count, 0) or "none"
+        raise UserError("E501", f"remove: {remove} leaves {kept} of the {available} {units}", fix)
     return count
 
 
@@ -157,11 +158,11 @@ def counts_to_remove(item: PruneItem, units: Sequence[int], stay: Sequence[int])
         raise UserError("E501", f"there are no {item.structure} to remove", "Leave out this item")
     if not item.everywhere:
         of = f"{item.structure} of a layer"
-        return [count_to_remove(item.remove, there, 1, of) if there else 0 for there in units]
-    left, counts = count_to_remove(item.remove, sum(units), max(sum(stay), 1), item.structure), [0] * len(units)
-    while left:
+        return [count_to_remove(item.remove, available, 1, of) if available else 0 for available in units]
+    remaining, counts = count_to_remove(item.remove, sum(units), max(sum(stay), 1), item.structure), [0] * len(units)
+    while remaining:
         layer = max(range(len(units)), key=lambda number: units[number] - stay[number] - counts[number])
-        counts[layer], left = counts[layer] + 1, left - 1
+        counts[layer], remaining = counts[layer] + 1, remaining - 1
     return counts
 
 
@@ -177,7 +178,7 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     for number, item in enumerate(config.items):
         if item.structure == "weights":
             yield from prune_weights.problems(item, number, touched)
-    for key, item in config.judged:
+    for key, item in config.scored:
         modules = MODULES_OF.get(item.structure, MODULES)
         if item.criterion == "delta" and touched is not None and not touched & set(modules):
             yield Problem(
@@ -221,14 +222,14 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
         if item.structure == "heads":
             check_heads(plan.model)
         layers = plan.shape.layers
-        whole = item.structure == "layers"
-        units = [1 if whole else layer.units(item.structure) for layer in layers]
+        whole_layers = item.structure == "layers"
+        units = [1 if whole_layers else layer.units(item.structure) for layer in layers]
         gone = counts_to_remove(item, units, least_units(item, layers))
-        left = [there - less for there, less in zip(units, gone, strict=True)]
-        if whole:
-            plan = without_blocks(plan, {place for place, one in enumerate(left) if not one})
+        kept = [total - less for total, less in zip(units, gone, strict=True)]
+        if whole_layers:
+            plan = without_blocks(plan, {place for place, count in enumerate(kept) if not count})
         else:
-            plan = replace(plan, shape=plan.shape.left(item.structure, left))
+            plan = replace(plan, shape=plan.shape.with_units(item.structure, kept))
     return plan
 
 
@@ -247,14 +248,14 @@ def planned(search: TargetSearch, plan: Plan) -> Plan:
         check_timed(search.target, plan)
         return plan
     shape = plan.shape
-    found = widths(search, shape, plan.tuned or plan.shape, closed_form(search.target), None)
-    for structure in STRUCTURES if found else ():
+    chosen = widths(search, shape, plan.tuned or plan.shape, closed_form(search.target), None)
+    for structure in STRUCTURES if chosen else ():
         kept = [
-            layer.units(structure) if one is None else one.get(structure, layer.units(structure))
-            for one, layer in zip(found, shape.layers, strict=True)
+            layer.units(structure) if block is None else block.get(structure, layer.units(structure))
+            for block, layer in zip(chosen, shape.layers, strict=True)
         ]
-        shape = shape.left(structure, kept)
-    return without_blocks(replace(plan, shape=shape), {place for place, one in enumerate(found or ()) if one is None})
+        shape = shape.with_units(structure, kept)
+    return without_blocks(replace(plan, shape=shape), {place for place, block in enumerate(chosen or ()) if block is None})
 
 
 def check_timed(target: Target, plan: Plan) -> None:

@@ -46,8 +46,8 @@ def carry_out(
     candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
     result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
     require(result)
-    asked = {**item.model_dump(), "modules": modules_of(model, item.modules)}
-    return {**asked, **account(item, matrices, pools), "parity": result.to_json()}
+    requested = {**item.model_dump(), "modules": modules_of(model, item.modules)}
+    return {**requested, **account(item, matrices, pools), "parity": result.to_json()}
 
 
 def score(

@@ -81,15 +81,15 @@ def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Targ
     return tried
 
 
-def lowest_of(found: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:
+def lowest_of(chosen: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:
     """The units to remove from every block: those with the lowest scores (tensors), until the widths are reached."""
     removals = {}
-    for place, left in enumerate(found):
-        if left is None:
+    for place, kept in enumerate(chosen):
+        if kept is None:
             removals[place] = Removal(whole=True)
             continue
-        own = {name: scores[name][place] for name in left}
-        gone = {name: lowest([one], [len(one) - left[name]])[0] for name, one in own.items()}
+        own_scores = {name: scores[name][place] for name in kept}
+        gone = {name: lowest([values], [len(values) - kept[name]])[0] for name, values in own_scores.items()}
         if any(gone.values()):
             removals[place] = Removal(**gone)
     return removals
@@ -136,10 +136,10 @@ def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
                 raise UserError("E803", "has changed since it was measured", "Delete it: it is measured again", str(path))
             workspace.say(f"{name} is there")
             return content.decode()
-        found = measure()
-        content = found.encode()
+        text = measure()
+        content = text.encode()
         replace_files({path: content, seal: sealed(content, path.name)})
-    return found
+    return text
 
 
 def prices(
@@ -160,14 +160,14 @@ def prices(
     def measure() -> str:
         batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
         with workspace.progress("measuring the loss of removing units", len(batches) * trials(model, search.structures)) as bar:
-            found = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
-        return json.dumps({structure: [one.tolist() for one in blocks] for structure, blocks in found.items()})
+            losses = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
+        return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()})
 
-    ranks = {structure: [torch.argsort(one, stable=True).tolist() for one in blocks] for structure, blocks in order.items()}
+    ranks = {structure: [torch.argsort(block, stable=True).tolist() for block in blocks] for structure, blocks in order.items()}
     facts = {"model": inputs.nearest("model").id, "ranks": ranks, "rows": search.price_rows, "threads": inputs.threads}
     text = once(f"prices-{fingerprint(facts)[:16]}", measure, workspace)
     try:
-        return {structure: [np.array(one, dtype=float) for one in blocks] for structure, blocks in json.loads(text).items()}
+        return {structure: [np.array(block, dtype=float) for block in blocks] for structure, blocks in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
             "E803", "the measured losses of units are unreadable", "Delete the file: they are measured again"
@@ -230,36 +230,36 @@ def meet(
     dense = merge_all(load_model(inputs.dense, inputs.base))
     table = latency_table(target, dense, inputs, data, workspace) if target.timed else None
     measure = table.ms if table else closed_form(target)
-    whole, before = measure(shape_of(dense)), shape_of(model)
-    record = asked_of(search, table)
+    dense_cost, before = measure(shape_of(dense)), shape_of(model)
+    record = request_of(search, table)
 
-    def trial(found: Widths | None) -> TargetTrial:
+    def trial(chosen: Widths | None) -> TargetTrial:
         candidate = merged_copy(model)
-        if found:
-            remove(candidate, lowest_of(found, scores))
-        predicted = target.reached(measure(shape_of(candidate)), whole)
-        return TargetTrial(found, predicted, *measured(target, dense, candidate, inputs, data, workspace))
+        if chosen:
+            remove(candidate, lowest_of(chosen, scores))
+        predicted = target.reached(measure(shape_of(candidate)), dense_cost)
+        return TargetTrial(chosen, predicted, *measured(target, dense, candidate, inputs, data, workspace))
 
-    if measure(before) <= target.budget(whole):
+    if measure(before) <= target.budget(dense_cost):
         workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
         tried = [trial(None)] if table else []
     else:
-        ask = partial(widths, search, before, shape_of(dense), measure)
-        ask(None)  # report a target out of reach before prices are measured
-        judged = [ScoreSettings(*pair, search.rows) for pair in search.criteria.items()]
-        scores = {one.structure: score(one, model, base, inputs.seed, data, workspace) for one in judged}
-        choose = partial(ask, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
+        find_widths = partial(widths, search, before, shape_of(dense), measure)
+        find_widths(None)  # report a target out of reach before prices are measured
+        settings = [ScoreSettings(*pair, search.rows) for pair in search.criteria.items()]
+        scores = {setting.structure: score(setting, model, base, inputs.seed, data, workspace) for setting in settings}
+        choose = partial(find_widths, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
         tried = settled(choose, trial, target) if table else []
         record["widths"] = tried[-1].widths if tried else choose()
         record["parity"] = cut("target", lowest_of(record["widths"], scores), model, base, data, workspace)
-    record["tried"] = [one.to_json(target) for one in tried]
-    record |= record["tried"][-1] if tried else {"predicted": target.reached(measure(shape_of(model)), whole)}
-    told = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}"
-    workspace.say(told)
-    return {**record, "told": told}
+    record["tried"] = [attempt.to_json(target) for attempt in tried]
+    record |= record["tried"][-1] if tried else {"predicted": target.reached(measure(shape_of(model)), dense_cost)}
+    sentence = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}"
+    workspace.say(sentence)
+    return {**record, "told": sentence}
 
 
-def asked_of(search: TargetSearch, table: LatencyTable | None) -> dict[str, Any]:
+def request_of(search: TargetSearch, table: LatencyTable | None) -> dict[str, Any]:
     """The part of the target's record that describes what was requested."""
     target = search.target
     record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
@@ -271,4 +271,6 @@ def asked_of(search: TargetSearch, table: LatencyTable | None) -> dict[str, Any]
 def say_tried(target: Target, tried: Sequence[Mapping[str, float]]) -> str:
     """'predicted 3.00x, measured 2.90x, then predicted 3.12x, measured 3.02x'."""
     kinds = ("predicted", "measured")
-    return ", then ".join(", ".join(f"{kind} {target.say(one[kind])}" for kind in kinds if kind in one) for one in tried)
+    return ", then ".join(
+        ", ".join(f"{kind} {target.say(attempt[kind])}" for kind in kinds if kind in attempt) for attempt in tried
+    )

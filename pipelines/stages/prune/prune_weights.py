@@ -85,8 +85,8 @@ def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterab
     """Faults that can be found without a model; `touched` are the modules with a ΔW, None for all."""
     if item.criterion != "delta" or touched is None:
         return
-    asked = EVERYWHERE if item.modules == MODULES else item.modules
-    if bare := [name for name in asked if name not in touched]:
+    modules = EVERYWHERE if item.modules == MODULES else item.modules
+    if bare := [name for name in modules if name not in touched]:
         what = f"weights by criterion delta, but no stage tunes {', '.join(bare)}"
         fix = "Name the tuned modules, or use delta_or_weight"
         yield Problem("E502", what, fix, ("items", number, "criterion"))
@@ -116,12 +116,12 @@ def pools_of(item: WeightsItem, names: Sequence[str], sizes: Sequence[int], adap
     two = item.criterion == "delta_or_weight"
     groups: dict[tuple[str, bool], list[int]] = {}
     for number, name in enumerate(names):
-        own = adapted[number] and two
-        whole = ("the adapted matrices" if own else "the other matrices") if two else "all matrices"
-        groups.setdefault((name if item.scope == "matrix" else whole, own), []).append(number)
+        with_delta = adapted[number] and two
+        pool = ("the adapted matrices" if with_delta else "the other matrices") if two else "all matrices"
+        groups.setdefault((name if item.scope == "matrix" else pool, with_delta), []).append(number)
     return [
-        Pool(name, tuple(members), sum(sizes[number] for number in members), item.share_of(own))
-        for (name, own), members in groups.items()
+        Pool(name, tuple(members), sum(sizes[number] for number in members), item.share_of(with_delta))
+        for (name, with_delta), members in groups.items()
     ]
 
 
@@ -134,25 +134,28 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
     matrices = plan.shape.matrices(item.modules)
     if not matrices:
         raise UserError("E501", f"no weights are left in {', '.join(item.modules)}", "Leave out this item")
-    names, sizes = [name for name, _, _ in matrices], [out * into for _, out, into in matrices]
+    names, sizes = [name for name, _, _ in matrices], [rows * columns for _, rows, columns in matrices]
     if item.nm:
-        for name, _, into in matrices:
-            check_width(name, into, item.nm)
+        for name, _, columns in matrices:
+            check_width(name, columns, item.nm)
         hidden = sum(sizes) * (item.nm.run - item.nm.keep) // item.nm.run
     else:
         touched = set(tuned_modules(plan))
         # a number appended to each name: with scope matrix every matrix is its own pool
-        own = [f"{name} {number}" for number, name in enumerate(names)]
-        hidden = sum(pool.count for pool in pools_of(item, own, sizes, [name in touched for name in names]))
+        pool_names = [f"{name} {number}" for number, name in enumerate(names)]
+        hidden = sum(pool.count for pool in pools_of(item, pool_names, sizes, [name in touched for name in names]))
         _more_than_before(plan, item, hidden)
-    over = bool(item.nm) and any(set(names) & set(one.modules) for one in plan.sparsity)
+    over = bool(item.nm) and any(set(names) & set(masked.modules) for masked in plan.sparsity)
     made = Sparsity(item.pattern, tuple(dict.fromkeys(names)), sum(sizes), hidden, over)
     return replace(plan, sparsity=(*plan.sparsity, made))
 
 
 def _more_than_before(plan: Plan, item: WeightsItem, hidden: int) -> None:
     names = {name for name, _, _ in plan.shape.matrices(item.modules)}
-    gone = max((one.hidden for one in plan.sparsity if set(one.modules) == names and one.left(plan.shape)[1]), default=0)
+    gone = max(
+        (masked.hidden for masked in plan.sparsity if set(masked.modules) == names and masked.nonzeros(plan.shape)[1]),
+        default=0,
+    )
     if gone > hidden:
         what = f"{gone:,} of these weights are zero already, {hidden:,} are to be zero in all"
         raise UserError("E501", what, "remove counts those too: give a larger share")

@@ -61,9 +61,9 @@ def cut(
     """
     masked = merged_copy(model)
     silence(masked, removals)
-    for one in (model, base):
-        if one is not None:
-            remove(one, removals)
+    for pruned in (model, base):
+        if pruned is not None:
+            remove(pruned, removals)
     rows = data.compared(PARITY_ROWS)
     result = compare_modules(f"{what} masked -> removed", "removed", masked, model, rows, data, workspace)
     return result.to_json()

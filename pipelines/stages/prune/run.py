@@ -25,8 +25,8 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     for item in config.items:
         work = mask_weights if item.structure == "weights" else remove_units
         steps.append(work.carry_out(item, model, base, inputs.seed, data, workspace))
-    found = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
+    target_record = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
     published = publish_model(model, inputs, data, workspace)
-    parity = [step["parity"] for step in [*steps, found] if "parity" in step]
-    target = {"target": found} if found else {}
+    parity = [step["parity"] for step in [*steps, target_record] if "parity" in step]
+    target = {"target": target_record} if target_record else {}
     return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity, "found": units}

@@ -54,9 +54,9 @@ class Target(BaseModel):
         if len(goals) != 1:
             raise ValueError(f"a target is exactly one of {', '.join(GOALS)}")
         senseless = {"batch", "runtime", "precision", "rounds"} | ({"length"} if goals == ["parameters"] else set())
-        given = sorted(self.model_fields_set & senseless)
-        if given and not self.timed:
-            raise ValueError(f"{given[0]} is not used by a target of {goals[0]}, which is not measured")
+        unused = sorted(self.model_fields_set & senseless)
+        if unused and not self.timed:
+            raise ValueError(f"{unused[0]} is not used by a target of {goals[0]}, which is not measured")
         return self
 
     @property
@@ -121,8 +121,8 @@ class TargetSearch(BaseModel):
     def _each_has_a_criterion(self) -> TargetSearch:
         if len(set(self.structures)) < len(self.structures):
             raise ValueError("structures names one twice")
-        if (told := {"criterion", "rows"} & self.model_fields_set) and not self.ranked:
-            raise ValueError(f"{min(told)} orders the units of a sublayer: whole layers do not use it")
+        if (ignored := {"criterion", "rows"} & self.model_fields_set) and not self.ranked:
+            raise ValueError(f"{min(ignored)} orders the units of a sublayer: whole layers do not use it")
         if isinstance(self.criterion, dict) and set(self.criterion) != set(self.ranked):
             named = ", ".join(self.criterion) or "nothing"
             raise ValueError(f"criterion names {named}; of the structures, {', '.join(self.ranked)} have one")
@@ -161,19 +161,19 @@ def widths(
     """
     from compressor.pruning.search import blocks_of, choose_widths, even_prices, most_saved
 
-    target, now, whole = search.target, measure(shape), measure(dense)
-    need = now - share * target.budget(whole)
+    target, now, dense_cost = search.target, measure(shape), measure(dense)
+    need = now - share * target.budget(dense_cost)
     if need <= 0:
         return None
     prices = prices or even_prices(shape, search.structures)
     blocks = blocks_of(shape, prices, measure, search.keep.model_dump(), _staying(search, shape, prices))
-    found = choose_widths(blocks, need)
-    if found is None:
-        best = target.say(target.reached(now - most_saved(blocks), whole))
+    chosen = choose_widths(blocks, need)
+    if chosen is None:
+        best = target.say(target.reached(now - most_saved(blocks), dense_cost))
         more = "" if "layers" in search.structures else ", or allow layers to be removed too"
         what = f"{target.say(target.value)} is out of reach: removing everything allowed gives {best}"
         raise UserError("E520", what, f"Choose a lower target{more}")
-    return found
+    return chosen
 
 
 def _staying(search: TargetSearch, shape: ModelShape, prices: Prices) -> list[int]:

@@ -95,7 +95,7 @@ def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
     """The kind of tensors that a stage's Ω lies in, from its config and that of the select before it."""
     if not entry.row.trains or entry.config.method == "same":
         return "weights"
-    omega = next((one for one in reversed(earlier) if one.row.chooses_places), None)
+    omega = next((previous for previous in reversed(earlier) if previous.row.chooses_places), None)
     return on_of(entry.config, method(entry.config.method), omega)
 
 
@@ -105,9 +105,9 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     if config.method == "same":
         count = sum(trained.kept(plan.shape) for trained in plan.trained)
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
-    own, shape = planned(config, config.method, plan)
-    there = (own,) if config.method == "full" else (*plan.trained, own)
-    return replace(plan, shape=shape, trained=there, trainable=(*plan.trainable, counted("recover", own, shape)))
+    added, shape = planned(config, config.method, plan)
+    trained_parts = (added,) if config.method == "full" else (*plan.trained, added)
+    return replace(plan, shape=shape, trained=trained_parts, trainable=(*plan.trainable, counted("recover", added, shape)))
 
 
 STAGE = Stage(

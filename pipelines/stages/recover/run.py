@@ -14,7 +14,7 @@ from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
 from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.stages.loading import load_data, load_model, predict_rows
 from pipelines.stages.recover.config import RecoverConfig
-from pipelines.stages.trainings import found_model, load_options, settings_of, train_and_save
+from pipelines.stages.trainings import load_options, settings_of, starting_model, train_and_save
 
 
 def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs: Inputs) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, w
 def run(config: RecoverConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Train the pruned model with a fresh optimizer and schedule, and write its state."""
     data, previous = load_data(inputs), inputs.nearest("model")
-    model = found_model(inputs, data)
+    model = starting_model(inputs, data)
     settings = prepare(model, config, previous, inputs)
     teaching = teach(config, model, inputs, data, workspace)
     metadata = train_and_save(model, config, inputs, workspace, data, row=method(settings["method"]), **teaching)

@@ -15,14 +15,14 @@ from compressor.methods.selective import ground
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.models.hub import build
 from compressor.selection.choice import choose_all, weight_score
-from compressor.selection.gradients import Asking, Heuristic, gradient_scores
+from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
 from compressor.selection.score_names import DATA_SCORES
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.reading import TaskData, read_task
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.loading import load_data
 from pipelines.stages.select.config import OF_D3, OF_RPCA, SelectConfig
-from pipelines.stages.trainings import found_model
+from pipelines.stages.trainings import starting_model
 
 
 def seed_of(seed: int, path: str) -> int:
@@ -32,8 +32,8 @@ def seed_of(seed: int, path: str) -> int:
 
 def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the pruned shapes."""
-    judged = _by_gradients if config.score in DATA_SCORES else _by_weights
-    model, matrices, scores = judged(config, inputs, workspace)
+    rank = _by_gradients if config.score in DATA_SCORES else _by_weights
+    model, matrices, scores = rank(config, inputs, workspace)
     layers = [(number, f"{layer.path}.") for number, layer in enumerate(layers_of(model))]
     layer_of = {path: number for number, start in layers for path in scores if path.startswith(start)}
     omega = choose_all(scores, layer_of, config.places)
@@ -55,7 +55,7 @@ ScoredMatrices = tuple["nn.Module", "list[Matrix]", "dict[str, Tensor]"]
 
 def start(config: SelectConfig, inputs: Inputs, data: Data | TaskData) -> tuple[nn.Module, list[Matrix]]:
     """The model as the next stage will train it, and the tensors in which Ω lies, bit-equal to their initial values there."""
-    model = found_model(inputs, data)
+    model = starting_model(inputs, data)
     return model, ground(merge_deltas(model) if config.on == "weights" else model, config.ground())
 
 
@@ -96,7 +96,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             matrices,
             config.score,
             tensor_batches(rows, data.pad_id, size),
-            asking=Asking(config.mode == "train", config.clip),
+            settings=GradientSettings(config.mode == "train", config.clip),
             heuristic=heuristic,
             kind=data.kind,
             on_batch=bar.advance,

@@ -64,11 +64,11 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
-    own, shape = planned(config, config.method, plan)
+    trained, shape = planned(config, config.method, plan)
     if tasks := compression_of(plan.model).tasks:
-        own = replace(own, options=config.of_tasks(own.options, len(tasks.names)))
-    trainable = (*plan.trainable, counted("tune", own, shape))
-    return replace(plan, shape=shape, trained=(own,), trainable=trainable)
+        trained = replace(trained, options=config.of_tasks(trained.options, len(tasks.names)))
+    trainable = (*plan.trainable, counted("tune", trained, shape))
+    return replace(plan, shape=shape, trained=(trained,), trainable=trainable)
 
 
 STAGE = Stage(

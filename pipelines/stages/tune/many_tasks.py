@@ -27,20 +27,20 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
     pad_id = next(iter(data.values())).pad_id
     row, temperature = method(config.method), config.temperature or TEMPERATURE
-    built = ((name, build(inputs.base.folder, one.label_names, inputs.seed)) for name, one in data.items())
+    built = ((name, build(inputs.base.folder, task.label_names, inputs.seed)) for name, task in data.items())
     model = join_heads((name, with_start(model, inputs.tasks[name], data[name])) for name, model in built)
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
 
     mixture = Mixture(
-        [TrainingRows(one.train.tokens, one.train.labels.tolist(), kind=one.kind) for one in data.values()], temperature
+        [TrainingRows(task.train.tokens, task.train.labels.tolist(), kind=task.kind) for task in data.values()], temperature
     )
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
     inputs.require_unchanged()
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
         losses = train(model, mixture, pad_id, schedule, workspace.unfinished, stepping(bar))
 
-    labels = {name: one.label_names for name, one in data.items()}
+    labels = {name: task.label_names for name, task in data.items()}
     folder, base = workspace.folder / TASKS, inputs.base
     files = write_tasks(model, folder, base=base.reference, base_sha256=base.sha256, label_names=labels)
     return {
@@ -64,19 +64,19 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Quality on all validation rows, size and share of training steps of every task, each from its file on one live base."""
     rows, model = [], inputs.base.folder
-    shares = probabilities([len(one.train) for one in data.values()], temperature)
-    for (name, one), share in zip(data.items(), shares, strict=True):
+    shares = probabilities([len(task.train) for task in data.values()], temperature)
+    for (name, task), share in zip(data.items(), shares, strict=True):
         model = load(model, delta=files[name])
-        found = judge_rows(torch_forward(model), one.validation, one, workspace, f"validating {name}")
+        metric_inputs = judge_rows(torch_forward(model), task.validation, task, workspace, f"validating {name}")
         rows.append(
             {
                 "task": name,
                 "file": f"{TASKS}/{files[name].name}",
                 "bytes": files[name].stat().st_size,
-                "metric": one.kind.metric.key,
-                "quality": found.quality,
-                "labels": one.label_names,
-                "rows": len(one.train),
+                "metric": task.kind.metric.key,
+                "quality": metric_inputs.quality,
+                "labels": task.label_names,
+                "rows": len(task.train),
                 "probability": float(share),
             }
         )

@@ -12,7 +12,7 @@ from compressor.methods import (
 from compressor.models.hub import HEAD_ORIGINS
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.loading import load_data
-from pipelines.stages.trainings import found_model, load_options, settings_of, train_and_save
+from pipelines.stages.trainings import load_options, settings_of, starting_model, train_and_save
 from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.many_tasks import tune_tasks
 
@@ -22,7 +22,7 @@ def run(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, A
     if inputs.tasks:
         return tune_tasks(config, inputs, workspace)
     data = load_data(inputs)
-    model = found_model(inputs, data)
+    model = starting_model(inputs, data)
     origin = compression_of(model).head_origin
     if origin != "fresh":
         workspace.say(HEAD_ORIGINS[origin])

@@ -45,11 +45,11 @@ class TritonPythonModel(BatchingModel):
 
 def session_options(config):
     """SessionOptions of a model config. Threads never spin: between requests the cores are free for others."""
-    given = parameters(config)
+    settings = parameters(config)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = int(given.get("intra_op_thread_count", 0))
-    options.inter_op_num_threads = int(given.get("inter_op_thread_count", 0))
-    options.execution_mode = ort.ExecutionMode(int(given.get("execution_mode", 0)))
+    options.intra_op_num_threads = int(settings.get("intra_op_thread_count", 0))
+    options.inter_op_num_threads = int(settings.get("inter_op_thread_count", 0))
+    options.execution_mode = ort.ExecutionMode(int(settings.get("execution_mode", 0)))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
     if level not in LEVELS:

@@ -50,12 +50,12 @@ class TritonPythonModel(BatchingModel):
         if self.alike and len({array.shape for array in feeds.values()}) > 1:
             raise ValueError("the inputs differ in shape")
         try:
-            found = self.request.infer(feeds)
+            outputs = self.request.infer(feeds)
         except Exception:
             # a failed inference leaves the compiled model broken: it would then refuse valid requests, too
             self.compile()
             raise
-        return [found[name] for name in self.outputs]
+        return [outputs[name] for name in self.outputs]
 
     def finalize(self):
         self.request = None
@@ -68,6 +68,6 @@ def type_of(port):
 
 def options(config):
     """OpenVINO's properties from a model config; by default one request at a time with all threads."""
-    given = parameters(config)
-    found = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"} | {key: given[key] for key in NAMED if key in given}
-    return found | {"INFERENCE_PRECISION_HINT": "bf16" if given.get("HINT_BF16", "").upper() == "YES" else "f32"}
+    settings = parameters(config)
+    properties = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"} | {key: settings[key] for key in NAMED if key in settings}
+    return properties | {"INFERENCE_PRECISION_HINT": "bf16" if settings.get("HINT_BF16", "").upper() == "YES" else "f32"}

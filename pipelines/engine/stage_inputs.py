@@ -21,18 +21,18 @@ def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
     stage = entry.row
     everything = "*" in stage.accepts
     kinds = {*stage.needs, *stage.accepts}
-    before = [one.id for one in pipeline.stages[:number]]
-    failed = [one for one in run.failures if one["stage"] in before]
-    told = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product()}
+    before = [previous.id for previous in pipeline.stages[:number]]
+    failed = [failure for failure in run.failures if failure["stage"] in before]
+    facts = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product()}
     if failed:
-        told["failures"] = failed
+        facts["failures"] = failed
     return Inputs(
         base=run.ready.base,
         task=pipeline.task,
         seed=pipeline.seed,
         artifacts=tuple(artifact for artifact in earlier if everything or artifact.kind in kinds),
         dense=dense_of(earlier) if stage.uses_dense else None,
-        run=told if everything else {},
+        run=facts if everything else {},
         threads=run.threads,
         tasks=pipeline.tasks,
         require_unchanged=run.originals.require,

@@ -1,4 +1,4 @@
-"""Losses of tasks with several labels per row (`compressor.tasks.answers`): a row counts with the mean over its labels.
+"""Losses of tasks with several labels per row (`compressor.tasks.predictions`): a row counts with the mean over its labels.
 
 So the loss of a batch, the mean over its rows, gives the same step however rows are split into batches.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compressor.tasks.answers import IGNORED
 from compressor.tasks.kinds.classification import TEMPERATURE
+from compressor.tasks.predictions import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
     """Mean over the labels of each row, (rows,): `each` (labels,) has one value per label, row after row."""
-    known = labels != IGNORED
-    sums = each.new_zeros(len(labels)).index_add(0, known.nonzero()[:, 0], each)
-    return sums / known.sum(dim=1)
+    labelled = labels != IGNORED
+    sums = each.new_zeros(len(labels)).index_add(0, labelled.nonzero()[:, 0], each)
+    return sums / labelled.sum(dim=1)
 
 
 def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy, averaged over the labels of each row. Outputs are (rows, length, outputs), labels (rows, length)."""
     from torch.nn import functional
 
-    known = labels != IGNORED
-    each = functional.cross_entropy(outputs[known], labels[known], reduction="none")
+    labelled = labels != IGNORED
+    each = functional.cross_entropy(outputs[labelled], labels[labelled], reduction="none")
     return getattr(_mean_of_rows(each, labels), reduction)()
 
 
@@ -34,7 +34,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tenso
     """0.5 CE + 0.5 T² KL(teacher ‖ student) at tokens with a label, as in classification. Outputs: (rows, length, outputs)."""
     from torch.nn import functional
 
-    known = labels != IGNORED
-    softened = (functional.log_softmax(one[known] / TEMPERATURE, dim=-1) for one in (student, teacher))
+    labelled = labels != IGNORED
+    softened = (functional.log_softmax(outputs[labelled] / TEMPERATURE, dim=-1) for outputs in (student, teacher))
     each = functional.kl_div(*softened, reduction="none", log_target=True).sum(dim=-1)
     return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _mean_of_rows(each, labels).mean()

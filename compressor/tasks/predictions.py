@@ -15,7 +15,7 @@ IGNORED = -100
 """The label of a token without one, as PyTorch's losses know it."""
 
 
-def answers_in(outputs: np.ndarray, label: Any) -> np.ndarray:
+def predictions_in(outputs: np.ndarray, label: Any) -> np.ndarray:
     """The predictions (predictions, outputs) of one row: `outputs` are (outputs,), or (length, outputs) with token labels."""
     if np.ndim(label) == 0:
         return outputs[None]
@@ -46,12 +46,12 @@ def cut(labels: Any, length: int) -> Any:
     return labels if labels.ndim == 1 else labels[:, :length]
 
 
-def spread(taught: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+def spread(predictions_by_row: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
     """Arrange a batch from `by_row` in the shape of the model's outputs: (rows, outputs), or (rows, length, outputs) with zeros
     at tokens without a label."""
     if labels.ndim == 1:
-        return np.stack(taught)
-    answers = np.concatenate(taught)
-    outputs = np.zeros((*labels.shape, answers.shape[-1]), dtype=answers.dtype)
-    outputs[labels != IGNORED] = answers
+        return np.stack(predictions_by_row)
+    predictions = np.concatenate(predictions_by_row)
+    outputs = np.zeros((*labels.shape, predictions.shape[-1]), dtype=predictions.dtype)
+    outputs[labels != IGNORED] = predictions
     return outputs
