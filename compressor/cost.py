@@ -367,5 +367,5 @@ def spendable(budget: int | float, size: int) -> int:
     """`share`, required to be at least 1 and at most `size`. Raises UserError E401."""
     count = share(budget, size)
     if not 0 < count <= size:
-        raise UserError("E401", f"budget {budget} is {count:,} of {size:,} places", "Give another budget")
+        raise UserError("E401", f"budget {budget} is {count:,} of {size:,} positions", "Give another budget")
     return count

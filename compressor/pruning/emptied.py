@@ -1,4 +1,4 @@
-"""Replacements for a sublayer without units: they output the bias of its output layer, as with silenced units."""
+"""Replacements for a sublayer without units: they output the bias of its output layer, as with masked units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost of removing units: the increase of the loss on some rows, measured with the units silenced, sublayer by sublayer.
+"""Cost of removing units: the increase of the loss on some rows, measured with the units masked, sublayer by sublayer.
 
 Scores rank the units of a sublayer. They do not give the cost of removing many of them, nor how many neurons equal a head:
 first-order changes do not add up until a sublayer is empty, and Σ|W| has no unit at all. So every sublayer is masked in steps,

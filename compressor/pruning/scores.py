@@ -93,7 +93,7 @@ def random_scores(model: nn.Module, structure: Structure, seed: int) -> list[Ten
 
 @dataclass
 class _Probe:
-    """Tensors recorded where a block's units can be silenced: (x, the tensor whose gradient is taken)."""
+    """Tensors recorded where a block's units can be masked: (x, the tensor whose gradient is taken)."""
 
     blocks: list[int]
     seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def loss_scores(
     *,
     kind: TaskKind = CLASSIFICATION,
 ) -> list[Tensor]:
-    """First-order change of the loss when a unit is silenced: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
+    """First-order change of the loss when a unit is masked: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
     (fisher, Kwon et al. 2022), where e = Σ_t x · ∂L/∂x.
 
     `encodings` are batches of (inputs, labels); x is the unit's slice of the input of its outgoing matrix, for a whole block

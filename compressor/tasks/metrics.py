@@ -1,4 +1,4 @@
-"""Quality metrics of outputs against labels, with confidence intervals: a difference without one proves nothing."""
+"""Quality metrics of outputs against labels, with confidence intervals."""
 
 from __future__ import annotations
 

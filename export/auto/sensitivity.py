@@ -57,7 +57,7 @@ def rank(
 
 @contextlib.contextmanager
 def rounded(model: nn.Module, excluded: Sequence[str] = (), bits: int = 8) -> Iterator[None]:
-    """Context in which all matrices but those `excluded` (and their inputs, scaled anew in each call) are rounded: the weights
+    """Context in which all matrices but those `excluded` (and their inputs, with scales of each call) are rounded: the weights
     to `bits`. Afterwards the model is as it was.
     """
     with contextlib.ExitStack() as stack:

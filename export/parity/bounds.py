@@ -1,4 +1,4 @@
-"""Every bound of the parity checks, in one table: what each hop, precision and kind of task may change, and why.
+"""Every bound of the parity checks, in one table: what each conversion, precision and kind of task may change, and why.
 
 export/parity/compare.py applies them. The measurements behind them are in docs/results/gate.md.
 """
@@ -95,6 +95,6 @@ def row_of(kind: str, task: TaskKind) -> str:
 
 
 def kind_on(precision: str, sample: str) -> str:
-    """The kind of hop of a file of a precision that is compared on a `sample`: "random rows" or "random tokens"."""
+    """The kind of check for a file of a precision that is compared on a `sample`: "random rows" or "random tokens"."""
     kind = f"{precision} on {sample}"
     return kind if kind in BOUNDS else precision

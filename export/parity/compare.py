@@ -1,4 +1,4 @@
-"""Is it still the same function? Logits before and after each hop, compared on real rows (bounds: export/parity/bounds.py).
+"""Parity checks: logits before and after each conversion, compared on real rows (bounds: export/parity/bounds.py).
 
 Where precision is reduced by design (int8), no single difference is bounded. A file is then refused for a *significant* fault:
 a loss of the metric beyond chance, label changes beyond those by rounding, or outputs that change more than by rounding to

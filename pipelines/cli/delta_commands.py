@@ -45,8 +45,8 @@ def apply() -> None:
 def diff() -> None:
     """Compare A and B matrix by matrix: norms of ΔW, their cosine, and the overlap of their supports (Jaccard).
 
-    The overlap is of the sparse places, or of the masks over a shared prototype. No base is needed. Below the table stands why
-    a place has no cosine.
+    The overlap is of the supports, or of the masks over a shared prototype. No base is needed. A note below the table says why
+    a matrix has no cosine.
     """
 
 

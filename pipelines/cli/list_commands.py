@@ -172,7 +172,7 @@ def architectures(as_json: bool, discover: str | None) -> None:
 
 
 def _discover(reference: str, as_json: bool) -> None:
-    """Print a proven row for an architecture without one, as Python or JSON. Nothing is registered or written."""
+    """Print a verified row for an architecture without one, as Python or JSON. Nothing is registered or written."""
     from compressor.models.architectures import ARCHITECTURES
     from compressor.models.discovery.discover import as_code, discover
     from compressor.models.hub import config_of, find_folder

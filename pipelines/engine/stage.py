@@ -230,7 +230,7 @@ class Stage:
 
     @property
     def chooses_places(self) -> bool:
-        """Whether its artifact is an Ω: places of the weights that a sparse update may change."""
+        """Whether its artifact is an Ω: positions in the weights that a sparse update may change."""
         return self.produces == "omega"
 
     @property

@@ -346,7 +346,9 @@ def _unused(source: YamlSource, entries: Sequence[Entry]) -> Iterator[UserError]
         after = [later.row for later in entries[place + 1 :]]
         end = next((stage for stage in after if stage.removes or "omega" in (stage.produces, *stage.accepts)), None)
         if end is None or "omega" not in end.accepts:
-            what = f"no stage uses the places that '{entry.id}' chooses" + (f" before the {end.name} after it" if end else "")
+            what = f"no stage uses the positions that '{entry.id}' chooses" + (
+                f" before the {end.name} after it" if end else ""
+            )
             where = source.where(source.locate(("stages", place, entry.name)))
             yield UserError("E114", what, "Put a tune or a recover right after it, or remove it", where)
 

@@ -289,7 +289,7 @@ def _write_and_check(facts: Facts, options: InitOptions, paths: dict[str, Path],
 
 
 def _move(scratch: Path, out: Path) -> list[Path]:
-    """Move all files to their places, the pipeline file last: once it exists, everything that it names does."""
+    """Move all files to their folders, the pipeline file last: once it exists, everything that it names does."""
     names = sorted((path.name for path in scratch.iterdir()), key=lambda name: name == out.name)
     for name in names:
         os.replace(scratch / name, out.parent / name)

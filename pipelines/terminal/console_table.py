@@ -22,7 +22,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(width=None if console.is_terminal else 120).print(table, markup=False)
 
 
-PARITY_COLUMNS = ("stage: hop", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")
+PARITY_COLUMNS = ("stage: check", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")
 
 
 def parity_cells(stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Discovery: a row for an architecture that has none, proposed by torch-pruning's traced graph and proven before it is shown.
+"""Discovery: a row for an architecture that has none, proposed from torch-pruning's traced graph and verified before it is
+printed.
 
 Nothing is registered: the row is printed, for a person to check and add to `compressor/models/architectures.py`. For some
 architectures (Phi, StableLM) the graph traversal does not terminate, so it runs in its own process, with a time limit.
@@ -36,10 +37,10 @@ BOUND = 1e-12
 
 
 def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
-    """A proven row for the architecture of the pretrained model in `folder`, from its config.json alone.
+    """A verified row for the architecture of the pretrained model in `folder`, from its config.json alone.
 
     Code of the folder never runs. Raises UserError E304 for a folder that cannot be read, E317 where blocks share weights,
-    E318 where no row can be proposed or proven, and E319 where the graph traversal takes more than `seconds`.
+    E318 where no row can be proposed or verified, and E319 where the graph traversal takes more than `seconds`.
     """
     config = config_of(folder)
     command = [sys.executable, "-P", "-m", "compressor.models.discovery.discover", str(folder)]

@@ -52,7 +52,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of a stranger's file in a short line."""
+    """A value of an untrusted file in a short line."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 

@@ -178,7 +178,7 @@ def common_sparsity(counts: Iterable[tuple[int, int]]) -> float:
     counts = list(counts)
     sparsity = 1 - max(max(places, 1) / size for places, size in counts)
     if sparsity < 0:
-        raise _unheld("more places than the matrix has")
+        raise _unheld("more positions than the matrix has")
     while any(support_size(size, sparsity) < max(places, 1) for places, size in counts):
         sparsity = math.nextafter(sparsity, 0)
     return sparsity

@@ -120,7 +120,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     """Tokens, and labels (rows, longest): a word's at its first token, IGNORED elsewhere.
 
     Words are joined by spaces and tokenized as ordinary text, as in the tokenizer's training. Raises UserError E213 for a word
-    without a token, cut off or none to the tokenizer: no word may be missing from the metric.
+    without a token, truncated or dropped by the tokenizer: no word may be missing from the metric.
     """
     texts = [" ".join(words) for (words,) in split.texts]
     encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
@@ -180,8 +180,8 @@ def grain(labels: np.ndarray) -> float:
 
 
 def prediction(names: Sequence[str], logits: np.ndarray, text: str, encoding: Encoding) -> Tagged:
-    """The tags of a text from its logits (length, tags). Raises UserError E717 for a text that was cut off, and for a word
-    without a token."""
+    """The tags of a text from its logits (length, tags). Raises UserError E717 for a truncated text, and for a word without a
+    token."""
     if encoding.overflowing:
         raise UserError("E717", f"{text!r:.60} is longer than the model reads", "Split the text")
     words = tuple(text.split(" "))

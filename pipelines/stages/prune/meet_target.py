@@ -1,4 +1,4 @@
-"""Meeting the target of a prune: the widths are found from measured prices, tried, and cut."""
+"""Meeting the target of a prune: widths are chosen from measured prices, tested, and applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removing heads, neurons and layers: score the units, cut the lowest, compare with the model in which they are silenced."""
+"""Removing heads, neurons and layers: score the units, remove the lowest, compare with the model in which they are masked."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class TargetSearch(BaseModel):
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """What scores are asked for: see `pipelines.stages.prune.remove_units.score`."""
+    """Arguments of scoring: see `pipelines.stages.prune.remove_units.score`."""
 
     structure: Unit
     criterion: Criterion

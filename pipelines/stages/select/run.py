@@ -1,4 +1,4 @@
-"""The work of stage `select`: score every weight and write the places that are kept, one tensor of indices a matrix."""
+"""The work of stage `select`: score every weight and write the chosen positions, one tensor of indices a matrix."""
 
 from __future__ import annotations
 
