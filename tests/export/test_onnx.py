@@ -28,7 +28,9 @@ from tests.export.conftest import MODELS, check_wholly, encoding, model_of, note
 SHAPES = [(1, 1), (1, 7), (3, 33), (8, 511), (2, 2)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "mpnet-dense" else ()) for name in MODELS]
+)
 def test_exported_equals_pytorch(name, exported):
     made = exported(name)
     forward = torch_forward(made.model)
