@@ -125,7 +125,7 @@ def base_config(path: Path, runtime: Runtime, name: str, max_batch_size: int, ma
 
 
 def fields_of(tensor: TensorSpec, path: Path, *, batched: bool) -> dict[str, object]:
-    """An input or output as it stands in a config, without the batch axis when `batched`. Raises UserError E721."""
+    """An input or output as written in a config, without the batch axis when `batched`. Raises UserError E721."""
     if tensor.type not in DATA_TYPES:
         raise UserError("E721", f"'{tensor.name}' is a tensor of {tensor.type}", "Export it with a number type", str(path))
     if batched and (len(tensor.shape) < 2 or tensor.shape[0] != -1):

@@ -50,7 +50,7 @@ def tables(report: Record) -> list[ReportTable]:
 
 
 def text(key: str) -> Callable[[Record], str]:
-    """A cell that shows what stands behind a key, as it is; nothing where there is none."""
+    """A cell that shows the value of a key unchanged, empty if there is none."""
     return lambda record: str(record.get(key, ""))
 
 

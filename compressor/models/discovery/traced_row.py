@@ -173,7 +173,7 @@ def _real(config: PretrainedConfig, name: str) -> str:
 
 
 def _is_causal(model: nn.Module) -> bool:
-    """Whether a token's state is the same whatever stands behind it."""
+    """Whether a token's state does not depend on later tokens."""
     inputs = small_inputs()
     inputs = {name: tensor[:1] for name, tensor in inputs.items()}
     other = {**inputs, "input_ids": inputs["input_ids"].clone()}
