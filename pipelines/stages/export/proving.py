@@ -28,8 +28,8 @@ from export.parity.suspects import suspect_in_graph
 from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import parity_session, run, session
 from pipelines.engine.stage import Workspace
-from pipelines.stages.hops import outputs_of
 from pipelines.stages.loading import judge_rows, predict_rows
+from pipelines.stages.parity_checks import outputs_of
 
 Made = TypeVar("Made")
 
