@@ -13,7 +13,7 @@ def load(folder=None, *, base=None, delta=None):
     """Load the model stored in `folder`, in its pruned shapes, for inference. See `compressor.checkpoint.load`; for
     transformers' Auto classes, `compressor.models.auto`.
 
-    `folder` may be that of a run, such as runs/quickstart: its last model, see `compressor.runs.load`.
+    `folder` may be that of a run, such as runs/quickstart: its final model is loaded, see `compressor.runs.load`.
 
     With `delta`, a delta file (also of one of many tasks): the model of that task on `base`, which is a folder, a hub id, or a
     live model. A live model is changed in place and returned; its base is not read again. See

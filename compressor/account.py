@@ -76,7 +76,7 @@ class Sparsity:
     entries: int
     hidden: int
     over_others: bool = False
-    """Some of them were hidden before: no run of a pattern then has more left than it allows, but fewer perhaps."""
+    """Some weights were masked by an earlier prune: a group of an n:m pattern then keeps n weights at most, possibly fewer."""
 
     def nonzeros(self, shape: ModelShape) -> tuple[int, bool]:
         """Number of weights left in a model of `shape`, and whether it is exact: removing units later can take pruned ones."""
@@ -101,15 +101,15 @@ class Plan:
     model: nn.Module
     """Weightless (meta), in the dense shapes: stages are applied to it, so that errors appear before training."""
     places: Places | None = None
-    """Of the last select."""
+    """Size of the Ω of the last select."""
     trainable: tuple[tuple[str, int], ...] = ()
     trained: tuple[Trained, ...] = ()
-    """Every training stage whose deltas are there, which `recover: {method: same}` goes on with."""
+    """The training stages whose deltas are attached, which `recover: {method: same}` continues to train."""
     length: int = 128
     sparsity: tuple[Sparsity, ...] = ()
-    """Of every prune of single weights; it makes nothing smaller."""
+    """One for every prune of single weights; these do not change shapes."""
     tuned: ModelShape | None = None
-    """As the first prune finds the model, its adapters and prefixes included: what a target is against."""
+    """The model before the first prune, with its adapters and prefixes: the dense model that a target is relative to."""
 
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:

@@ -46,7 +46,7 @@ from compressor.storage.live import remember
 
 STATE_FILE = "state.json"
 FORMAT, READABLE = 4, (2, 3, 4)
-"""Of state.json. Format 2 knows no masks over weights, format 3 no heads on tokens."""
+"""Format of state.json, and the formats that can be read. Format 2 has no masks over weights, format 3 no token-level heads."""
 DAMAGED = "The folder is damaged: create it again"
 WEIGHTS, WITH_INSERTS, INSERTS_FILE = "model.safetensors", "model_with_inserts.safetensors", "inserts.json"
 
@@ -93,7 +93,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     """Rebuild the model that `save_state` stored, chains attached, in eval mode. Raises UserError E305 if it is damaged.
 
     With `changes=False`: the pretrained base in the same pruned shapes and under the same masks, without deltas or tuned
-    weights. `seed` is what torch's random state follows from afterwards.
+    weights. torch's random state is afterwards set from `seed`.
     """
     description = read_description(folder)
     model = build(base_folder, description["labels"], seed, description["auto_class"])
@@ -156,7 +156,7 @@ def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Te
     try:
         restore(model, description, tensors)
         same = describe_changes(model)[1].keys() == tensors.keys()
-    except Exception:  # a description that is damaged can fail in any of the parts that it describes
+    except Exception:  # a damaged description can fail in any of the functions that read it
         same = False
     if not same:
         fix = "The folder is damaged or mixed up"
@@ -249,7 +249,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
         odd = sorted(set(tensors) ^ expected)[:3]
         raise UserError("E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", str(folder))
     try:
-        # not strict: tied weights stand in the file once; every other name was compared above
+        # not strict: tied weights are stored once; every other name was compared above
         model.load_state_dict(tensors, strict=False, assign=True)
         model.tie_weights(recompute_mapping=False)
     except RuntimeError as error:
@@ -258,7 +258,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     _refill_buffers(model)
     if changes is not None:
         _restore_strictly(model, changes, inserted, folder)
-    # a T5 that generates is its own base; its head is known by name
+    # a generating T5 has no separate base module; its head is found by name
     alone = frozenset(name for name, _ in model.named_parameters() if name.startswith("lm_head."))
     compression_of(model).head_parameters = alone if model.base_model is model else task_head(model)
     return model.eval()

@@ -1,6 +1,6 @@
 """State of a live model besides its weights, in one object: units left by pruning, task head, base, tasks.
 
-Torch-free. A deep copy of the model has a copy of its own; nothing of it is a module or part of the state dict.
+Torch-free. A deep copy of the model gets its own copy; it is not a module and not part of the state dict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Kept = dict[str, dict[str, list[int]]]
 """Block of the dense model (a JSON key) -> original indices left of each structure; {} when nothing was removed. A block that
-is not there has gone as a whole."""
+is missing was removed as a whole."""
 
 
 class Origin:
@@ -33,7 +33,7 @@ class Origin:
 class Tasks:
     """The tasks of a model: their names, which one is active, and the modules of their heads by path.
 
-    Each module holds in `each` what it is for every task, in the order of the names.
+    Each module's `each` lists its version for every task, in the order of the names.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -56,19 +56,19 @@ class Compression:
     """The state of one model. Code that changes the model must update it."""
 
     kept: Kept = field(default_factory=dict)
-    """What pruning left."""
+    """Indices that pruning kept."""
     weights_moved: bool = False
     """The pretrained weights themselves were (or are about to be) trained, so that a state must hold them."""
     head_parameters: frozenset[str] | None = None
     """Names of the task head's parameters; None for a model that was not built here."""
     head_origin: str | None = None
-    """Where the task head comes from, a word of `compressor.models.hub.HEAD_ORIGINS`."""
+    """Where the task head comes from, a key of `compressor.models.hub.HEAD_ORIGINS`."""
     origin: Origin | None = None
-    """The base it was built from, where that is known."""
+    """The base it was built from, if known."""
     tasks: Tasks | None = None
     """The tasks of a model that has a head for each of many."""
     plain_attention: str | None = None
-    """transformers' name of the attention that it had before prefixes."""
+    """transformers' name of the attention implementation before prefixes were added."""
 
 
 def compression_of(model: nn.Module) -> Compression:

@@ -1,8 +1,8 @@
 """Cost of a model in closed form: parameters, trainable scalars, stored bytes and FLOPs, always reported separately.
 
-FLOPs count a multiply-add as two, include QKᵀ and AV (which FLOP counters drop under sdpa), and leave out softmax,
-norms, the entries' products with a mask and embeddings' look-ups. Adapters and prefixes stay in a model, so they are part of
-every figure. The papers count linear layers only; `paper_flops_ratio` reproduces that.
+FLOPs count a multiply-add as two, include QKᵀ and AV (which FLOP counters miss under sdpa), and omit softmax, norms, products
+with a mask and embedding look-ups. Adapters and prefixes stay in a model, so they are part of every figure. The papers count
+linear layers only; `paper_flops_ratio` reproduces that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Inserted:
     """An adapter or a prefix of one block; it cannot be merged. `size`: adapter's bottleneck width b, or prefix's length l.
 
-    `prototype` names the tensors that blocks share, each through a mask of its own (ProPETL); None where it has its own.
+    `prototype` names the tensors that blocks share, each through its own mask (ProPETL); None if they are not shared.
     """
 
     kind: str
@@ -40,18 +40,19 @@ class InsertFormulas:
 
     plural: str
     scalars: Callable[[int, int, int], tuple[int, int]]
-    """(size, d, k) -> entries of its matrices, which masks may cover, and of its vectors."""
+    """(size, d, k) -> number of entries in its matrices, which may be masked, and in its vectors."""
     token_macs: Callable[[int, int], int] = lambda size, hidden: 0
     """(size, d) -> multiply-adds for one token."""
     in_attention: bool = False
-    """Its size are positions that every token attends to besides; it shrinks with the heads, and goes with the last."""
+    """Its size is a number of additional positions that every token attends to; it is pruned with the heads, and removed with
+    the last one."""
 
 
 INSERTS = {
     "adapter": InsertFormulas("adapters", lambda b, d, k: (2 * b * d, b + d), token_macs=lambda b, d: 2 * b * d),
     "prefix": InsertFormulas("prefixes", lambda length, d, k: (2 * length * k, 0), in_attention=True),
 }
-"""Every kind of `compressor.deltas.inserts.Insert`, by its word."""
+"""Formulas of every kind of `compressor.deltas.inserts.Insert`."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +66,22 @@ class LayerShape:
     """Fewer than `heads` where several query heads share one; None: as many."""
     modules: tuple[str, ...] = ("query", "key", "value", "output", "ffn_in", "ffn_out")
     biased: bool = True
-    """The matrices have a bias each."""
+    """Whether the matrices have biases."""
     cross_heads: int | None = None
-    """Of a decoder's attention to its encoder; None: as many as `heads`."""
+    """Heads of a decoder's cross-attention; None: as many as `heads`."""
     other: int = 0
-    """Parameters beside the matrices and their biases: its norms."""
+    """Parameters other than the matrices and their biases: those of norms."""
     other_biases: int = 0
     """Biases among them."""
     attention_other: int = 0
-    """Of `other`, what is inside the attention and goes with its last head: norms of queries and keys."""
+    """The part of `other` inside the attention, removed with its last head: norms of queries and keys."""
     positions: int = 0
-    """Relative positions p that queries and keys are projected for and compared with (DeBERTa), all ways together."""
+    """Relative positions p with projected queries and keys (DeBERTa), over both directions."""
     inserts: tuple[Inserted, ...] = ()
     needed: bool = False
-    """Other blocks rely on its attention."""
+    """Whether other blocks need its attention."""
     emptied: int = 0
-    """Sublayers of which an outgoing bias is all that is left (counted here by `with_units`, in `other` of a live model)."""
+    """Sublayers of which only the outgoing bias is left (counted here by `with_units`; in a live model part of `other`)."""
 
     @property
     def width(self) -> int:
@@ -111,7 +112,8 @@ class LayerShape:
         elif structure == "cross_heads":
             shape = replace(self, cross_heads=units)
         else:
-            # a prefix that loses heads can no longer share: it keeps what it saw of the prototype; without heads it is gone
+            # a prefix that loses heads can no longer share: it keeps its masked part of the prototype; without heads it is
+            # removed
             inside = [replace(insert, prototype=None) for insert in self.inserts if INSERTS[insert.kind].in_attention and units]
             behind = [insert for insert in self.inserts if not INSERTS[insert.kind].in_attention]
             shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*behind, *inside))
@@ -230,7 +232,7 @@ class ModelShape:
     def attention_macs(self, length: int) -> int:
         """Multiply-adds Σ 2 n (n + l) w of QKᵀ and AV for `length` n, w the rows of query; cross-attention has no prefix.
 
-        Where positions are compared with, too: n p w more.
+        With relative positions: n p w more.
         """
         self_attention = sum(s.width * (2 * (length + s.prefix_length) + s.positions) for s in self.layers)
         return length * (self_attention + sum(2 * length * s.cross_width for s in self.layers))
@@ -356,7 +358,7 @@ def human_bytes(count: float) -> str:
 def share(budget: int | float, size: int) -> int:
     """Number of entries that a budget takes of `size`: a count, or a fraction in (0, 1), rounded down as in the papers.
 
-    The share counts as it is written: 0.29 of 100 are 29, though 0.29 * 100 is below that in floating point.
+    The share is taken as written: 0.29 of 100 is 29, although 0.29 * 100 is slightly less in floating point.
     """
     return int(Fraction(str(budget)) * size) if isinstance(budget, float) else budget
 
@@ -365,5 +367,5 @@ def spendable(budget: int | float, size: int) -> int:
     """`share`, required to be at least 1 and at most `size`. Raises UserError E401."""
     count = share(budget, size)
     if not 0 < count <= size:
-        raise UserError("E401", f"budget {budget} is {count:,} of {size:,} places", "Give another budget")
+        raise UserError("E401", f"budget {budget} is {count:,} of {size:,} positions", "Give another budget")
     return count

@@ -8,8 +8,8 @@ E8xx store and runs, E9xx environment. docs/errors.md lists every one of them; a
 class CompressError(Exception):
     """An expected failure. Shown as one line, never as a traceback.
 
-    `code` is the catalogue code, `what` the fault, `fix` what to do about it, and `where` a place such as
-    `pipeline.yaml:7: stages[1].tune.rank`.
+    `code` is the code in docs/errors.md, `what` describes the fault, `fix` what to do about it, and `where` the location, such
+    as `pipeline.yaml:7: stages[1].tune.rank`.
     """
 
     exit_code = 1

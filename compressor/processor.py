@@ -12,7 +12,7 @@ INSTRUCTIONS = (
     *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
-"""Of the processor's flags those that kernels of fp32, bf16 and int8 are chosen by, on x86 and on ARM."""
+"""Processor flags that decide which fp32, bf16 and int8 kernels are used, on x86 and ARM."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -31,8 +31,8 @@ def processor() -> dict[str, Any]:
 def weight_bits(instructions: Sequence[str] | None = None) -> int:
     """Bits of a weight in ONNX Runtime's dynamic int8 for these instructions: 8, or 7 without VNNI.
 
-    Without them x86 adds pairs of products of 8 bits in 16 bits, which overflow silently (they saturate); with weights of 7
-    bits they do not. `instructions` are by default those of this machine.
+    Without them x86 adds pairs of 8-bit products in 16 bits, which silently saturate; with 7-bit weights they do not.
+    `instructions` are by default those of this machine.
     """
     available = processor()["instructions"] if instructions is None else instructions
     overflows = platform.machine().lower() in ("x86_64", "amd64") and not {"avx512_vnni", "avx_vnni"} & set(available)
@@ -42,7 +42,7 @@ def weight_bits(instructions: Sequence[str] | None = None) -> int:
 def default_threads() -> int:
     """Default number of threads: OMP_NUM_THREADS if it is a number, else the number of physical cores.
 
-    Never more than those: a thread without a core of its own makes the others wait.
+    Never more than the cores: a thread without its own core delays the others.
     """
     setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number a level of nesting
     return max(1, min(int(setting), physical_cores())) if setting.isdecimal() and int(setting) else physical_cores()

@@ -12,7 +12,7 @@ Structure = Literal[Unit, "weights"]
 Criterion = Literal["delta", "weight", "weight_plus_delta", "taylor", "fisher", "random"]
 
 WeightCriterion = Literal[Criterion, "delta_or_weight"]
-"""`delta_or_weight` is DSEE's: |ΔW| where a matrix has one, |W| where it has none, each kind in a pool of its own."""
+"""`delta_or_weight` is DSEE's: |ΔW| for matrices that have one, |W| for the others, each kind ranked separately."""
 
 UNSTRUCTURED = "unstructured"
 
@@ -44,4 +44,4 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 """Config type of `unstructured`, `2:4`, `1:4`, any n:m."""
 
 LOSS_POWER = {"taylor": 1, "fisher": 2}
-"""The criteria that look at the loss, and the power of the effect (of a row; of a batch for single weights) that they sum."""
+"""Criteria computed from the loss, and the power of the effect (of a row; of a batch for single weights) that they sum."""

@@ -1,6 +1,6 @@
 """The last model of a run folder, such as runs/quickstart: located through its lock file and checked against it.
 
-A pipeline writes these files; what is read of them here is checked as strictly as any file of a stranger.
+A pipeline writes these files; they are validated as strictly as any untrusted file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 LOCK_FILE, MANIFEST, RUN_FILE, STORE = "pipeline.lock.yaml", "artifact.json", "run.json", ".store"
 MOST_BYTES, MOST_DEPTH = 2**26, 40
-"""Of a lock file or a manifest."""
+"""Largest size and nesting of a lock file or a manifest."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-"""Of a run, an artifact and a file in one: it leads nowhere else."""
+"""Pattern of the name of a run, an artifact or a file in one, so that it cannot lead to another folder."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -66,7 +66,7 @@ def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], 
     sound = isinstance(artifact, str) and NAME.fullmatch(artifact) and isinstance(files, Mapping) and files
     if not sound or not all(_is_file(name, sha256) for name, sha256 in files.items()):
         raise _damaged(LOCK_FILE, folder)
-    # the name is the folder's place below that of all runs: a sweep's run lies two deep
+    # the name is the path below the folder of all runs: a sweep's run has two parts
     return dict(row), folder.absolute().parents[len(parts) - 1] / STORE
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from compressor.errors import UserError
 
 MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # begins with UTF-16's mark: it comes first
+    codecs.BOM_UTF32_LE: "utf-32",  # UTF-32's mark begins with UTF-16's, so it comes first
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""Byte order marks of what is not UTF-8."""
+"""Byte order marks of encodings other than UTF-8."""
 SAMPLE = 4096
-"""Bytes at the start of a file that tell UTF-16 without a mark from UTF-8."""
+"""Bytes at the start of a file that are used to detect UTF-16 without a mark."""
 NO_SUCH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -30,9 +30,9 @@ class FileKind:
     noun: str
     most: int
     missing: tuple[str, str]
-    """Code and advice where there is no such file, or none that can be read."""
+    """Error code and advice if the file is missing or cannot be read."""
     folder: tuple[str, str]
-    """Code and advice where it is a folder."""
+    """Error code and advice if it is a folder."""
     size: tuple[str, str]
     encoding: str
 
@@ -63,7 +63,7 @@ def read_bytes(path: Path, kind: FileKind) -> bytes:
         number = getattr(error, "errno", errno.ENOENT)
         what = "no such file" if number in NO_SUCH else f"cannot be read ({getattr(error, 'strerror', error)})"
         raise UserError(code, what, advice if number in NO_SUCH else "Check its permissions", place) from None
-    if len(content) > kind.most:  # it grew, or does not know its size
+    if len(content) > kind.most:  # the file grew, or its size is unknown
         raise too_large(len(content), kind, place)
     return content
 

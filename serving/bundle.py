@@ -1,6 +1,6 @@
 """The Triton server inside the nvidia-pytriton wheel: paths of its parts, and whether this Python can run it.
 
-The wheel is only a container here: its binary serves ordinary model repositories, and `pytriton` is never imported.
+Only the server binary of the wheel is used, with ordinary model repositories; `pytriton` is never imported.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Client:
 
     def __init__(self, url: str):
         """Raises UserError E711 for a bad URL. Connects with the first call."""
-        # it brings gevent, which a process that only trains does without
+        # imported here: it loads gevent, which only clients need
         from tritonclient.http import InferenceServerClient
 
         self.host, self.port = parse_url(url)
@@ -72,7 +72,7 @@ class Client:
     def models(self) -> list[str]:
         """Names of the loaded models, sorted."""
         with self._errors():
-            loaded = self._client.get_inference_statistics()  # `compress serve` gives no index of the repository
+            loaded = self._client.get_inference_statistics()  # `compress serve` does not list the models of the repository
         return sorted({entry["name"] for entry in loaded["model_stats"]})
 
     @contextlib.contextmanager
@@ -100,9 +100,9 @@ def predict(
     """Predict texts, or pairs of texts, with a served model: one Prediction per text, in order; Estimate for a regression,
     Tagged for token classification, whose words are separated by spaces.
 
-    The tokenizer comes from `tokenizer_folder`, or from the repository when the server runs on this machine.
-    Raises UserError E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (no classifier),
-    E717 (a text).
+    The tokenizer comes from `tokenizer_folder`, or from the repository when the server runs on this machine. Raises UserError
+    E711 (URL), E712 (no server), E713 (no such model), E714 (tokenizer), E715 (refused), E716 (unsupported kind of model),
+    E717 (invalid text).
     """
     with Client(url) as client:
         config = client.config(model)

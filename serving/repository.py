@@ -1,7 +1,7 @@
 """Triton model repositories: FOLDER/NAME/{config.pbtxt, labels.txt, tokenizer/, 1/model.onnx}, or 1/model.xml and model.bin.
 
-A repository holds nothing of the machine it was written on: the same folder runs on a production Triton (stock onnxruntime
-or openvino backend) and on the embedded server, and two writes of the same model are equal byte for byte.
+A repository contains nothing specific to the machine it was written on: the same folder runs on a production Triton (stock
+onnxruntime or openvino backend) and on the embedded server, and two writes of the same model are equal byte for byte.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def write_repository(
 
     `path` is a model file of `runtime` (default: by its ending, an ONNX file or OpenVINO's .xml with its .bin beside it).
     Tensors, types and dims come from it; with `max_batch_size` > 0 its first axis must be dynamic and is left out of the
-    config. `parameters` are written as strings beside those that are added here, `labels` (JSON list) and `tokenizer_sha256`
-    among them; the client reads `max_length` (tokens), `pad_id` and `end_id` (a token that every text must make equally
-    often), the backend `intra_op_thread_count` (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino).
-    Raises UserError E720 (name), E721 (model file), E722 (labels), E723 (tokenizer), E901 (packages of the runtime).
+    config. `parameters` are written as strings, in addition to `labels` (JSON list), `tokenizer_sha256` and others; the client
+    reads `max_length` (tokens), `pad_id` and `end_id` (a token that must occur equally often in every text), the backend
+    `intra_op_thread_count` (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino). Raises UserError E720 (name), E721 (model
+    file), E722 (labels), E723 (tokenizer), E901 (packages of the runtime).
     """
     model_folder = Path(folder) / name
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
@@ -125,7 +125,7 @@ def base_config(path: Path, runtime: Runtime, name: str, max_batch_size: int, ma
 
 
 def fields_of(tensor: TensorSpec, path: Path, *, batched: bool) -> dict[str, object]:
-    """An input or output as it stands in a config, without the batch axis when `batched`. Raises UserError E721."""
+    """An input or output as written in a config, without the batch axis when `batched`. Raises UserError E721."""
     if tensor.type not in DATA_TYPES:
         raise UserError("E721", f"'{tensor.name}' is a tensor of {tensor.type}", "Export it with a number type", str(path))
     if batched and (len(tensor.shape) < 2 or tensor.shape[0] != -1):
@@ -183,14 +183,14 @@ def read_config(model_folder: Path) -> ModelConfig:
 
 
 OWN_CODE = "EXECUTION_ENV_PATH"
-"""The parameter with which a model loads a Python environment of its own, which the server would unpack and start."""
+"""Parameter with which a model brings its own Python environment, which the server would unpack and start."""
 
 
 def refuse_code(folder: Path, names: Sequence[str]) -> None:
     """Raise UserError E724 where a model of the repository `folder` would run its own code on the embedded server.
 
-    Triton's backend `python` executes model.py from the repository, and a config without a backend is completed by what lies
-    there; the backends of this project read model files alone.
+    Triton's backend `python` executes model.py from the repository, and completes a config without a backend from the files
+    there; the backends of this project read only model files.
     """
     ours = sorted(path.parent.name for path in BACKENDS.glob("*/model.py"))
     for name in names:

@@ -1,6 +1,6 @@
 """Registry of the servers on this machine and their repositories, where `predict` finds a model's tokenizer by URL.
 
-One small file a server, `$XDG_CACHE_HOME/compress/servers/127.0.0.1-PORT.json`, there while the server is ready.
+One small file per server, `$XDG_CACHE_HOME/compress/servers/127.0.0.1-PORT.json`, which exists while the server is ready.
 """
 
 from __future__ import annotations
@@ -42,4 +42,4 @@ def served_repository(host: str, port: int) -> Path | None:
     if host not in LOCAL_HOSTS or not path.is_file():
         return None
     entry = json.loads(path.read_text(encoding="utf-8"))
-    return Path(entry["repository"]) if Path("/proc", str(entry["pid"])).exists() else None  # a killed server leaves its note
+    return Path(entry["repository"]) if Path("/proc", str(entry["pid"])).exists() else None  # a killed server leaves its file

@@ -30,10 +30,10 @@ ATTEMPTS = 5
 STOP_SECONDS = 10
 
 CLOSED = "model-repository,shared-memory,trace,logging"
-"""Triton's words for what no request may do: load, unload or list models, attach memory, write traces, change the log."""
+"""Triton's names of the protocols that are closed: load, unload or list models, attach memory, change traces and log."""
 CLOSED_HEADER = "Closed: no request can"
-"""What a request to CLOSED would have to carry. Neither protocol has such a header: a colon ends a name of HTTP, and gRPC
-refuses names with colons, spaces and capitals. (A secret alone would not do: a command line can be read by every user.)"""
+"""Header that a request to CLOSED would need. Neither protocol allows such a header: a colon ends a header name in HTTP, and
+gRPC refuses names with colons, spaces and capitals. (A secret would not suffice: every user can read a command line.)"""
 
 # Triton must not outlive us, even when we are killed: PR_SET_PDEATHSIG = 1. Set between fork and exec by a small Python of its
 # own, because a preexec_fn may deadlock in a process with threads.
@@ -64,10 +64,10 @@ class EmbeddedServer:
 
         with EmbeddedServer(repository, log_path=log) as server: ...   # server.url is "127.0.0.1:PORT"
 
-    A port of 0 is any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds.
-    Triton's own output goes to `log_path`. The server ends with the thread that starts it, at the latest.
+    Port 0 takes any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds. Triton's
+    own output goes to `log_path`. The server ends with the thread that starts it, at the latest.
 
-    It listens on 127.0.0.1 alone and serves the models that it began with: no request can load, unload or upload one, attach
+    It listens on 127.0.0.1 alone and serves the models that it started with: no request can load, unload or upload one, attach
     memory, or change traces and log. Inference, metadata, configs, statistics, health and metrics are open.
     """
 
@@ -106,7 +106,7 @@ class EmbeddedServer:
             try:
                 return self._start(bundle, models)
             except PortTaken as error:
-                # a free port can be taken between our choice and Triton's bind
+                # the chosen port can be taken before Triton binds it
                 if error.port in self._requested_ports or attempt == ATTEMPTS:
                     raise
 
@@ -143,7 +143,7 @@ class EmbeddedServer:
             "--model-control-mode=none",
             f"--http-restricted-api={lock}",
             f"--grpc-restricted-protocol={lock}",
-            # the environment of a cloud turns these on, at every address, and the others off
+            # environment variables of cloud platforms enable these endpoints on all addresses and disable the others
             "--allow-sagemaker=false",
             "--allow-vertex-ai=false",
             *(f"--allow-{service}=true" for service in SERVICES),
@@ -163,7 +163,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + self.ready_timeout
         while not is_ready(self.ports["http"]):
             ended = self.process.poll() is not None
-            if ended or STUB_DIED.search(self._log()):  # Triton goes on waiting for a dead stub
+            if ended or STUB_DIED.search(self._log()):  # Triton keeps waiting for a dead stub
                 raise diagnose(self._log(), self.log_path)
             if time.monotonic() > deadline:
                 fix = f"Raise the timeout, or see why in {self.log_path}"
@@ -190,7 +190,7 @@ class EmbeddedServer:
                     self.process.wait(STOP_SECONDS)
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)  # the stubs are in the server's group
+                    os.killpg(self.process.pid, signal.SIGKILL)  # the stubs are in the server's process group
                 self.process.wait()
                 self.process = None
         if self.stage is not None:
@@ -224,7 +224,7 @@ def choose_ports(ports: Sequence[int]) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in ports]
         for listener, port in zip(sockets, ports, strict=True):
-            # as Triton does: a port whose last connections only linger is free
+            # as Triton does: a port with lingering connections only is free
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((HOST, port))

@@ -1,4 +1,4 @@
-"""SECURITY.md: every test it names exists, and what it promises of the whole project rather than of one part."""
+"""SECURITY.md: every test it names exists, and what it guarantees for the whole project rather than for one part."""
 
 import ast
 import json
@@ -25,9 +25,9 @@ SOURCES = [path for floor in ("compressor", "export", "serving", "pipelines") fo
 
 
 def promises() -> list[str]:
-    """The rows of the table of promises."""
+    """The rows of the tables of guarantees."""
     text = re.sub(r"<!--.*?-->", "", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), flags=re.S)
-    return [line for line in text.splitlines() if line.startswith("|") and not re.match(r"\| promise|\|---", line)]
+    return [line for line in text.splitlines() if line.startswith("|") and not re.match(r"\| guarantee|\|---", line)]
 
 
 def test_every_promise_names_tests_that_exist():

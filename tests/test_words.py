@@ -16,6 +16,19 @@ INSTEAD = {
     r"is none to the tokenizer": "the tokenizer produces no token for it",
     r"\bmeans? nothing to\b": "is not used by",
     r"cannot be had": "is out of reach",
+    r"\bstrangers?\b": "untrusted",
+    r"\bwithout a word\b": "silently",
+    r"\bevery other time\b": "about half of the time",
+    r"\bby the alphabet\b|order of the alphabet": "alphabetically",
+    r"words of a vocabulary": "logits over a vocabulary",
+    r"\bknows? no\b": "has no, does not support",
+    r"\bburnt into\b": "is a constant of the graph",
+    r"comes out as it went in": "is unchanged afterwards",
+    r"one behind (the other|another)": "concatenated, one after the other",
+    r"\bis no (file|folder|path|url|run|multiple|readable)\b": "is not a",
+    r"\bsilenced units\b": "masked units",
+    r"\bevery hop\b|\bhops of\b|\bits hop\b": "check, conversion",
+    r"\bplaces that\b|\bsparse places\b": "positions",
 }
 """A pattern, and what to write in its place."""
 

@@ -1,9 +1,9 @@
 """A training step through W + ΔW that computes only the gradients of the factors of ΔW, not the gradient of W + ΔW.
 
-A weight that is computed from another one (a parametrization) gets a gradient of its own size, T m n multiplications for T
-tokens, of which a low-rank link keeps r (m + n) sums. With G = ∂L/∂y (T, out) and y = x W'ᵀ, those sums are
-∂L/∂B = s Gᵀ (x Aᵀ) and ∂L/∂A = s (G B)ᵀ x (DSEE section 3.2 by the chain rule), T r (m + n) multiplications each; a value of
-Ω at (i, j) gets Σ_t G[t, i] x[t, j]. The forward is the merged one, bit for bit.
+Autograd computes the full gradient of a parametrized weight, T m n multiplications for T tokens, of which a low-rank link
+needs only r (m + n) sums. With G = ∂L/∂y (T, out) and y = x W'ᵀ, those sums are ∂L/∂B = s Gᵀ (x Aᵀ) and ∂L/∂A = s (G B)ᵀ x
+(DSEE section 3.2 by the chain rule), T r (m + n) multiplications each; a value of Ω at (i, j) gets Σ_t G[t, i] x[t, j]. The
+forward pass is bit for bit that of the merged weight.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Linear(torch.autograd.Function):
         rows, inputs, pulled = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2), []
         for link in context.links:
             parameters = [tensors.pop(0) for _ in link.trained()]
-            # those of an earlier stage are frozen
+            # links of an earlier stage are frozen
             trained = any(parameter.requires_grad for parameter in parameters)
             part = rows if link.place.rows is None else rows[:, slice(*link.place.rows)]
             pulled += link.gradients(inputs, part, *parameters) if trained else [None] * len(parameters)

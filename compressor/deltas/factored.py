@@ -1,7 +1,8 @@
 """Deltas kept as separate operations beside their matrix: y = x Wᵀ + s (x Aᵀ) Bᵀ + x P_Ω(S)ᵀ, instead of one W + ΔW.
 
-For a graph in which deltas must be distinguishable from the base and exchangeable. An exporter would fold a chain into
-one matrix; it leaves these products alone. It costs what merging saves: 2 (r (m + n) + |Ω|) FLOPs a token and matrix.
+For an exported graph in which deltas stay separate from the base and can be exchanged. An exporter would fold a chain of
+parametrizations into one matrix, but keeps these products. The cost is what merging saves: 2 (r (m + n) + |Ω|) FLOPs a token
+and matrix.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class FactoredLinear(nn.Module):
 def require_factorable(model: nn.Module, *, trained: bool = True) -> None:
     """Raises UserError E644 if a delta of `model` cannot be kept separate from its matrix, or if there is none.
 
-    Not `trained`: links that only training knows pass where they can settle to one that is a product.
+    Without `trained`, links used only in training are accepted if their stored form is such a product.
     """
     attached = list(chains(model))
     if not attached:

@@ -1,7 +1,7 @@
 """Trainable changes of frozen weights, as parametrizations: W -> W + ΔW -> M ⊙ (W + ΔW).
 
 A delta is a module whose forward takes a tensor and returns one of the same shape. Deltas chain on a layer's `weight` (or
-`bias`) in the order of `attach`; a mask closes the chain. Merging keeps the computed tensor and drops the chain.
+`bias`) in the order of `attach`; a mask closes the chain. Merging keeps the computed tensor and removes the chain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
         if self.rows is not None:
             weight = stored.T if self.transposed else stored
             matrix = torch.cat([weight[: self.rows[0]], matrix, weight[self.rows[1] :]])
-        # contiguous, as it is stored and merged: BLAS sums another layout in another order
+        # contiguous, as in the stored and merged weight: BLAS sums in a different order for other layouts
         return matrix.T.contiguous() if self.transposed else matrix
 
 
@@ -45,18 +45,18 @@ WHOLE = Place()
 class Change(nn.Module):
     """What a method adds to a frozen model. `group` names the stage that added it, so later stages train only their own.
 
-    Where it is `frozen` its tensors stay at their start, and only what is attached to them is trained.
+    If it is `frozen`, its tensors keep their initial values, and only deltas attached to them are trained.
     """
 
     kind: str
     group: str = ""
     frozen = False
     masks = False
-    """It hides entries of W + ΔW and adds nothing: it is always last in its chain, and no part of ΔW."""
+    """Whether it zeroes entries of W + ΔW: it is then always last in its chain, and not part of ΔW."""
     prototype_name: str | None = None
-    """Of the prototype that is stored once for this change and others."""
+    """Name of the prototype that this change shares with others; it is stored once."""
     moving: tuple[str, ...] = ()
-    """Buffers that training changes, beside the parameters."""
+    """Names of buffers that training changes in addition to the parameters."""
 
     def settings(self) -> dict:
         """Settings (JSON) from which, with the tensors, this change is rebuilt."""
@@ -130,9 +130,9 @@ class Delta(Change):
 
     place: Place = WHOLE
     factorable = False
-    """`factor` gives its ΔW as a product beside the layer."""
+    """Whether `factor` returns its ΔW as separate products."""
     settles_factorable = False
-    """What it is stored as, once trained, can be factorable."""
+    """Whether its stored form after training can be factorable."""
 
     def change(self, weight: Tensor) -> Tensor:
         """W + ΔW for a matrix (out, in), or a bias (out,)."""
@@ -194,8 +194,8 @@ def original(layer: nn.Module, name: str = "weight") -> Tensor:
 def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool = True) -> None:
     """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
-    A delta goes in front of the masks that are there: behind them it would escape. With `check`, torch computes the weight
-    once to see that its size stays.
+    A delta is inserted before existing masks, because they must cover it. With `check`, torch computes the weight once to
+    verify its shape.
     """
     masks = sum(change.masks for change in chain(layer, name))
     parametrize.register_parametrization(layer, name, link, unsafe=not check)
@@ -282,11 +282,11 @@ def merge_all(model: nn.Module) -> nn.Module:
 def merged_copy(model: nn.Module) -> nn.Module:
     """A copy of `model` with every chain merged; the model keeps its chains.
 
-    Never `deepcopy` and then merge: both copies share the class that torch made for a parametrized layer, and merging
-    one takes the `weight` property from the other. So the copy's layers get their first class back by hand.
+    Never `deepcopy` and then merge: both copies share the class that torch made for a parametrized layer, and merging one
+    takes the `weight` property from the other. So the copy's layers get their original class back explicitly.
     """
     result = copy.deepcopy(model)
-    # the longest path first: a chain may lie on a tensor of a link, which goes with the chain that it is in
+    # the longest path first: a chain may be attached to a tensor of a link, which is removed with its own chain
     for path in sorted({path for path, _, _ in chains(model)}, key=len, reverse=True):
         layer, source = result.get_submodule(path), model.get_submodule(path)
         names = list(source.parametrizations)

@@ -1,7 +1,7 @@
 """Sources of a change's tensors: its own parameters, a shared prototype multiplied by masks (ProPETL), or a network.
 
-A `LowRank`, an `Adapter` or a `Prefix` reads its tensors "A" or "down" from its source, whatever kind that is. So every
-such method can be shared without being written a second time.
+A `LowRank`, an `Adapter` or a `Prefix` reads its tensors ("A", "down", ...) from its source. So the shared version of a method
+needs only another source.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TensorSource(nn.Module):
 
     names: tuple[str, ...]
     prototype_name: str | None = None
-    """Of the prototype that it is a view of."""
+    """Name of the prototype whose tensors it masks."""
 
     def read(self, name: str) -> Tensor:
         """The tensor called `name`, as training sees it."""
@@ -196,7 +196,7 @@ class FixedMasks(nn.Module):
 class Masked(TensorSource):
     """A prototype multiplied by this block's masks: w ⊙ m (ProPETL equation 5), combined with the task's masks if any.
 
-    `layer` and `task` are whatever has a `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.
+    `layer` and `task` have a method `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.
     """
 
     def __init__(self, prototype: Prototype, layer: nn.Module, task: nn.Module | None = None, combine: str = "or"):

@@ -48,7 +48,7 @@ Child = Literal["d", "f"]
 class Options:
     """Options of the tuning methods; each method lists in `reads` those that it uses. `group` names the stage.
 
-    `omega` maps a matrix's path to its Ω (sorted flat int32); a matrix that is not there has no sparse part.
+    `omega` maps a matrix's path to its Ω (sorted flat int32); a matrix without an entry has no sparse part.
     """
 
     modules: tuple[str, ...] = ("query", "value")
@@ -58,7 +58,7 @@ class Options:
     """Inner width of an adapter."""
     placement: Placement = "pfeiffer"
     length: int = 64
-    """Positions of a prefix."""
+    """Length of a prefix."""
     reparametrize: bool = False
     """Train a prefix through a network, which is dropped afterwards."""
     shared: Shared = "adapter"
@@ -66,26 +66,26 @@ class Options:
     keep: float = 0.5
     """Share of a prototype that each block's mask keeps, k in the paper."""
     on: On = "weights"
-    """Whose tensors Ω lies in: the frozen weights, or what this method adds, frozen at its start."""
+    """The tensors that Ω lies in: the frozen weights, or the tensors that this method adds, frozen at their initial values."""
     tasks: int = 0
-    """How many tasks share the prototype, each with a mask of its own; 0: one task, without."""
+    """Number of tasks that share the prototype, each with its own mask; 0: a single task, without such a mask."""
     combine: Combine = "or"
     """How a block's mask and a task's mask become one."""
     strategy: Strategy = "static"
-    """How Ω comes about: chosen beforehand, grown while training (ID3), or chosen anew each time."""
+    """How Ω is chosen: before training, grown during training (ID3), or chosen again each time."""
     budget: int | float | None = None
-    """|Ω| where the method chooses while training: a count, or a share of the entries that Ω lies among."""
+    """|Ω| if the method chooses it during training: a count, or a share of the candidate entries."""
     schedule: Timing = "cohorts"
     """When it chooses: at most 32 times, or at every step."""
     exp: float = 0.0
     eps: float = 1.0
-    """Of ID3's |g| / (|θ| + eps)^exp."""
+    """eps of ID3's score |g| / (|θ| + eps)^exp."""
     mixout: float = 0.9
-    """Probability with which a step sees an input neuron's pretrained weights, p in the paper."""
+    """Probability that a step uses the pretrained weights of an input neuron, p in the paper."""
     penalty: float = 1.25e-7
-    """What diff pruning pays in the loss for each gate that it expects to be open, λ in the paper."""
+    """Penalty of diff pruning for each gate expected to be open, λ in the paper."""
     child: Child = "f"
-    """Whether the child network is drawn anew at every step (f) or chosen beforehand (d)."""
+    """Whether the child network is drawn at every step (f) or chosen before training (d)."""
     reserve: float = 0.3
     """Probability with which a step of Child-Tuning-F keeps a gradient element."""
     group: str = "tune"
@@ -93,7 +93,7 @@ class Options:
 
 
 OF_TRAINING = ("mask_learning_rate", "final_learning_rate", "checkpoints")
-"""Keys that only some methods read, of the training rather than of what it attaches."""
+"""Method-specific keys of the training itself, not of the changes that a method attaches."""
 
 OPTIONS = (
     *(field.name for field in fields(Options) if field.name not in ("group", "omega", "tasks", "combine")),
@@ -102,7 +102,7 @@ OPTIONS = (
 """Keys of a training stage that only some methods read."""
 
 GROUND = ("modules", "rank", "alpha", "bottleneck", "placement")
-"""Keys that decide, beside `on`, in which tensors Ω lies."""
+"""Keys that determine, with `on`, in which tensors Ω lies."""
 
 
 def ground_of(on: On) -> tuple[str, ...]:
@@ -114,8 +114,8 @@ def ground_of(on: On) -> tuple[str, ...]:
 class Method:
     """A tuning method. `attach(model, options)` adds what it trains to a frozen model.
 
-    `count(shape, options, places)` is the closed form of its trainable parameters, task head apart; `places` is |Ω| over
-    all matrices.
+    `count(shape, options, places)` is the number of its trainable parameters in closed form, without the task head; `places`
+    is |Ω| over all matrices.
     """
 
     name: str
@@ -124,42 +124,42 @@ class Method:
     attach: Callable[[nn.Module, Options], None]
     count: Callable[[ModelShape, Options, int], int]
     learning_rate: float
-    """Default peak rate."""
+    """Default peak learning rate."""
     source: str
     """Paper and section."""
     mask_learning_rate: float | None = None
-    """Default peak rate of scores or gates; None: ten times the other."""
+    """Default peak learning rate of scores or gates; None: ten times `learning_rate`."""
     reads: tuple[str, ...] = ()
     low_rank: bool = False
-    """Adds r(m+n) multiply-adds a token to every chosen matrix while it is not merged: what the papers' FLOPs count."""
+    """Whether it adds r(m+n) multiply-adds a token to every chosen matrix while unmerged, as counted in the papers' FLOPs."""
     rank_limited: bool = True
-    """A rank above the sides of a matrix adds nothing; not so where what is of that rank is not trained itself."""
+    """Whether a rank above the sides of a matrix is useless; it is not if the low-rank factors are not trained themselves."""
     uses_omega: bool = False
-    """Trains values on the places that a select stage chose."""
+    """Whether it trains values on the Ω of a select stage."""
     omega_kinds: tuple[str, ...] = ()
-    """The kinds that do; none named: all."""
+    """The variants that do; empty: all."""
     scores: tuple[str, ...] = ()
-    """What Ω can be chosen by; empty where nothing is chosen."""
+    """Scores that Ω can be chosen by; empty if nothing is chosen."""
     strategies: tuple[str, ...] = ()
-    """When it is chosen."""
+    """When Ω is chosen."""
     scopes: tuple[str, ...] = ()
-    """Over what places compete."""
+    """Scopes within which entries compete for Ω."""
     kept: Callable[[ModelShape, Options], int] | None = None
-    """|Ω| that is left in the end, where more is trained than that."""
+    """Final |Ω|, if more is trained at first."""
     trains_base: bool = False
-    """The pretrained weights themselves move."""
+    """Whether the pretrained weights themselves are trained."""
     many_tasks: bool = False
-    """Several tasks can be trained together, sharing what the method adds."""
+    """Whether several tasks can be trained together, sharing what the method adds."""
     mergeable: bool | Mapping[str, bool] = True
-    """Merging leaves a model of the base's architecture; by kind (`on`, `shared`) where the kinds differ."""
+    """Whether merging gives a model of the base's architecture; for each variant (`on`, `shared`) if they differ."""
     identity: bool = True
-    """The model computes the same before the first step."""
+    """Whether the model's outputs are unchanged before the first step."""
     kind_key: str | None = None
-    """The option that tells the method's kinds apart, e.g. propetl's `shared`."""
+    """The option that selects the method's variant, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What each of these kinds reads of `reads`; `unread` tells what a kind leaves."""
+    """The keys of `reads` that each variant uses; `unread` lists the others."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Other default peak rates, where an option is given: option -> rate."""
+    """Other default peak learning rates, by the option that causes them."""
 
     def rate(self, settings: object) -> float:
         """Default peak learning rate for a config or options."""
@@ -205,7 +205,7 @@ def method(name: str) -> Method:
 def apply(model: nn.Module, name: str, options: Options) -> None:
     """Freeze the base, attach the method's parameters, and leave exactly those and the task head trainable.
 
-    Poolers of the base stay frozen. Raises UserError E302 (modules) and E407 where the architecture has no place for it.
+    Poolers of the base stay frozen. Raises UserError E302 (modules) and E407 if the architecture does not support it.
     """
     chosen = method(name)
     chosen.attach(model, options)

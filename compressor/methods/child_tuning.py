@@ -31,7 +31,7 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
 
 METHOD = Method(
     name="child_tuning",
-    summary="a child network learns: gradients drawn at every step, or chosen places",
+    summary="a child network learns: gradients drawn at every step, or chosen positions",
     formula="mn per matrix (f), |Ω| (d)",
     attach=attach_child,
     count=count,

@@ -25,7 +25,7 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
 
 METHOD = Method(
     name="dsee",
-    summary="low-rank update plus sparse values on the places RPCA chose",
+    summary="low-rank update plus sparse values on the positions that RPCA chose",
     formula="r(m+n) per matrix + |Ω|",
     attach=attach_both,
     count=count,

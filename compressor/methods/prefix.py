@@ -28,7 +28,7 @@ def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
 
 
 INNER = 512
-"""Inner width of the network that reparametrizes, as the authors have it for generation from tables."""
+"""Inner width of the reparametrizing network, as in the authors' table-to-text setting."""
 
 
 def attach_prefixes(model: nn.Module, options: Options) -> None:
@@ -70,6 +70,6 @@ METHOD = Method(
     reads=("length", "reparametrize"),
     mergeable=False,
     identity=False,
-    # the network's weights move every key and value at once: at 3e-3 MiniLM learns nothing
+    # the network's weights change every key and value at once: at 3e-3 MiniLM learns nothing
     rates={"reparametrize": 1e-3},
 )

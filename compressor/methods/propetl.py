@@ -1,7 +1,6 @@
 """ProPETL (Zeng et al. 2023): all blocks share one prototype adapter, LoRA or prefix; each block learns a mask over it.
 
-Where the model is of many tasks (`compressor.training.multitask.join_heads`), every task learns a mask too, shared by all
-blocks.
+In a model of many tasks (`compressor.training.multitask.join_heads`), every task also learns a mask, shared by all blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Prototypes:
     def masked(self, name: str, tensors: dict[str, Tensor]) -> Masked:
         """The prototype called `name` behind a newly initialized mask. `tensors` initialize the prototype if it is new.
 
-        Raises UserError E407 where a block would need another size of it.
+        Raises UserError E407 if a block would need a prototype of another size.
         """
         from compressor.deltas.sources import Masked, Prototype, Scores
 
@@ -59,7 +58,7 @@ def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -
     from compressor.models.anatomy import matrices_of
 
     for matrix in matrices_of(model, adapter.BEHIND["pfeiffer"]):
-        # both projections are drawn: a mask over zeros gets no gradient
+        # both projections are initialized randomly: a mask over zeros gets no gradient
         tensors = Adapter.tensors(matrix.original[:, 0], options.bottleneck, std=0.02)
         insert(matrix.owner, Adapter(prototypes.masked("adapter", tensors), options.group))
 

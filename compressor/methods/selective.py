@@ -76,7 +76,7 @@ def places_of(shape: ModelShape, options: Options) -> int:
 
 METHOD = Method(
     name="selective",
-    summary="values on the chosen places of the weights, of a lora or of adapters, everything else frozen",
+    summary="values on the chosen positions of the weights, of a lora or of adapters, everything else frozen",
     formula="|Ω|",
     attach=attach_selected,
     count=count,

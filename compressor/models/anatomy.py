@@ -1,7 +1,7 @@
 """The layers of a live model under the same names for every architecture, located by the rows of `architectures.py`.
 
 The rest of the package uses `layer.matrix("query")` and never a module path. Only this file reads or writes head counts,
-because after pruning they differ from layer to layer and `config.num_attention_heads` is no longer correct.
+because after pruning they differ between layers and `config.num_attention_heads` is no longer correct.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ STRUCTURES = {
     "cross_heads": Span(("cross_query", "cross_key", "cross_value"), "cross_output"),
     "neurons": Span(("ffn_in", "ffn_gate"), "ffn_out"),
 }
-"""Where several query heads share a key and value head, a unit of `heads` is such a group."""
+"""If several query heads share a key and value head, a unit of `heads` is such a group."""
 
 
 def _expand(value: Any) -> tuple[str, ...]:

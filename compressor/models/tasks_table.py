@@ -1,7 +1,7 @@
 """The tasks whose models are read: the Hub's word for each, its Auto class, and what exports and peft call it.
 
-Which task a model class is for, and which Auto class a task has, optimum's `TasksManager` knows; it is used here and nowhere
-else. It loads torch and transformers, so it is imported when a model is at hand.
+optimum's `TasksManager` maps model classes to tasks and tasks to Auto classes; only this module uses it. It loads torch and
+transformers, so it is imported only when a model is needed.
 """
 
 from __future__ import annotations
@@ -49,6 +49,6 @@ def _task_of_stock(model_class: type) -> HeadTask | None:
 
     try:
         name = TasksManager.infer_task_from_model(model_class)
-    except ValueError:  # none of transformers' model classes
+    except ValueError:  # not a model class of transformers
         return None
     return next((task for task in HEAD_TASKS if task.name == name), None)

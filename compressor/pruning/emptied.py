@@ -1,4 +1,4 @@
-"""Replacements for a sublayer without units: they output the bias of its output layer, as with silenced units."""
+"""Replacements for a sublayer without units: they output the bias of its output layer, as with masked units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Constant(nn.Module):
     """(..., anything) -> (..., hidden): the bias of a linear layer that has no inputs left; zeros without a bias."""
 
     emptied = True
-    """The anatomy finds no matrix here."""
+    """Marks a sublayer in which the anatomy finds no matrix."""
 
     def __init__(self, hidden: int, bias: nn.Parameter | None):
         super().__init__()
@@ -31,7 +31,7 @@ class Constant(nn.Module):
 class EmptyAttention(nn.Module):
     """An attention without heads. `output` is set where its output layer was a part of it.
 
-    In a cache of keys and values it leaves zeros (batch, 1, tokens, 1): models count the tokens so far in their first block's.
+    It writes zeros (batch, 1, tokens, 1) to the key-value cache: models count the cached tokens in their first block's.
     """
 
     def __init__(self, output: Constant | None, hands_on_bias: bool, layer_idx: int | None):

@@ -1,7 +1,7 @@
 """torch-pruning groups built from the anatomy: everything that is removed with some units of one structure of a block.
 
 No dependency graph is traced. The anatomy names every matrix that a unit spans, and each becomes one item of a
-`torch_pruning.Group`, so fused weights, GPT-2's Conv1D, shared key and value heads and T5's cross-attention are cut alike.
+`torch_pruning.Group`, so fused weights, GPT-2's Conv1D, shared key and value heads and T5's cross-attention are handled alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ChainedLinearPruner(BasePruningFunc):
     `matrices` are those in `owner` of one structure. Each delta and mask shrinks with the matrix that it was made for.
     """
 
-    TARGET_MODULES = None  # of torch-pruning: any class of layer
+    TARGET_MODULES = None  # torch-pruning's signature: any class of layer
 
     def __init__(self, layer: Layer, matrices: Sequence[Matrix]):
         super().__init__()
@@ -63,7 +63,7 @@ class ChainedLinearPruner(BasePruningFunc):
                 setattr(owner, name, len(keep))
         for link in links:
             rows, columns = _kept_of(shapes[link.place], link.place.rows, keep, out_channels=out_channels)
-            # the place of a part of a fused weight has moved: the anatomy reads it anew
+            # the position of a part of a fused weight has changed: the anatomy reads it again
             self.layer.matrix(names[link.place]).attach(_shrunk(link, shapes[link.place], rows, columns))
         for link in bias_links:
             attach(owner, link, "bias")
@@ -72,7 +72,7 @@ class ChainedLinearPruner(BasePruningFunc):
     def _keep(self, owner: nn.Module, name: str, keep: Tensor, axis: int) -> None:
         before = getattr(owner, name)
         after = self._prune_parameter_and_grad(before, keep.tolist(), axis)
-        # torch-pruning's parameter is trained, whatever the one before it was
+        # torch-pruning's new parameter always requires gradients
         setattr(owner, name, nn.Parameter(after.detach(), requires_grad=before.requires_grad))
 
 
@@ -88,14 +88,14 @@ def _kept_of(
 
 def _shrunk(link: nn.Module, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> nn.Module:
     cut = link.cut(shape, rows, columns)
-    # all of a link is trained, or nothing
+    # either all tensors of a link are trained, or none
     return cut.requires_grad_(any(parameter.requires_grad for parameter in link.parameters()))
 
 
 def group_of(layer: Layer, structure: str, units: Sequence[int]) -> Group:
     """The torch-pruning Group that removes `units` (indices among the current ones) of one structure of a block.
 
-    Its first item is the root: rows of query (cross_query, ffn_in). It belongs to no graph: `prune(record_history=False)`.
+    Its first item is the root: rows of query (cross_query, ffn_in). It is not part of a graph: `prune(record_history=False)`.
     """
     span, gone = STRUCTURES[structure], torch.tensor(units)
     owners: dict[nn.Module, list[Matrix]] = {}
@@ -105,7 +105,7 @@ def group_of(layer: Layer, structure: str, units: Sequence[int]) -> Group:
     group, root = Group(), None
     for owner, matrices in owners.items():
         pruner, out_channels = ChainedLinearPruner(layer, matrices), matrices[0].name != span.columns
-        # torch-pruning tells the handler's object about the dimension: it must be a bound method
+        # torch-pruning sets the dimension on the handler's object, so this must be a bound method
         handler = pruner.prune_out_channels if out_channels else pruner.prune_in_channels
         node = Node(owner, None, matrices[0].path)
         root = root or (handler, node)

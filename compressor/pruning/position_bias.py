@@ -11,7 +11,7 @@ from transformers.masking_utils import sdpa_mask
 from compressor.models.architectures import Architecture
 
 KEPT_HEADS_ATTENTION = "sdpa_of_kept_heads"
-"""The name under which attention that picks its heads of the bias is known to transformers."""
+"""Name under which attention that selects its heads from the position bias is registered in transformers."""
 
 
 class KeptHeads(nn.Module):

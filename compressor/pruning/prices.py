@@ -1,9 +1,9 @@
-"""Cost of removing units: the increase of the loss on some rows, measured with the units silenced, sublayer by sublayer.
+"""Cost of removing units: the increase of the loss on some rows, measured with the units masked, sublayer by sublayer.
 
-Scores rank the units of a sublayer. They do not give the cost of removing many of them, nor how many neurons equal a
-head: first-order changes do not add up until a sublayer is empty, and Σ|W| has no unit at all. So every sublayer is
-silenced in steps, its lowest scores first, and the resulting loss increase is its price (ZipLM, Kurtic et al. 2023,
-section 3.3, prices widths too, by the error of the sublayer's own output).
+Scores rank the units of a sublayer. They do not give the cost of removing many of them, nor how many neurons equal a head:
+first-order changes do not add up until a sublayer is empty, and Σ|W| has no unit at all. So every sublayer is masked in steps,
+its lowest scores first, and the resulting increase of the loss is its price (ZipLM, Kurtic et al. 2023, section 3.3, prices
+widths too, by the error of the sublayer's own output).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from compressor.pruning.surgery import Removal, silenced
 from compressor.tasks.task_kind import TaskKind
 
 KNOTS = (0.75, 0.5, 0.25, 0.125, 0.0)
-"""Shares of a sublayer's units that are left where its price is measured; in between it is linear."""
+"""Shares of units left at which a sublayer's price is measured; in between it is interpolated linearly."""
 PRICE_FLOOR = 1e-6
-"""Minimum price of all units of a sublayer: where it measures as 0 they must not be removed for free."""
+"""Minimum price of all units of a sublayer: a measured price of 0 must not make their removal free."""
 
 
 def knots_of(units: int) -> list[int]:
@@ -47,15 +47,15 @@ def prices_of(
     """Loss increase when each block loses its lowest units of each structure in `scores` (one tensor (units,) per block).
 
     It is the rise of `kind.distillation`, the mean over the rows of `batches` ((inputs, labels) each), against the labels and
-    the outputs of the model as it is; more units never cost less. The model has no chains; its weights are what they were
-    afterwards, and it is in eval mode. Raises UserError E521 where a loss is not finite.
+    the outputs of the model as it is; more units never cost less. The model must have no parametrizations; afterwards its
+    weights are unchanged and it is in eval mode. Raises UserError E521 where a loss is not finite.
     """
     model.eval()
     blocks = [(name, place, block) for name, each in scores.items() for place, block in enumerate(each)]
     trials = [(name, place, count) for name, place, block in blocks for count in knots_of(len(block))]
     rises, rows = dict.fromkeys(trials, 0.0), sum(len(labels) for _, labels in batches)
     for inputs, labels in batches:
-        # of one batch at a time: where outputs are words, those of all rows would not fit into memory
+        # one batch at a time: logits over a vocabulary for all rows would not fit into memory
         reference = model(**inputs).logits
         start = _finite(kind.distillation(reference, reference, labels))
         for name, place, count in trials:

@@ -1,7 +1,8 @@
 """Importance of a unit (a head, an FFN neuron, a whole block): one number each; the lowest are removed first.
 
 Heads are scored on the rows of query, key and value, neurons on the rows of ffn_in (both halves of a GLU) and the columns of
-ffn_out, as DSEE section 3.4 sums |ΔW|; a block on all its matrices. Taylor and Fisher look at the task's loss instead.
+ffn_out, as DSEE section 3.4 sums |ΔW|; a block on all its matrices. Taylor and Fisher use gradients of the task's loss
+instead.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def random_scores(model: nn.Module, structure: Structure, seed: int) -> list[Ten
 
 @dataclass
 class _Probe:
-    """Tensors recorded where a block's units can be silenced: (x, the tensor whose gradient is taken)."""
+    """Tensors recorded where a block's units can be masked: (x, the tensor whose gradient is taken)."""
 
     blocks: list[int]
     seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -107,19 +108,19 @@ def loss_scores(
     *,
     kind: TaskKind = CLASSIFICATION,
 ) -> list[Tensor]:
-    """First-order change of the loss when a unit is silenced: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
+    """First-order change of the loss when a unit is masked: Σ over rows of |e| (taylor, Molchanov et al. 2019) or of e²
     (fisher, Kwon et al. 2022), where e = Σ_t x · ∂L/∂x.
 
     `encodings` are batches of (inputs, labels); x is the unit's slice of the input of its outgoing matrix, for a whole block
     what it adds to its input. The sum over tokens and features is signed, the one over rows is not. The model is in eval mode.
     """
     totals = [torch.zeros(units) for units in units_of(model, structure)]
-    if not any(len(total) for total in totals):  # no such units, or none left
+    if not any(len(total) for total in totals):  # the block has no such units, or none left
         return totals
     model.eval()
     with _probed(model, structure) as probe:
         for encoding, labels in encodings:
-            # the sum over rows makes each row's gradient its own
+            # with a loss summed over rows, each row has its own gradient
             loss = kind.loss(model(**encoding).logits, labels, "sum")
             gradients = torch.autograd.grad(loss, [probe.seen[number][1] for number in probe.blocks])
             for number, gradient in zip(probe.blocks, gradients, strict=True):
@@ -139,7 +140,7 @@ def _probed(model: nn.Module, structure: Structure) -> Iterator[_Probe]:
 
     def keep_input(number: int):
         def hook(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
-            # a leaf would cut the graph below; the frozen base gives no gradient path, so ask for one here
+            # a leaf would detach the graph below; the frozen base gives no gradient path, so gradients are required here
             states = arguments[0] if arguments[0].requires_grad else arguments[0].requires_grad_(True)
             probe.seen[number] = (states, states)
             return (states,)
@@ -179,7 +180,7 @@ def lowest_of_all(scores: Sequence[Tensor], count: int, stay: Sequence[int], *, 
     """The `count` lowest units of the whole model, block by block and sorted; each block keeps at least `stay` units.
 
     `normalize` divides a block's scores by their Euclidean norm first (Molchanov et al. 2017, section 2.4). Equal scores: the
-    first block and lowest index go.
+    first block and lowest index are removed.
     """
     if normalize:
         scores = [block / block.norm().clamp_min(torch.finfo(block.dtype).tiny) for block in scores]

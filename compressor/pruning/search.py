@@ -1,6 +1,6 @@
 """Search for the widths that meet a target at the least loss: one width per sublayer, by dynamic programming.
 
-What a sublayer loses with its k lowest units is its price (`compressor.pruning.prices`); what that saves (time, FLOPs,
+The cost of removing the k lowest units of a sublayer is its price (`compressor.pruning.prices`); what that saves (time, FLOPs,
 parameters) is given by a measure of the whole model. Losses and savings add up over sublayers, so the best set of widths is a
 covering knapsack (ZipLM, Kurtic et al. 2023, section 3.3; the same program as SPDY's, Frantar & Alistarh 2022).
 """
@@ -16,15 +16,15 @@ import numpy as np
 from compressor.cost import LayerShape, ModelShape
 
 Measure = Callable[[ModelShape], float]
-"""What a model costs, in any unit; a sublayer's part in it must not depend on other blocks."""
+"""Cost of a model, in any unit; the part of a sublayer must not depend on other blocks."""
 
 Prices = dict[str, list[np.ndarray]]
-"""Structure -> block by block (units + 1,): what it costs to lose so many, from 0 on and never falling. A whole block is one
-unit of `layers`."""
+"""Structure -> for each block (units + 1,): the price of removing so many units, starting at 0 and never falling. A whole
+block is one unit of `layers`."""
 
 BINS = 10_000
-"""Parts that the amount to save is counted in. Savings are rounded down, so that a choice never misses the target: of n
-sublayers at most n / BINS of the amount is saved beyond it."""
+"""Number of bins that the amount to save is divided into. Savings are rounded down, so that a choice never misses the target:
+with n sublayers at most n / BINS of the amount is saved beyond it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Block:
 
 
 Widths = list[dict[str, int] | None]
-"""Block by block the units left of each structure; None where the block goes."""
+"""For each block the units left of each structure; None if the block is removed."""
 
 
 def step_of(units: int) -> int:
@@ -168,7 +168,7 @@ def _added(before: np.ndarray, choices: Sequence[tuple[int, float]]) -> tuple[np
     taken, origin = np.zeros(last + 1, dtype=np.int32), np.zeros(last + 1, dtype=np.int32)
     for number, (saved, loss) in enumerate(choices):
         source = np.arange(last + 1) - saved
-        # what goes beyond the last bin counts as the last
+        # savings beyond the last bin count as the last
         source[last] = last - saved + int(np.argmin(before[last - saved :]))
         candidate = np.where(source >= 0, before[np.maximum(source, 0)], np.inf) + loss
         better = candidate < lost

@@ -11,11 +11,12 @@ from compressor.models.anatomy import Layer, dense_blocks, layers_of
 from compressor.pruning.surgery import Removal, kept_of, remove
 
 BY_STACK = ("per_layer_config", "per_layer_config_of_decoder")
-"""Keys of config.json: the first stack of blocks, and the second (a T5 has two; transformers knows the first key alone, and
-would take `decoder_` off the start of the second)."""
+"""Keys of config.json: the first stack of blocks, and the second (a T5 has two; transformers supports only the first key, and
+would strip `decoder_` from the start of the second)."""
 
 Sizes = dict[str, dict]
-"""Block of the dense stack -> the number of each structure in config.json's words; or {"skip": ["block"]} where it has gone."""
+"""Block of the dense stack -> the number of units of each structure under config.json's names; or {"skip": ["block"]} if it
+was removed."""
 
 
 def per_layer_configs(model: nn.Module) -> dict[str, Sizes]:

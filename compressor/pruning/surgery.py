@@ -1,8 +1,8 @@
 """Physical removal of attention heads, FFN neurons and whole blocks, with the deltas and masks on their weights.
 
-The anatomy says which rows and columns are one unit's, and torch-pruning cuts them (`compressor.pruning.groups`).
-`model.compression.kept` has for each block the original indices that are left. With the base that is all a state on disk
-needs to rebuild the shapes.
+The anatomy determines the rows and columns of a unit, and torch-pruning removes them (`compressor.pruning.groups`).
+`model.compression.kept` has for each block the original indices that are left. With the base that is all a state on disk needs
+to rebuild the shapes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def kept_of(model: nn.Module) -> Kept:
 def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
     """Remove `removals` (index of a block -> Removal) from the model in place; chains of deltas shrink with their weights.
 
-    The hidden size stays. A sublayer of which no unit is left gives the bias of its outgoing layer, as it would with silenced
-    units. Raises UserError E501 for what is not there or must stay, and E307 where heads cannot be removed.
+    The hidden size is unchanged. A sublayer without units outputs the bias of its outgoing layer, as with masked units. Raises
+    UserError E501 for units that do not exist or must be kept, and E307 where heads cannot be removed.
     """
     if any(removal.heads for removal in removals.values()):
         check_heads(model)

@@ -1,6 +1,7 @@
 """Unstructured and n:m pruning: scores of single weights, which of them to mask, and how many a model has left.
 
-Nothing shrinks: a mask holds them at zero, over W + ΔW, until merging writes the zeros down. Ties and counts are exact.
+Shapes do not change: a mask over W + ΔW keeps them at zero until merging writes the zeros. Counts are exact, ties
+deterministic.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
 
 HIDDEN = -1.0
-"""Score of what is hidden already: below every other, so that it goes first and counts among what goes."""
+"""Score of an already masked weight: below every other, so that it is chosen first and counts as removed."""
 
 
 def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: Changes, seed: int) -> dict[str, Tensor]:
@@ -84,8 +85,8 @@ def _hidden_first(matrix: Matrix, scores: Tensor) -> Tensor:
 def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int) -> None:
     """Mask exactly the `count` entries of all `matrices` with the lowest scores, those already masked included.
 
-    Equal scores: the lowest flat index of the first matrix goes. Raises UserError E501 where more are hidden already, E409 for
-    scores that are no number.
+    Equal scores: the lowest flat index of the first matrix is removed first. Raises UserError E501 if more are already masked,
+    E409 for scores that are NaN.
     """
     for matrix in matrices:
         require_ranks(scores[matrix.path], f"the scores of {matrix.path}")
@@ -102,7 +103,7 @@ def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count:
 def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM) -> None:
     """In every run of m consecutive inputs of an output keep the n with the highest scores; of equal ones the first is masked.
 
-    Raises UserError E505 where the inputs are no multiple of m, E409 for scores that are no number.
+    Raises UserError E505 if the number of inputs is not a multiple of m, E409 for scores that are NaN.
     """
     require_ranks(scores, f"the scores of {matrix.path}")
     check_width(matrix.path, scores.shape[1], pattern)
@@ -141,7 +142,7 @@ class Density:
 def densities(model: nn.Module) -> list[Density]:
     """Densities of the blocks' matrices by pattern, counted on W + ΔW as it would be merged.
 
-    A mask whose n:m was cut through since (neurons removed, say) counts as unstructured.
+    A mask whose n:m groups were broken since (by removed neurons, say) counts as unstructured.
     """
     weights_of: dict[str, list[Tensor]] = {}
     for layer in layers_of(model):

@@ -1,7 +1,7 @@
 """Choosing the support Ω: a score for every weight, then exactly N entries of each matrix, each layer or the whole model.
 
 A new score of the weights is a function (weight, seed) -> scores in `WEIGHT_SCORES`; one of the gradients is a line in
-gradients.py. Their names stand in names.py, RPCA's settings in settings.py, which load no torch.
+gradients.py. Their names are in score_names.py, RPCA's settings in settings.py, which do not load torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def choose_places(scores: Sequence[Tensor], count: int, where: str = "the model"
     require_ranks(flat, f"the scores of {where}")
     candidates = int((flat > 0).sum())
     if candidates < count:
-        short = f"only {candidates} of {flat.numel()} places have a score" if candidates else f"all {flat.numel()} scores are 0"
+        short = (
+            f"only {candidates} of {flat.numel()} positions have a score" if candidates else f"all {flat.numel()} scores are 0"
+        )
         fix = "Ask for a smaller select.count or select.ratio, or name another score"
         raise UserError("E401", f"{where}: {short}, {count} were requested", fix)
     chosen = top_mask(flat, count).split([score.numel() for score in scores])
@@ -67,7 +69,7 @@ def choose_places(scores: Sequence[Tensor], count: int, where: str = "the model"
 def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places: Places) -> dict[str, Tensor]:
     """Ω of every matrix: `scores` by the matrix's path, in the order of the model; `layer_of` is the layer of each matrix.
 
-    The budget holds exactly in each scope of `places`; a matrix may get nothing where the scope is larger than it. Raises
+    The budget holds exactly in each scope of `places`; a matrix may get nothing if the scope is larger than it. Raises
     UserError E401 and E409 that name the matrix or the layer.
     """
     for path, score in scores.items():
@@ -86,7 +88,7 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
 def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:
     """Scores of one matrix (out, in) from its weights alone; `settings` are the options of the score.
 
-    Raises UserError E409, which names `path`, where a weight is not finite, or larger than any.
+    Raises UserError E409, which names `path`, if a weight is not finite, or implausibly large.
     """
     require_finite(weight, f"the weights of {path}", most=LARGEST_WEIGHT)
     return WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)

@@ -11,7 +11,8 @@ FIX = "Take a model from before training went wrong, or another score"
 
 
 LARGEST_WEIGHT = 1e15
-"""Far beyond any weight. The robust PCA's products overflow float32 from 1e18 on, and LAPACK's QR never ends on infinity."""
+"""Far beyond any real weight. The robust PCA's products overflow float32 from 1e18 on, and LAPACK's QR does not terminate on
+infinity."""
 
 
 def require_finite(values: Tensor, name: str, fix: str = FIX, most: float | None = None) -> None:

@@ -52,8 +52,8 @@ def gradient_scores(
 ) -> dict[str, Tensor]:
     """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is the mean loss of `kind`.
 
-    The matrices must be plain parameters but for masks (`merge_deltas`); what a mask hides has no gradient, so it scores 0 and
-    is no candidate. The model comes back in eval mode, frozen. Raises UserError E409 where a gradient is not finite.
+    The matrices must be plain parameters but for masks (`merge_deltas`); masked entries have no gradient, so they score 0 and
+    are not candidates. Afterwards the model is frozen and in eval mode. Raises UserError E409 where a gradient is not finite.
     """
     model.requires_grad_(False)
     # matrices of one fused weight share it

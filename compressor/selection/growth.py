@@ -1,8 +1,8 @@
 """Ω that grows during training: ID3's step-by-step unmasking, and for comparison a new choice at every step.
 
-One vector holds the values of all places, whatever matrix they come to lie in. Nothing is masked: what is not chosen is no
-parameter, so it keeps its bits. A place that joins late has its own step count, so Adam's bias correction is right from its
-first update (with a count shared by the tensor that update would be up to 3.2 times too large).
+One vector holds the values of all positions, of whatever matrix. Nothing is masked: unchosen weights are not parameters, so
+they keep their bits. A position added late has its own step count, so Adam's bias correction is right from its first update
+(with a count shared by the tensor that update would be up to 3.2 times too large).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from compressor.selection.finite import require_finite
 from compressor.selection.gradients import Heuristic
 
 COHORTS = 32
-"""Most times that Ω grows with `schedule: cohorts`."""
+"""Largest number of times that Ω grows with `schedule: cohorts`."""
 
 
 def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int] = ()) -> dict[int, int]:
     """Step (from 1) -> number of entries chosen from then on; the last target is `budget`.
 
-    `exact` grows at every step by B/T (ID3 section 3), `cohorts` at most 32 times. Where B is smaller than the number of
-    times, the places come evenly spaced, one at a time. Each of `stops` that a step would leap over is a target, too.
+    `exact` grows at every step by B/T (ID3 section 3), `cohorts` at most 32 times. If B is smaller than the number of times,
+    positions are added evenly spaced, one at a time. Each of `stops` that a step would skip is a target, too.
     """
     times = steps if schedule == "exact" else min(COHORTS, steps)
     at = [1 + number * steps // times for number in range(times)]
@@ -64,8 +64,8 @@ class Growth(Change):
     """The chosen entries of `matrices` and their values.
 
     `values` (B,) is the one parameter; `matrix` (B,) is the number of an entry's matrix, `index` (B,) its flat index there;
-    the first `count` are in use. `schedule` determines when they become more; with `repeat` all are chosen anew each time, and
-    entries left out return to their first value.
+    the first `count` are in use. `schedule` determines when their number grows; with `repeat` all are chosen again each time,
+    and deselected entries return to their initial value.
     """
 
     kind = "growth"
@@ -95,7 +95,7 @@ class Growth(Change):
     def slots(self, number: int) -> Tensor:
         """Positions in `values` of the entries of matrix `number`."""
         used = int(self.count)
-        if not used:  # also on a weightless model, where nothing can be counted
+        if not used:  # also for a weightless model, whose values cannot be read
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         return (self.matrix[:used] == number).nonzero().flatten()
 
@@ -113,7 +113,7 @@ class Growing(Delta):
 
     def __init__(self, growth: Growth, number: int):
         super().__init__()
-        # in a tuple: the growth is a module of the model once, not of every link
+        # in a tuple, so that it is registered as a submodule only once, not for every link
         self._growth, self.number, self.group = (growth,), number, growth.group
 
     @property
@@ -202,7 +202,7 @@ def _average(gradients: list[Tensor]) -> None:
 def plant(model: nn.Module, growth: Growth) -> None:
     """Attach growing links to the growth's matrices in a frozen model; `model.growth` then holds the trainable values.
 
-    Raises UserError E401 where the budget is no place, or more than the matrices have.
+    Raises UserError E401 if the budget is zero, or more than the matrices have entries.
     """
     spendable(len(growth.values), sum(matrix.original.numel() for matrix in growth.matrices))
     model.growth = growth
@@ -216,7 +216,7 @@ def grower_of(
     """The grower of a model prepared by `plant`, for a training of `steps`. Raises UserError E408 for unreachable stops."""
     growth = model.growth
     budget = len(growth.values)
-    # a fresh choice has its whole budget at every step
+    # `repeat` uses the full budget at every step
     targets = growth_targets(budget, steps, growth.schedule, stops)
     missed = sorted(set(stops) - set(targets.values()))
     if missed:

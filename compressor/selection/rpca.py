@@ -1,8 +1,8 @@
 """Robust PCA by greedy bilateral smoothing (GreBsmo, Zhou & Tao 2013), as DSEE section 3.2 uses it: W ≈ U V + S.
 
-U V is low-rank and grown in steps; S is sparse; the places of S's largest entries are where DSEE puts its sparse update.
-DSEE's code keeps λ at 0.01, below most weights, so S explains them alone and U V finds no low-rank part; and it runs to rank
-496, where U V is nearly the whole matrix and S arbitrary. By default λ falls to 0.01 and the rank stops at 16 (settings.py).
+U V is low-rank and grown in steps; S is sparse; DSEE puts its sparse update at the positions of S's largest entries. DSEE's
+code keeps λ at 0.01, below most weights, so S alone explains them and U V finds no low-rank part; and it runs to rank 496,
+where U V is nearly the whole matrix and S arbitrary. By default λ falls to 0.01 and the rank stops at 16 (settings.py).
 """
 
 from __future__ import annotations

@@ -11,4 +11,4 @@ Scope = Literal["matrix", "layer", "global"]
 SCORES: tuple[str, ...] = (*WeightScore.__args__, *DataScore.__args__)
 SCOPES: tuple[str, ...] = Scope.__args__
 DATA_SCORES: tuple[str, ...] = DataScore.__args__
-"""Scores that look at the task's gradients; the others look at the weights alone."""
+"""Scores computed from the task's gradients; the others use only the weights."""

@@ -1,7 +1,7 @@
 """Ω within the tensors that another method adds: A and B of a low-rank update, or the tensors of an adapter.
 
-They stand still at their start. What moves is values on Ω of them, by the same links as on a weight; when training is done
-the values are merged into the tensors, so that a plain low-rank update or adapter is left.
+They are frozen at their initial values. Only values on Ω are trained, by the same links as on a weight; after training the
+values are merged into the tensors, which gives a plain low-rank update or adapter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The papers' bit-level storage in closed form: what a delta needs on disk, without its task head. Torch-free.
 
-Every function gives a `StoredBits`, in scalars and mask entries rather than in bits, so that it can be compared with what a
-delta file really holds (`compressor.storage.delta_file.stored`).
+Every function returns a `StoredBits`, in scalars and mask entries rather than in bits, for comparison with the contents of a
+delta file (`compressor.storage.delta_file.stored`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class StoredBits:
     """What is stored: `scalars` of `width` bits, `indices` of 32 bits, `mask_entries` of one bit (ProPETL section 4.3).
 
-    `pruned_entries` are those of the masks over weights, a bit each too: they were chosen, not learned.
+    `pruned_entries` are entries of masks over weights, also one bit each: they are chosen, not trained.
     """
 
     scalars: int = 0

@@ -79,7 +79,7 @@ def describe_changes(model: nn.Module) -> tuple[dict, Tensors]:
 def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
     """(path, section of the description, changes at that path), in the order of the model."""
     for path, owner, name in chains(model):
-        if isinstance(owner, PlainTensors):  # values on a change's own tensors: it is stored with them in
+        if isinstance(owner, PlainTensors):  # values on a change's own tensors are stored merged into them
             continue
         yield f"{path}.{name}", "links", chain(owner, name)
     for path, owner in model.named_modules():
@@ -150,8 +150,8 @@ def rebuild(settings: dict, tensors: Tensors, prototypes: Mapping[str, Shared]) 
 
 
 def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
-    """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing,
-    ValueError where one has another size or type."""
+    """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing, ValueError
+    if one has another size or type."""
     prototypes = shared_of(description, tensors)
     for key, changes in description["links"].items():
         for index, settings in enumerate(changes):
@@ -177,7 +177,7 @@ def _restore_link(model: nn.Module, key: str, link: Delta) -> None:
     stored = original(owner, name)
     if not link.fits(stored):
         raise ValueError(f"{key}: its change has another size or type")
-    attach(owner, link.to(stored.device), name, check=False)  # many links: computing every weight would take longest
+    attach(owner, link.to(stored.device), name, check=False)  # many links: computing every weight would be slow
 
 
 def select(tensors: Tensors, prefix: str) -> Tensors:

@@ -17,18 +17,18 @@ from compressor.storage.layout import SECTIONS
 class Comparison:
     """Comparison of one matrix (or inserted module) in both files; None where a figure is undefined.
 
-    `jaccard` is |Ω ∩ Ω'| / |Ω ∪ Ω'| of the sparse places, or of the masks' ones where both see a prototype through masks.
+    `jaccard` is |Ω ∩ Ω'| / |Ω ∪ Ω'| of the supports, or of the masks' ones if both mask a prototype.
     """
 
     place: str
     kinds: tuple[str, str]
-    """Of each file, `-` where it leaves the place alone."""
+    """Kind of change in each file, `-` if it does not change the matrix."""
     norms: tuple[float, float]
     """Frobenius norm of ΔW; for an inserted module, of its tensors."""
     cosine: float | None
     jaccard: float | None
     reason: str = ""
-    """Why there is no cosine; empty where there is one."""
+    """Why there is no cosine; empty if there is one."""
 
 
 Pieces = list[Tensor | tuple[Tensor, Tensor]]
@@ -72,7 +72,7 @@ def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
     kinds = tuple("+".join(change.kind for change in changes) or "-" for changes in (mine, other))
-    # models cut in two ways, and inserted modules of two widths, have no entries in common
+    # differently pruned models, and inserted modules of different widths, cannot be compared entry by entry
     if not alike:
         return Comparison(place, kinds, norms, None, None, PRUNED_APART)
     if len({len(piece) for side in pieces for piece in side if not isinstance(piece, tuple)}) > 1:

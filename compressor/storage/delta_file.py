@@ -1,6 +1,6 @@
 """A tuned task in one small file: every change of a base, and the task head, without the base (see docs/deltas.md).
 
-`write` and `read` are the format; `compressor.storage.live` puts a file on a model.
+`write` and `read` implement the format; `compressor.storage.live` attaches a file to a model.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from compressor.storage.description import check
 from compressor.storage.layout import accounts, compact, expand, slots
 
 FORMAT, READABLE = 3, (1, 2, 3)
-"""Format 1 knows no masks over weights, format 2 no heads on tokens."""
+"""Current format, and the formats that can be read. Format 1 has no masks over weights, format 2 no token-level heads."""
 KEY = "compress_delta"
 """The only metadata key, because safetensors writes several in any order; its value is the description."""
 
 HEADER_LIMIT = 4096
-"""Bytes, safetensors' length field included. A longer description becomes a tensor of its own."""
+"""Largest header in bytes, with safetensors' length field. A longer description is stored as a tensor."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ class DeltaFile:
     """Contents of a delta file, ready for `storage.restore(model, changes, tensors)`."""
 
     base: str
-    """The reference that the user wrote; `base_sha256` tells whether another one is the same model."""
+    """The base model as the user named it; `base_sha256` identifies it."""
     base_sha256: str
     labels: list[str]
     kept: Kept
     layout: dict[str, Any]
     """The changes as the file describes them, see layout.py."""
     stored: dict[str, Tensor]
-    """The tensors of the changes that lie in this file."""
+    """The tensors of the changes stored in this file."""
     head: dict[str, Tensor] | None
-    """None where it was left out; empty where all of the head is the base's."""
+    """None if it was left out; empty if the head is the base's own."""
     sha256: str
-    """Over what is written in the file and every tensor."""
+    """Checksum over the description and every tensor."""
     auto_class: str = SEQUENCES
-    """Of the model that it was tuned in."""
+    """Auto class of the tuned model."""
     shared: DeltaFile | None = None
-    """The file beside it that holds what this task shares with others."""
+    """The file in the same folder with what this task shares with others."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def write(
 ) -> None:
     """Write every change of `model`, and its task head, to `path`, atomically.
 
-    Raises UserError E312 where a delta cannot hold what was done to the model.
+    Raises UserError E312 if the changes of the model cannot be stored as a delta.
     """
     changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
@@ -182,14 +182,14 @@ def header_size(data: bytes) -> int:
 def read(path: Path | str) -> DeltaFile:
     """Read the delta file `path` and check it: every byte is described, and the checksum matches.
 
-    Raises UserError E310 for a missing, damaged, cut or foreign file, and for another format; E316 where what the task
-    shares with others is not beside it.
+    Raises UserError E310 for a missing, damaged, truncated or foreign file, and for another format; E316 if the file shared
+    with other tasks is missing.
     """
     return _read(path, alone=False)
 
 
 DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError, MemoryError)
-"""What code that trusts a description raises where it must not; a JSON nested too deeply is a RuntimeError, too."""
+"""Exceptions of code that reads an invalid description; JSON nested too deeply raises RuntimeError."""
 
 
 def damaged(path: Path | str) -> UserError:
@@ -200,7 +200,7 @@ def damaged(path: Path | str) -> UserError:
 def _read(path: Path | str, alone: bool) -> DeltaFile:
     """`read`; with `alone` for a shared file, which must not refer to another file."""
     place = str(path)
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would block
         raise UserError("E310", "not a regular file", "Name the .safetensors file", place)
     try:
         with safe_open(path, "pt") as stream:

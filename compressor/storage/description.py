@@ -12,9 +12,9 @@ from compressor.deltas.sources import Prototype
 from compressor.storage.layout import SECTIONS, blocks_of, unfold
 
 MOST_CHANGES = 100_000
-"""Changes that a file may describe; a short header could say any number of them."""
+"""Largest number of changes in a file; even a short header could claim any number."""
 LONGEST = 10_000
-"""Characters of a name."""
+"""Largest length of a name."""
 
 Name = Annotated[StrictStr, Field(max_length=LONGEST)]
 Size = Annotated[StrictInt, Field(ge=0, lt=2**40)]

@@ -1,8 +1,8 @@
 """A short description of many changes: blocks with equal changes are described once. Torch-free.
 
-`storage.describe` speaks of every matrix of every block; a header of 4 KiB has room for a few lines. So one row stands for all
-blocks (their number in the path is `*`) and for all matrices that are changed alike, and what differs from block to block is a
-list with one value a block. The tensors have no names: they lie one behind another in the order that `slots` walks.
+`storage.describe` lists every matrix of every block; a header of 4 KiB has room for a few lines. So one row covers all blocks
+(their number in the path is `*`) and all matrices with the same change, and values that differ between blocks are a list with
+one value per block. The tensors have no names: they are concatenated in the order of `slots`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 BUFFERS = ("masks", "values", "indices")
-"""Where a change's tensors lie, in the order in which they are walked: packed bits, floats, int32."""
+"""The concatenated tensors of a file in reading order: packed bits, floats, int32."""
 
 SECTIONS = ("links", "inserts")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -54,7 +54,7 @@ def _sizes(prefix: str, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
         if name.startswith(prefix):
             result.setdefault(buffer, {})[name.removeprefix(prefix)] = list(shape)
     values = {tuple(shape): name for name, shape in result.get("values", {}).items()}
-    if "indices" in result:  # of unequal length in every matrix, often: not twice
+    if "indices" in result:  # often of different length in every matrix, so the lengths are stored only once
         result["indices"] = {name: values.get(tuple(shape), shape) for name, shape in result["indices"].items()}
     return result
 

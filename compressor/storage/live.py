@@ -1,6 +1,6 @@
 """A live model under changing deltas: which base it stands on, a delta file put on it in place of another, another task head.
 
-`apply` changes a live model, so that one base in memory serves many tasks; `load` begins with a folder or a hub id.
+`apply` changes a model in memory, so that one base can serve many tasks; `load` also takes a folder or a hub id.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[st
 def apply(model: nn.Module, path: Path | str) -> nn.Module:
     """Apply the task in `path` to a live model, replacing its current task; returns the model, in eval mode.
 
-    The base is not touched: without the delta its weights are bit for bit what they were. Everything is checked before anything
-    is changed. Raises UserError E310, E316 (file), E306 (another base), E311 (base gone, other shapes, another head).
+    The base is not changed: without the delta its weights are bit-identical. Everything is checked before anything is changed.
+    Raises UserError E310, E316 (file), E306 (another base), E311 (base gone, other shapes, another head).
     """
     delta = read(path)
     _check_task(delta, path)

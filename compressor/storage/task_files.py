@@ -1,7 +1,7 @@
 """The tasks of one training on disk: what they share in one file, and one small file per task (ProPETL section 3.4).
 
-A task file holds the task's masks and its head, and names the other by its checksum. `compressor.load(base, delta=FILE)` takes
-it as any delta file; docs/deltas.md has the format.
+A task file holds the task's masks and its head, and names the other by its checksum. `compressor.load(base, delta=FILE)` loads
+it like any delta file; docs/deltas.md has the format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compressor.storage.delta_file import changes_of, save
 from compressor.storage.layout import SECTIONS
 
 SHARED = "_shared.safetensors"
-"""No task is called so: a task's name begins with a letter or a digit."""
+"""Name of the shared file. No task can have it: names of tasks begin with a letter or a digit."""
 
 
 def write_tasks(
@@ -26,7 +26,7 @@ def write_tasks(
     """Write a model of many tasks (`compressor.training.multitask.join_heads`): SHARED, and one NAME.safetensors per task.
 
     `label_names` has the classes of every task, in the order of its outputs. Returns the task files by task. Raises UserError
-    E312 where deltas cannot hold what was done to the model.
+    E312 if the changes of the model cannot be stored as deltas.
     """
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"base": base, "base_sha256": base_sha256, **row_entry(model.config.model_type)}

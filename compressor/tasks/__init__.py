@@ -26,10 +26,10 @@ KINDS = {
     "tokens": Columns("tokens", "tags", pairs=False),
     "generation": Columns("prompt", "target", pairs=False),
 }
-"""Every kind of task; each is a file in `kinds/`."""
+"""Default columns of every kind of task; each kind is a file in `kinds/`."""
 
 PACKED = ".gz"
-"""Ending of a data file packed by gzip, behind that of what is in it."""
+"""Suffix of a gzipped data file, after the suffix of its format."""
 
 
 def ending(path: Path) -> str:
@@ -40,7 +40,7 @@ def ending(path: Path) -> str:
 class Subset(BaseModel):
     """A random sample of the training rows: floor(`share` x rows) of them, without replacement, in the file's order.
 
-    One `seed` draws the same rows every time; labels are not balanced. The validation rows stay whole.
+    One `seed` draws the same rows every time; labels are not balanced. All validation rows are kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -25,7 +25,8 @@ BATCH = 32
 """Rows of a forward pass."""
 
 MOST_OUTPUTS = 2**24
-"""The most logits (64 MiB) of one side of a comparison, or of a forward pass: where outputs are words, that is fewer rows."""
+"""Largest number of logits (64 MiB) of one side of a comparison, or of a forward pass; for outputs over a vocabulary this
+limits the rows."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class MetricInputs:
 @dataclass(frozen=True)
 class Data:
     """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
-    where its tokens are the outputs, which then have no names."""
+    if its tokens are the outputs, which then have no names."""
 
     train: TokenRows
     validation: TokenRows
@@ -116,7 +117,7 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
             if end is not None:
                 check_ends(tokenizer, tokens, split, end, path)
             splits.append(TokenRows(tokens, labels, kind))
-        except UserError as error:  # both files are looked at before anything is fixed
+        except UserError as error:  # faults of both files are collected before they are reported
             faults.append(error)
     if faults:
         raise UserErrors(faults)
@@ -125,7 +126,7 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
 
 def tensor_batches(rows: TokenRows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """(inputs, labels) of rows of similar length, as tensors."""
-    import torch  # reading data must not load it: `compress check` reads them first
+    import torch  # imported here: `compress check` reads data without torch
 
     for chosen in batches(rows.tokens, batch_size):
         batch = pad([rows.tokens[row] for row in chosen], pad_id)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Encoding = dict[str, np.ndarray]
 Forward = Callable[[Encoding], np.ndarray]
-"""A model seen from here: padded int64 arrays (batch, length) -> float logits (batch, classes), or (batch, length, classes)
-where it answers at every token."""
+"""Forward pass of any model: padded int64 arrays (batch, length) -> float logits (batch, classes), or (batch, length, classes)
+if it predicts at every token."""
 
 
 def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[int]]]:
@@ -46,7 +46,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[int | None]:
     """Index of the first token of every word, None for a word without tokens (cut off, or dropped by the tokenizer).
 
-    `offsets` are the characters [start, end) of each token of the row in `words` joined by single spaces; (0, 0) is none.
+    `offsets` are the characters [start, end) of each token of the row in `words` joined by single spaces; (0, 0) means no
+    characters.
     """
     places: list[int | None] = []
     token = begin = 0
@@ -56,7 +57,7 @@ def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> li
             token += 1
         covered = token < len(offsets) and offsets[token][0] < begin + len(word)
         places.append(token if covered else None)
-        token += covered  # one that covers two words is the first's
+        token += covered  # a token over two words belongs to the first
         begin += len(word) + 1
     return places
 
@@ -123,7 +124,7 @@ def metric_inputs_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Arrays (rows, ...) that the function `metric_inputs` of a kind computes from outputs and labels, in the order of rows.
 
-    Outputs are held of one batch at a time: where they are words of a vocabulary, those of a split would not fit into memory.
+    Outputs are held for one batch at a time: logits over a vocabulary for a whole split would not fit into memory.
     """
     predicted: list[np.ndarray | None] = [None] * len(rows)
     expected: list[np.ndarray | None] = [None] * len(rows)

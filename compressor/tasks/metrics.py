@@ -1,4 +1,4 @@
-"""Quality metrics of outputs against labels, with confidence intervals: a difference without one proves nothing."""
+"""Quality metrics of outputs against labels, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def margin_noise(reference: np.ndarray, candidate: np.ndarray) -> float:
 
 
 NOISES = 2
-"""A label is undecided where the reference's margin is at most so many standard deviations of the noise."""
+"""A label is undecided if the reference's margin is at most this many standard deviations of the rounding noise."""
 
 
 def decided_labels_agree(reference: np.ndarray, candidate: np.ndarray, noise: float) -> float:
@@ -78,11 +78,11 @@ def two_errors(share: float, predictions: int) -> float:
 def entity_starts(tags: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the first and of the last word of every entity, in order.
 
-    `tags` (words,) are 0 outside, 2k + 1 at the beginning of an entity of type k, 2k + 2 inside; `rows` (words,) tell sentences
-    apart. What goes on behind another type, or behind nothing, begins an entity (conlleval; seqeval's default).
+    `tags` (words,) are 0 outside, 2k + 1 at the beginning of an entity of type k, 2k + 2 inside; `rows` (words,) are the
+    numbers of their sentences. An I- tag that does not follow its own type begins an entity (conlleval; seqeval's default).
     """
     types, inside = (tags - 1) // 2, tags > 0
-    continues = np.zeros(len(tags), dtype=bool)  # with the word before it
+    continues = np.zeros(len(tags), dtype=bool)  # continued from the previous word
     continues[1:] = inside[1:] & inside[:-1] & (tags[1:] % 2 == 0) & (types[1:] == types[:-1]) & (rows[1:] == rows[:-1])
     followed = np.append(continues[1:], False)
     return np.flatnonzero(inside & ~continues), np.flatnonzero(inside & ~followed)
@@ -100,7 +100,7 @@ def word_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 LEAST = -700.0
-"""Log-likelihood of a token whose exp and inverse are numbers still."""
+"""Lowest log-likelihood of a token: its exp and inverse are still finite."""
 
 
 def log_likelihood(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -135,7 +135,7 @@ def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
     """A correlation of scipy's, 0 where it is not defined."""
-    from scipy import stats  # takes longer to import than all else that checking a pipeline file needs
+    from scipy import stats  # imported here: it would dominate the time of checking a pipeline file
 
     outputs, labels = (values.astype(np.float64) for values in (outputs[:, 0], labels))
     if not all(np.isfinite(values).all() and np.ptp(values) > 0 for values in (outputs, labels)):
@@ -146,7 +146,7 @@ def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
 def concordance(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Lin's concordance of two arrays of outputs (rows, 1): 2 cov / (var + var + (difference of means)²), in [-1, 1].
 
-    1 only where both are equal: unlike a correlation, it falls with what is shifted or stretched (Lin 1989).
+    1 only where both are equal: unlike a correlation, it also decreases with offset and scale (Lin 1989).
     """
     reference, candidate = (values[:, 0].astype(np.float64) for values in (reference, candidate))
     if np.array_equal(reference, candidate):

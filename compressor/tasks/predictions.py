@@ -1,7 +1,7 @@
 """Which outputs of a model are predictions: one per row, or one at every token that has a label.
 
-The labels of a split determine it: (rows,), or (rows, longest) with IGNORED at every token without one. Outputs of a split
-are (predictions, outputs) either way, row after row, so that comparisons of two models need not distinguish them.
+The shape of a split's labels determines it: (rows,), or (rows, longest) with IGNORED at every token without one. Outputs of a
+split are (predictions, outputs) either way, row after row, so that comparisons of two models need not distinguish them.
 """
 
 from __future__ import annotations

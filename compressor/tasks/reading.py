@@ -26,11 +26,11 @@ from compressor.text_files import FileKind, decode, read_bytes, too_large
 
 Rows = list[tuple[int, dict[str, object]]]
 WORD_FILES = (".conll", ".txt")
-"""Endings of files with a word a line; a row's line is that of its first word, and the others follow it."""
+"""Endings of files with a word a line; the line number of a row is that of its first word."""
 
 
 MOST_LEVELS = 50
-"""Of lists and objects in a JSON row; the kinds that are known need two."""
+"""Deepest nesting of a JSON row; the existing kinds of tasks need two levels."""
 DATA = FileKind(
     noun="data file",
     most=512 * 1024**2,
@@ -81,7 +81,7 @@ def read_task(task: TaskConfig) -> TaskData:
 
 def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: TaskKind) -> Split:
     """The rows that `subset` samples. Raises UserError E211 when they lack what training needs."""
-    # the share as it is written: 0.29 of 100 rows are 29, though 0.29 * 100 is below that in floating point
+    # the share as written: 0.29 of 100 rows is 29, although 0.29 * 100 is slightly less in floating point
     count = int(Fraction(str(subset.share)) * len(train))
     rows = sorted(random.Random(subset.seed).sample(range(len(train)), count))
     labels = [train.labels[row] for row in rows]
@@ -117,7 +117,7 @@ def _nearest_column(name: str, columns: list[str]) -> str:
 def _is_number(text: Any) -> bool:
     try:
         float(text)
-    except (ValueError, TypeError):  # a tuple of words is none
+    except (ValueError, TypeError):  # not a tuple of words
         return False
     return True
 
@@ -125,7 +125,7 @@ def _is_number(text: Any) -> bool:
 def read_rows(path: Path) -> Rows:
     """Read every row with the number of its first line. Raises UserError E201, E202, E203, E210, E215, E216."""
     readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
-    if ending(path) not in readers and os.path.isfile(path):  # a folder or a pipe is called so, whatever its ending
+    if ending(path) not in readers and os.path.isfile(path):  # a folder or a pipe is reported as such, whatever its suffix
         fix = f"Use {', '.join(readers)}, optionally compressed ({PACKED})"
         raise UserError("E202", f"unknown file extension '{ending(path) or path.suffix}'", fix, str(path))
     text = data_text(path)
@@ -141,7 +141,7 @@ def data_text(path: Path) -> str:
 def _unpacked(content: bytes, path: Path) -> bytes:
     """Decompress gzip data and check its checksums. Raises UserError E201 for damaged data, E215 if it is too large."""
     unpacked = b""
-    while content:  # a file may be several, one behind the other
+    while content:  # a gzip file may consist of several members
         reader = zlib.decompressobj(wbits=31)
         try:
             unpacked += reader.decompress(content, DATA.most + 1 - len(unpacked))
@@ -167,7 +167,7 @@ def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
 def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
     # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # one for the whole process, 131,072 at first
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a process-wide limit, 131,072 by default
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:
@@ -236,7 +236,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
-"""Of a row; building one for every line would take longer than reading it."""
+"""Decoder of a JSON row; creating one for every line would take longer than decoding."""
 
 
 def _levels(value: Any) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[str]
-"""Of a split: one a row, or one a word of each row, or a text whose tokens a kind's `encode` makes labels of."""
+"""Labels of a split: one per row, or one per word of each row, or a text whose tokens a kind's `encode` turns into labels."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The kinds of tasks and all their differences, one object per kind: `kind_of("regression")`.
 
-A new kind is a file here with a `KIND` row, and a word in `KINDS`.
+A new kind is a file in `kinds/` with a `KIND` row, and a name in `KINDS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Example = tuple[tuple[Any, ...], Any]
-"""The texts of a row, one a column (text, or a tuple of words), and its label."""
+"""The texts of a row, one per column (text, or a tuple of words), and its label."""
 Column = Sequence[tuple[int, Any]]
 """(line, label) of every row of a file."""
 
@@ -35,9 +35,9 @@ class Metric:
     """A quality metric. Of a kind's main metric, larger is better: one that falls is negated or inverted.
 
     `value` takes the two arrays (rows, ...) that the kind's `metric_inputs` computes from outputs and labels. `key` names it
-    in metadata, `name` in sentences; 100 times the value is shown, with `unit` behind it, and in a summary `aside`: the same in
-    other words. `note` is what a reader of a report must know besides. `chance` is the value of one constant prediction for
-    every row, where no trained model gets the same.
+    in metadata, `name` in sentences; it is shown times 100, followed by `unit`, and in a summary with `aside`, the same in
+    other words. `note` is an explanation for readers of a report. `chance` is the value of a constant prediction for every
+    row, if a trained model cannot have the same value.
     """
 
     key: str
@@ -53,10 +53,10 @@ class Metric:
 class Agreement:
     """Agreement of two models' predictions, whatever the labels are.
 
-    `measure` takes two arrays of outputs (predictions, outputs) and gives 1.0 where they predict the same; how far a hop must
-    reach stands in export/parity/bounds.py. `name` heads a column, `words` come before the share. `chance` of (a share,
-    predictions) is how far that many predictions may be below a share that holds for all. `beyond` is `measure` without the
-    predictions that a noise of their margins alone may turn.
+    `measure` takes two arrays of outputs (predictions, outputs) and returns 1.0 if they agree completely; the required values
+    are in export/parity/bounds.py. `name` is the heading of a column, `words` precede the share in a sentence. `chance` of (a
+    share, predictions) is the sampling error of that share on so many predictions. `beyond` is `measure` without the
+    predictions that rounding noise of their margins alone may flip.
     """
 
     measure: Callable[[np.ndarray, np.ndarray], float]
@@ -74,21 +74,21 @@ class TaskKind:
     - `outputs`: (task, the training labels) -> the names of the model's outputs; raises UserError E208;
     - `targets`: (file, its labels, the outputs' names) -> what loss and metrics take; raises UserError E208, E209;
     - `lacks`: (targets of a part of the rows, the outputs' names) -> what is missing for a training on it, or None;
-    - `start`: (model, training targets) -> None: what is known of a fresh task head before any training is written into it;
+    - `start`: (model, training targets) -> None: initializes a fresh task head;
     - `loss`: (outputs as the model gives them, labels (rows, ...), reduction over rows "mean" or "sum") -> a scalar;
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
-    - `metrics`: the first is the one that gates, intervals and reports are about;
+    - `metrics`: the first is the one for checks, intervals and reports;
     - `predicted_labels`: outputs -> the labels that the model itself predicts;
-    - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> what a client gets, a
-      dataclass that is shown by `str`; raises UserError E717;
-    - `written`: a client's text as the model was trained to read it; raises UserError E717;
-    - `auto_class`: whose task head the model has (`compressor.models.hub`);
+    - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> the prediction for a
+      client, a dataclass printed by `str`; raises UserError E717;
+    - `written`: a client's text in the form of the training texts; raises UserError E717;
+    - `auto_class`: transformers' Auto class of the model (`compressor.models.hub`);
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which mark where the model predicts
       (`compressor.tasks.predictions`); raises UserError E213;
     - `grain`: labels (rows, ...) -> how far one prediction can move the main metric;
-    - `gates`: the metric whose loss is bounded, where that is not the main one;
+    - `gates`: the metric whose loss is bounded, if that is not the main one;
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
-    - `constant`: targets -> the most that one constant prediction for every row reaches of the first metric, None if undefined;
+    - `constant`: targets -> the best value of the first metric for a constant prediction, None if undefined;
     - `metric_inputs`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
       that rows can be resampled; its result for a row does not depend on the others.
     """

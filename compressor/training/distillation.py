@@ -16,14 +16,15 @@ from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
 
 HIDDEN_WEIGHT = 1.0
-"""Of the distance between hidden states, beside the loss on logits or labels."""
+"""Weight of the distance between hidden states, relative to the loss on logits or labels."""
 
 
 def hidden_distance(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Mean over blocks, rows and a row's real tokens of ‖s - t‖² / ‖t‖², the squared error in units of the teacher's length.
 
-    States are (batch, length, hidden), one a block; `mask` (batch, length) is 1 for real tokens. A row counts as one however
-    long it is, so that batches accumulate as they add up. Token by token, because a few have lengths far above all others'.
+    States are (batch, length, hidden), one a block; `mask` (batch, length) is 1 for real tokens. Every row has the same weight
+    whatever its length, so that accumulated batches give the same step. The distance is normalized per token, because a few
+    tokens have much larger norms than all others.
     """
     real = mask.to(student[0].dtype)
     distances = []
@@ -38,8 +39,8 @@ class HiddenTeacher:
     """The dense model as a live teacher of a student that was pruned from it: every remaining block learns the hidden states of
     the same block of the dense model (T5: of the encoder and of the decoder).
 
-    It costs its own weights in memory and a forward pass at each step; it draws nothing and trains nothing. `logits`: learn
-    those, too; with `weight` 0, alone.
+    It costs its own weights in memory and a forward pass at each step; it uses no random numbers and trains nothing. `logits`:
+    distil those, too; with `weight` 0, only those.
     """
 
     def __init__(self, dense: nn.Module, student: nn.Module, *, weight: float = HIDDEN_WEIGHT, logits: bool = False):

@@ -1,7 +1,8 @@
 """Many tasks on one base (ProPETL section 3.4): batches of one task each, a head per task, masks that tasks share.
 
-`join_heads` makes one model of several tasks; `compressor.methods.apply` then gives each task its mask. Which task computes is
-said by `model.compression.tasks`, and by the keyword `task` of the model's forward. Such a model is trained on a `Mixture`.
+`join_heads` makes one model of several tasks; `compressor.methods.apply` then gives each task its mask.
+`model.compression.tasks`, and the keyword `task` of the model's forward, select the active task. Such a model is trained on a
+`Mixture`.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ def probabilities(sizes: Sequence[int], temperature: float) -> np.ndarray:
     if not temperature > 0:
         raise ValueError(f"temperature {temperature} is not positive")
     logs = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
-    weights = np.exp(logs - logs.max())  # a small temperature would underflow all of them
+    weights = np.exp(logs - logs.max())  # with a small temperature all of them would underflow
     return weights / weights.sum()
 
 
 class TaskSampler(torch.utils.data.Sampler[int]):
     """Row numbers of one epoch, for tasks one after another: `batch` rows of one task in every optimizer step.
 
-    A step's task is drawn with `probabilities`. A task hands out its rows in a shuffled order, and in a new one when all were
-    seen. Both follow from seed and step alone: an epoch that is taken up in the middle goes on as if it had not stopped.
+    A step's task is drawn with `probabilities`. The rows of a task are shuffled, and again after each pass. Both depend only
+    on seed and step: an epoch resumed in the middle continues as if it had not stopped.
     """
 
     def __init__(self, sizes: Sequence[int], temperature: float, batch: int, seed: int):
@@ -60,7 +61,7 @@ class TaskSampler(torch.utils.data.Sampler[int]):
     def tasks(self, steps: int) -> np.ndarray:
         """The tasks of the first `steps` steps of the training, int64 (steps,)."""
         drawn = np.searchsorted(self.bounds, np.random.default_rng([self.seed, 0]).random(steps), side="right")
-        return drawn.clip(max=len(self.sizes) - 1)  # the last bound may be a rounding below 1
+        return drawn.clip(max=len(self.sizes) - 1)  # by rounding, the last bound may be slightly below 1
 
     def _rows(self, task: int, taken: int) -> Iterator[int]:
         """Endless row numbers of one task, after the first `taken`."""
@@ -123,7 +124,8 @@ class TaskScores(nn.Module):
 def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
     """Join the heads of (task, model) pairs on one base into one model: the first, changed in place.
 
-    Its forward takes a keyword `task`, the number of the task that computes from then on; `model.compression.tasks` names them.
+    Its forward takes a keyword `task`, the number of the task that is active from then on; `model.compression.tasks` names
+    them.
     """
     names, first, heads = [], None, []
     for name, model in models:

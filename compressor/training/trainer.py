@@ -1,6 +1,6 @@
 """Tune and recover on Hugging Face's Trainer, with optional distillation: from precomputed logits, or a live teacher.
 
-A training that is cut off goes on from its last checkpoint and ends in the same bits.
+An interrupted training resumes from its last checkpoint and gives bit-identical results.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Schedule:
     epochs: float
     learning_rate: float
     mask_learning_rate: float | None = None
-    """Of ProPETL's scores and diff pruning's gates; None: as everything else."""
+    """Learning rate of ProPETL's scores and diff pruning's gates; None: `learning_rate`."""
     final_learning_rate: float | None = None
-    """Of what diff pruning trains behind its projection; None: `learning_rate`."""
+    """Learning rate of diff pruning after its projection; None: `learning_rate`."""
     batch_size: int = 32
     accumulate: int = 1
-    """Batches whose gradients make one step."""
+    """Number of batches whose gradients are accumulated in one step."""
     warmup: float = 0.06
     weight_decay: float = 0.0
     seed: int = 0
@@ -130,8 +130,8 @@ class TaskTrainer(Trainer):
     trained by the gradients of their factors, and checkpoints of the trained tensors instead of the whole model.
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
-    that may add to the loss, `share` is the fraction of the rate at a step (from 0), where that is not one linear decay;
-    `teacher` is a live one.
+    that may add to the loss, `share` is the learning rate at a step (from 0) relative to its peak, if it is not one linear
+    decay; `teacher` is a model in memory.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ class TaskTrainer(Trainer):
         super().__init__(**arguments)
         self.teacher = teacher
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
-        # encoders take **kwargs, from which Trainer concludes that their loss is a token sum: accumulation then doubles it
+        # encoders take **kwargs, from which Trainer concludes that their loss is a sum over tokens: accumulation would double
+        # it
         self.model_accepts_loss_kwargs = False
 
     def train(self, *arguments, **options):
@@ -168,7 +169,7 @@ class TaskTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: TrainingRows | None = None) -> torch.utils.data.Sampler:
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        if hasattr(self.train_dataset, "sampler"):  # many tasks: a step's batches, on all processes, are of one
+        if hasattr(self.train_dataset, "sampler"):  # many tasks: all batches of a step, on all processes, are from one task
             return self.train_dataset.sampler(size * self.args.world_size, self.args.data_seed)
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
@@ -240,7 +241,7 @@ class _Dense(TrainerCallback):
         gated = gates_of(self.links)
         if gated and state.global_step == self.first:
             project(gated)
-            optimizer.state.clear()  # another training begins: no momentum of what was projected away
+            optimizer.state.clear()  # a new training begins, without momentum of the removed positions
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         for link in self.links:
@@ -294,9 +295,9 @@ def train(
 ) -> list[dict]:
     """Train the parameters with `requires_grad`, in place; returns the logged losses ({"step", "loss"}).
 
-    On the GPU where torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a
-    checkpoint goes to `work`; a call that finds one there goes on from it. Raises UserError E406 when a parameter is no
-    longer finite. Where Ω grows, `on_stop` is called with each of `stops` while exactly so many places are chosen.
+    Uses the GPU if torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a checkpoint
+    is written to `work`; a call that finds one there resumes from it. Raises UserError E406 when a parameter is no longer
+    finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen.
     """
     callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
     trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)

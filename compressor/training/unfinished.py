@@ -1,7 +1,7 @@
 """Checkpoints of an interrupted training, which resumes with identical results; their folder is never published.
 
-Only trainable parameters and buffers that change are stored, beside what Trainer keeps of optimizer, schedule and random state.
-A manifest is written last, so a checkpoint that was cut off itself is not one.
+Only trainable parameters and changing buffers are stored, with Trainer's optimizer, schedule and random state. The manifest is
+written last, so an incomplete checkpoint is never used.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from export.parity.compare import ParityResult
 
 MOST_EXCLUDED = 0.5
-"""Share of the matrices that may stay in fp32 before int8 is given up: beyond it little of its speed is left."""
+"""Largest share of matrices left in fp32 before int8 is given up: beyond it little speed is gained."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One candidate file. `excluded` are the matrices that stay fp32 in it, `ms` its median time and `speed` that of the
-    fastest fp32 file over it, both of its last run by the clock, `result` its comparison with the fp32 model in PyTorch,
-    `verdict` why it is kept or not."""
+    fastest fp32 file over it, both of the last timing, `result` its comparison with the fp32 model in PyTorch, `verdict` why
+    it is kept or not."""
 
     runtime: str
     precision: str
@@ -73,9 +73,9 @@ def choose_candidate(
 ) -> tuple[Candidate, list[Candidate]]:
     """(the trial that is kept, all trials with their verdicts: those that were evaluated, in order, then slower ones).
 
-    The fastest is judged first. `clock` times trials in one run, `judge` gives one its verdict; `spared` makes files of an int8
-    trial with ever more matrices left in fp32: the first within the budget is timed again beside what is still waiting,
-    and takes its place among them. fp32 trials come with their verdict; one of them is kept when nothing faster may be.
+    The fastest is judged first. `clock` times trials in one run, `judge` sets the verdict of one; `spared` writes files of an
+    int8 trial with more and more matrices left in fp32: the first within the budget is timed again with the remaining trials,
+    and ranked among them. fp32 trials already have a verdict; one of them is kept if nothing faster passes.
     """
     waiting, seen = clock(trials), {}
     while True:

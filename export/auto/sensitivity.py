@@ -1,8 +1,8 @@
 """Sensitivity to int8, simulated in PyTorch: of every matrix alone, and of the outputs when all are rounded.
 
-No runtime is used: one file for every matrix would take longest. Both runtimes quantize weights alike; their activations
-differ (dynamic or static), and so does this. Whether a model is good enough is decided on the real files; `rounded` gives
-the change of a sound file's outputs on any task: ONNX Runtime's dynamic int8 changes them as far within a few percent.
+No runtime is used: writing one file for every matrix would be slow. Both runtimes quantize weights in the same way; activation
+scales differ (dynamic or static), as they do here. The real files decide whether a model is good enough. `rounded` predicts
+the change of a correct file's outputs on any task: for ONNX Runtime's dynamic int8 within a few percent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def rank(
     outputs) of a model for the tested rows.
 
     Weights get one scale an output channel (embeddings one in all), inputs one scale: of all these rows where `static`, else
-    of each call. Names that are no module with a matrix are left out. The model comes out as it went in.
+    of each call. Names that are not a module with a matrix are left out. The model is unchanged afterwards.
     """
     modules = {name: module for name, module in model.named_modules() if name in set(names) and has_matrix(module)}
     forward = torch_forward(model)
@@ -57,7 +57,7 @@ def rank(
 
 @contextlib.contextmanager
 def rounded(model: nn.Module, excluded: Sequence[str] = (), bits: int = 8) -> Iterator[None]:
-    """Context in which all matrices but those `excluded` (and their inputs, scaled anew in each call) are rounded: the weights
+    """Context in which all matrices but those `excluded` (and their inputs, with scales of each call) are rounded: the weights
     to `bits`. Afterwards the model is as it was.
     """
     with contextlib.ExitStack() as stack:
@@ -101,7 +101,7 @@ def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterato
         return (_rounded(args[0], inputs or (float(args[0].min()), float(args[0].max()))), *args[1:])
 
     weight = module.weight
-    # replaced in this module alone: a tied weight stays what it is elsewhere
+    # replaced in this module only: a tied weight elsewhere is not changed
     module._parameters["weight"] = nn.Parameter(_rounded_weight(module, bits), requires_grad=False)
     handle = None if isinstance(module, nn.Embedding) else module.register_forward_pre_hook(hook)
     try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from export.standalone.source_model import LoadedModel
 
 PROMPTS, LONGEST, NEW = 8, 24, 24
-"""Random prompts, the tokens of the longest, and those that are generated behind each."""
+"""Number of random prompts, tokens of the longest, and tokens generated after each."""
 
 
 def write_generator(
@@ -96,10 +96,10 @@ def compare_generated(
 ) -> tuple[ParityResult, list[bool]]:
     """Compare a file (or encoder and decoder) with its model: the comparison, and which generated tokens agreed.
 
-    The files generate behind random prompts; PyTorch then reads the whole texts at once, without a cache. Its logits are
-    compared with those of the graph on an empty past, on a past, in batches of 1, and with padding on the other side. Every
-    generated token that is also PyTorch's likeliest behind the same tokens counts as agreement: where all do, PyTorch
-    generates the same text. Where it is `required`, raises CheckError E610 with the block where they part, or the cache.
+    The files generate after random prompts; PyTorch then processes the complete texts at once, without a cache. Its logits are
+    compared with those of the graph with an empty cache, with a filled one, in batches of 1, and with padding on the other
+    side. A generated token counts as agreement if it is also PyTorch's likeliest after the same tokens: if all are, PyTorch
+    generates the same text. If `required`, raises CheckError E610 that names the block where they diverge, or the cache.
     """
     sessions = tuple(session(path) for path in paths)
     live = sessions if len(sessions) > 1 else sessions[0]

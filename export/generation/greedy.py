@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PRESENT, PROOF = "present.", "export.json"
 
 Live = "InferenceSession | tuple[InferenceSession, InferenceSession]"
-"""A decoder, or an encoder and the decoder behind it (export/graph/decoder.py)."""
+"""Session of a decoder, or of an encoder and its decoder (export/graph/decoder.py)."""
 
 
 def generate(
@@ -35,8 +35,8 @@ def generate(
 ) -> np.ndarray:
     """The most likely tokens, int64 (batch, up to `max_new_tokens`); stops when every row contains one of `ends`.
 
-    Prompts are int64 (batch, length), with 0 in the mask wherever a row has no token: on the left, the right, or both. Behind
-    its end a row is filled with `pad`. `start` begins the text of a decoder that stands behind an encoder.
+    Prompts are int64 (batch, length), with 0 in the mask wherever a row has no token: on the left, the right, or both. After
+    its end a row is filled with `pad`. `start` is the first token of a decoder with an encoder.
     """
     rows = len(input_ids)
     if isinstance(live, tuple):
@@ -57,7 +57,7 @@ def generate(
 class Decoder:
     """A decoder session with the key and value cache of one batch; a call with the next tokens returns their logits.
 
-    `source` is the result of `encode` for the input texts, where the decoder follows an encoder.
+    `source` is the result of `encode` for the input texts, if there is an encoder.
     """
 
     def __init__(self, session: InferenceSession, rows: int, source: Mapping[str, OrtValue] | None = None):
@@ -101,7 +101,7 @@ def open_generator(
 ) -> Callable[[np.ndarray, np.ndarray, int], np.ndarray]:
     """`generate` on a folder of `compress export`, with its model's end tokens: (ids, mask, most tokens) -> tokens.
 
-    Raises UserError E602 where the folder is no export of a model that generates, or not of that precision.
+    Raises UserError E602 if the folder is not an export of a generating model, or not of that precision.
     """
     return partial(generate, open_live(folder, precision, threads=threads), **facts_of(folder)["generation"])
 

@@ -1,13 +1,11 @@
 """A generative model -> ONNX, with its key and value cache as inputs and outputs, each decoder weight stored once.
 
-There is one graph for the prompt and for each token after it: a prompt is what comes on an empty past (0 tokens long). A
-decoder: `input_ids` and `position_ids` (batch, sequence), `attention_mask` (batch, past + sequence) and the past
-(batch, heads, past, head size) to `logits` and `present`, the past of the next call. Padding may be on either side, or between:
-the mask says what is no token, and position ids count the others. An encoder with a decoder: two graphs. The
-first gives the keys and values that the second attends to, so the matrices that make them are its own.
-
-Names are those that optimum gave such graphs: `past_key_values.0.key`, `present.0.key`; behind an encoder `.decoder.key` and
-`.encoder.key`. A block without attention has none.
+There is one graph for the prompt and for each token after it: a prompt is run with an empty past (0 tokens long). A decoder:
+`input_ids` and `position_ids` (batch, sequence), `attention_mask` (batch, past + sequence) and the past (batch, heads, past,
+head size) to `logits` and `present`, the past of the next call. Padding may be on either side, or in between: the mask is 0
+there, and position ids count the other tokens. An encoder with a decoder: two graphs. The first outputs the keys and values
+that the second attends to, so it contains their matrices. Names follow optimum's: `past_key_values.0.key`, `present.0.key`;
+with an encoder `.decoder.key` and `.encoder.key`. A block without attention has neither.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Blocks = dict[str, Block]
 def trace_generator(model: nn.Module) -> dict[str, onnx.ModelProto]:
     """The unfused graphs of a generative model: `model`, or `encoder_model` and `decoder_model`.
 
-    Raises UserError E623 for a model whose cache is of another kind than keys and values that grow with the tokens.
+    Raises UserError E623 for a model whose cache holds anything but keys and values that grow with the tokens.
     """
     if model.config.is_encoder_decoder:
         return {"encoder_model": trace_encoder(model), "decoder_model": trace_decoder(model)}
@@ -84,7 +82,7 @@ class EncoderGraph(nn.Module):
         self.model, self.config, self.crossed = model, model.config, crossed
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict:
-        # what else the decoder computes of its one token is not asked for, and is no part of the graph
+        # other outputs of the decoder are not requested, so they are not in the graph
         start = input_ids.new_zeros(input_ids.shape[0], 1)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=True)
         layers = outputs.past_key_values.cross_attention_cache.layers
@@ -125,7 +123,7 @@ class StepBehindEncoder(nn.Module):
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         cache.self_attention_cache, cache.cross_attention_cache = map(_cache, sides)
         cache.is_updated = dict.fromkeys(map(int, sides[1]), True)
-        # only its shape is looked at: all that is made of it is in the cache
+        # only its shape is used: everything computed from it is in the cache
         seen = torch.zeros(*encoder_attention_mask.shape, 1)
         outputs = self.model(
             decoder_input_ids=input_ids,

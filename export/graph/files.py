@@ -8,7 +8,7 @@ import onnx
 import onnx_ir
 
 SINGLE_FILE_LIMIT = 2_000_000_000
-"""Bytes; protobuf cannot hold more, so larger models get a MODEL.data file beside them."""
+"""Largest size in bytes of a protobuf file; larger models get a MODEL.data file beside them."""
 
 
 def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> None:
@@ -18,7 +18,7 @@ def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> 
     if sum(value.const_value.nbytes for value in program.graph.initializers.values()) < limit:
         path.write_bytes(proto.SerializeToString(deterministic=True))
         return
-    # onnx.save would empty `proto`, which int8 is still to be made from, and append to an old data file
+    # onnx.save would empty `proto`, which int8 still needs, and append to an old data file
     onnx_ir.save(program, path, external_data=f"{path.name}.data")
 
 

@@ -1,10 +1,10 @@
 """ONNX in half precision, for CUDA and TensorRT: fp16 and bf16 graphs whose sums of squares, softmax and angles stay in fp32.
 
-A graph that is fused for CUDA has norms, and attention where transformers knows its form (not MPNet's or DeBERTa's, whose
-positions are added to it), as single operators; those take fp16 and sum in fp32 inside.
+In a graph fused for CUDA, norms are single operators, as is attention of a supported form (not MPNet's or DeBERTa's, which add
+position terms); these take fp16 and sum in fp32 internally.
 
-ONNX Runtime's CPU runs an fp16 graph (it casts around each operator). It has no kernels for bf16, so such a graph is proven by
-another: the same operators in fp32 with every result rounded to bf16 (`emulated`). The bf16 file itself is not run there.
+ONNX Runtime's CPU runs an fp16 graph (it casts around each operator). It has no kernels for bf16, so a bf16 graph is checked
+by emulation: the same operators in fp32 with every result rounded to bf16 (`emulated`). The bf16 file itself is not run there.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 KEPT_IN_FP32 = ("LayerNormalization", "Softmax", "ReduceMean", "Pow", "Sqrt")
-"""Operators whose sums or squares leave fp16 (65504)."""
+"""Operators whose sums or squares exceed the range of fp16 (65504)."""
 ANGLES = ("Cos", "Sin")
-"""Of rotary positions: an angle of many turns has no digits left for its remainder in fp16."""
+"""Operators of rotary positions: fp16 has too few digits for large angles."""
 LARGEST = 1e4
-"""What constants are cut to: the one that masks attention is the least float, and a sum with -65504 would be infinite."""
+"""Constants are clamped to this magnitude: attention masks contain the lowest float, and a sum with -65504 would be
+infinite."""
 
 
 def half(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, the nodes between them and rotary angles stay in fp32."""
-    # of an extra
+    # part of an optional extra
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     copy = onnx.ModelProto()
@@ -85,7 +86,7 @@ def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
         node = makers.get(name)
         return node.input[0] if node is not None and node.op_type == "Cast" and node.attribute[0].i == to else None
 
-    # of what several nodes in fp32 read it makes one cast a reader, all with the same name
+    # if several fp32 nodes read one value, the converter adds a cast for each, all with the same name
     makers = {name: node for node in proto.graph.node for name in node.output}
     nodes = list({node.output[0]: node for node in proto.graph.node}.values())
     for node in nodes:

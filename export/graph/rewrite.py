@@ -16,13 +16,13 @@ from compressor.models.architectures import COMPRESSED
 from export.runtimes.runtime import Device
 
 WRONG_WHEN_FUSED = ("t5",)
-"""Model types whose logits ONNX Runtime's fusions change: transformers 5.23 makes every attention of T5's decoder, also that to
-its encoder, a GroupQueryAttention, which is wrong from the second block on. The graph as it was traced is right."""
+"""Model types whose logits ONNX Runtime's fusions change: transformers 5.23 makes every attention of T5's decoder, also that
+to its encoder, a GroupQueryAttention, which is wrong from the second block on. The traced, unfused graph is correct."""
 
 
 def can_fuse(model: nn.Module) -> bool:
     """Whether the fusions leave what this model computes, and the names of the matrices that int8 may leave alone."""
-    # fusions would join the deltas of several matrices, and their names would go
+    # fusions would join the deltas of several matrices and lose their names
     return model.config.model_type.removeprefix(COMPRESSED) not in WRONG_WHEN_FUSED and not any(factored(model))
 
 
@@ -31,16 +31,16 @@ def fused(proto: onnx.ModelProto, device: Device = "cpu") -> onnx.ModelProto:
     program = onnx_ir.from_proto(proto)
     fuse_for_onnxruntime(program, device)
     for value in program.graph.initializers.values():
-        value.shape = value.const_value.shape  # transformers notes the scale of attention as (), and stores it as (1,)
+        value.shape = value.const_value.shape  # transformers declares attention's scale with shape (), and stores (1,)
     return onnx_ir.to_proto(program)
 
 
 def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = (), weight_bits: int = 8) -> onnx.ModelProto:
     """The graph with int8 weights (one scale per channel) and activations quantized at run time; embeddings are int8 too.
 
-    The nodes `excluded`, by name, stay as they are. `weight_bits` of 7 is for processors on which products of 8 bits overflow.
+    The nodes named in `excluded` are not quantized. `weight_bits` of 7 is for processors on which products of 8 bits overflow.
     """
-    # a Gemm is made NAME_MatMul and an addition first
+    # a Gemm is first split into NAME_MatMul and an addition
     both = [name for node in excluded for name in (node, f"{node}_MatMul")]
     config = OnnxRuntimeDynamicConfig(per_channel=True, nodes_to_exclude=both, reduce_range=weight_bits == 7)
     quantizer = OnnxRuntimeQuantizer(config)

@@ -1,7 +1,7 @@
 """A transformers model -> one unfused ONNX graph in fp32, which the files of every runtime and precision are made of.
 
-`transformers.exporters` calls itself experimental, so it is used here only, and what it writes is compared with PyTorch
-by whoever calls this (export/parity/compare.py).
+`transformers.exporters` calls itself experimental, so it is used only here, and callers compare its output with PyTorch
+(export/parity/compare.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from export.graph.attention import plain_attention
 
 OPSET = 20
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""The order of a graph's inputs, whatever the tokenizer's; what has another name comes behind them."""
+"""Order of a graph's inputs, independent of the tokenizer; other inputs follow."""
 AXES = ("batch", "sequence")
 PRODUCTS = ("MatMul", "Gemm", "Gather")
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -44,7 +44,7 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
     """Trace the unfused graph with dynamic axes and the weights inside. Raises UserError E601 for too small a sample."""
     if min(encoding["input_ids"].shape) < 2:
         raise UserError("E601", f"sample of shape {encoding['input_ids'].shape}", "Give at least 2 rows of 2 tokens")
-    # a forward with **kwargs would swallow the others and leave dead inputs in the graph
+    # a forward with **kwargs would accept the others and leave unused inputs in the graph
     accepted = inspect.signature(model.forward).parameters
     names = sorted(encoding, key=lambda name: INPUTS.index(name) if name in INPUTS else len(INPUTS))
     inputs = {name: torch.from_numpy(encoding[name]) for name in names if name in accepted}
@@ -55,8 +55,9 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
 def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, Sequence[str | None]]) -> onnx.ModelProto:
     """The unfused graph of any module that has a `config`. `inputs` are its keyword arguments: tensors, or dicts of them.
 
-    `axes` gives each tensor (its names joined by dots, as the graph will call it) a name an axis, None where that is fixed.
-    Axes of one name must be equal. No size of a named axis may be 1, here, and no two should be equal.
+    `axes` gives each tensor (its names joined by dots, as the graph will call it) a name for each axis, None for a fixed one.
+    Axes with the same name must be equal. In the sample no named axis may have size 1, and no two names should have the same
+    size.
     """
 
     def dynamic(name: str, value: Any) -> dict:
@@ -65,13 +66,13 @@ def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, 
         return {place: torch.export.Dim.DYNAMIC for place, axis in enumerate(axes[name]) if axis}
 
     shapes = {name: dynamic(name, value) for name, value in inputs.items()}
-    # transformers hands no `verbose` down to torch's exporter, which would print its progress to stdout
+    # transformers does not pass `verbose` to torch's exporter, which would print its progress to stdout
     with unchanged(model), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as progress:
         program, _ = OnnxExporter().export_program(model, dict(inputs), OnnxConfig(dynamic_shapes=shapes, opset_version=OPSET))
     logging.getLogger(__name__).info("%s", progress.getvalue().strip())
     _name_products(program)
     for node in program.graph.all_nodes():
-        # stack traces and module paths: they hold folders of this machine
+        # stack traces and module paths: they contain local paths
         node.metadata_props.clear()
         node.doc_string = None
     for value in (*program.graph.inputs, *program.graph.outputs):
@@ -95,8 +96,9 @@ def _name_products(program: onnx_ir.Model) -> None:
 def stamp(graph: onnx.ModelProto, model: nn.Module, source: Reference | None = None) -> onnx.ModelProto:
     """Record in a traced graph, in place, the origin of its files: product, task, labels and, if known, the source model.
 
-    Every file that is made of the graph carries it (ONNX's `metadata_props`): `product` with its version, `task`, `labels` (a
-    JSON list by output number), `source` and `source_sha256`. Nothing in it depends on the machine: of a local folder its name.
+    Every file made from the graph has it (ONNX's `metadata_props`): `product` with its version, `task`, `labels` (a JSON list
+    by output number), `source` and `source_sha256`. Nothing in it depends on the machine: for a local folder only its name is
+    stored.
     """
     notes, labels = {"product": f"compress-pipeline {__version__}", "task": "generation"}, model.config.id2label
     if not model.can_generate():

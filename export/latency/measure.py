@@ -1,8 +1,8 @@
 """Latency of several models in one interleaved run, each in a separate process.
 
-Runtimes in one process disturb each other (idle thread pools), and machines drift: so every variant gets a worker, every
-round times every variant once, in shuffled order, and only ratios within one run mean anything. On a GPU the clock is the
-same for all: the process's own, from the call until the card is idle again.
+Runtimes in one process disturb each other (idle thread pools), and the speed of a machine varies over time: so every variant
+gets its own process, every round times every variant once, in shuffled order, and only ratios within one run are meaningful.
+On a GPU, time is measured from the call until the GPU is idle again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from export.runtimes.runtime import Device
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3
-"""Calls of every variant at every shape before the clock counts."""
+"""Untimed calls of every variant at every shape."""
 LEAST_ROUNDS = 5
 
 
@@ -49,15 +49,16 @@ class LatencyVariant:
 
     name: str
     runtime: str
-    """A word of export/runtimes/runtime_registry.py, or how PyTorch runs: "pytorch", "torch.compile" or "cuda graphs"."""
+    """A runtime of export/runtimes/runtime_registry.py, or a way to run PyTorch: "pytorch", "torch.compile" or "cuda
+    graphs"."""
     path: Path
     device: Device = "cpu"
     half: bool = False
-    """PyTorch's weights and activations in fp16; a file of a runtime has the precision that it was written in."""
+    """Whether PyTorch uses fp16; a file of a runtime has its own precision."""
     vocabulary: int = 1000
     """Token ids are drawn below this."""
     end: int | None = None
-    """The end of sentence, for a model that wants one in each row."""
+    """The end-of-sentence token, for a model that needs one in each row."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Worker:
         status = self.process.wait()
         self.log.seek(0)
         last = next((text.strip() for text in reversed(self.log.read().splitlines()) if text.strip()), "no message")
-        # killed by a signal (out of memory, say), it left no message of its own
+        # killed by a signal (out of memory, say), it printed no message
         last += f" (killed by signal {-status})" if status < 0 else ""
         raise Unmeasurable(self.variant.name, last)
 
@@ -202,7 +203,7 @@ def time_shape(
 ) -> list[Measurement]:
     """Time interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603."""
     times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
-    # the first call of a shape may compile: side by side, for nothing is timed yet
+    # the first call of a shape may compile: all at once, because nothing is timed yet
     for worker in live:
         worker.start(batch, length)
     for worker in live:

@@ -1,9 +1,9 @@
 """How long the parts of a model take in a runtime: a table that prices every pruned model of the same dense one.
 
-Whole models are timed, with all blocks at one width, in one interleaved run: caches, fusions and threads are then those of a
-real model, which a block of its own would not have. The differences to the dense model, shared out among the blocks, are what
-a sublayer of so many units takes; between the measured widths the table is linear (ZipLM, Kurtic et al. 2023, section 3.3,
-prices its choices by such a table).
+Whole models are timed, with all blocks at one width, in one interleaved run: caches, fusions and threads then behave as in a
+real model, unlike in a single block. The differences to the dense model, divided among the blocks, give the time of a sublayer
+with so many units; between the measured widths the table is linear (ZipLM, Kurtic et al. 2023, section 3.3, prices its choices
+by such a table).
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from export.latency.measure import LatencyVariant, Measurement, measure
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 
 KNOTS = (0.0, 0.25, 0.5)
-"""Shares of a structure's units at which models are timed, beside all of them."""
+"""Shares of a structure's units at which models are timed, besides the dense model."""
 
 
 @dataclass(frozen=True)
 class LatencyTable:
     """Milliseconds of one forward pass at one batch, length, precision and thread count.
 
-    `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is what a block
-    takes whose sublayers are all empty (norms, residuals), `rest_ms` what is outside the blocks. `facts`: what was measured.
+    `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is the time of a
+    block whose sublayers are all empty (norms, residuals), `rest_ms` the time outside the blocks. `facts` describe the
+    measurement.
     """
 
     facts: dict[str, Any]
@@ -98,7 +99,7 @@ def probes(model: nn.Module) -> list[dict[int, Removal]]:
 def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> LatencyTable:
     """The table that fits the times (ms) of some models best, by least squares of relative errors.
 
-    Nothing takes less than no time, and no sublayer less with more units: that is what noise may not suggest.
+    Times are constrained to be non-negative and non-decreasing in the units, whatever the noise.
     """
     seen = {name: {layer.units(name) for shape, _ in timed for layer in shape.layers} | {0} for name in STRUCTURES}
     knots = {name: sorted(units) for name, units in seen.items() if len(units) > 1}
@@ -153,8 +154,8 @@ def measure_table(
 def undisturbed(rows: Sequence[Measurement]) -> dict[str, float]:
     """Milliseconds of every variant of one run at one shape, corrected for other work on the machine.
 
-    Other work adds to a time and never takes from it, more to a long one than to a short one, so medians of a busy machine
-    have other ratios than those of a quiet one; the fastest rounds keep theirs. All are raised to the level of medians.
+    Other load only lengthens times, long ones more than short ones, so ratios of medians depend on the load, and ratios of the
+    fastest rounds do not. All are then scaled to the level of medians.
     """
     fastest = np.array([min(row.samples_ms) for row in rows])
     level = np.median([row.p50 for row in rows] / fastest)
@@ -162,7 +163,7 @@ def undisturbed(rows: Sequence[Measurement]) -> dict[str, float]:
 
 
 EXPORT_STEPS = 5
-"""How many rounds of measuring an export counts for in a progress bar."""
+"""Weight of an export in the progress bar, in rounds of measuring."""
 
 
 def steps(model: nn.Module, rounds: int) -> int:
@@ -180,7 +181,7 @@ def exported(
 ) -> LatencyVariant:
     """A model as a variant of a latency run, exported below `folder` for a runtime. Raises UserError E901.
 
-    Static int8 is calibrated on `encoding`: how long a graph takes does not depend on its scales.
+    Static int8 is calibrated on `encoding`: the scales do not affect the latency.
     """
     row = RUNTIMES[runtime]
     options = {"precisions": (precision,), "rows": [encoding], "fuse": row.can_fuse(model)}

@@ -1,6 +1,6 @@
 """The worker process of one variant in a latency run: `python -m export.latency.worker`, JSON lines on stdin and stdout.
 
-torch is imported for PyTorch's variants alone: its thread pool would disturb another runtime's times.
+torch is imported only for PyTorch's variants: its thread pool would disturb other runtimes.
 
 First line in: the variant. First line out: {"loaded": true}. Then {"batch", "length"} in, {"ms"} out, until stdin ends.
 """
@@ -49,7 +49,7 @@ def session_timer(variant: dict[str, Any]) -> Timer:
         inputs = encoding_of(variant, batch, length)
         if device == "cpu":
             return milliseconds(functools.partial(run, live, inputs))
-        # a bound batch waits for the card by itself
+        # inference with bound inputs waits for the GPU itself
         return milliseconds(runtime.bound(live, feeds_of(live, inputs), device))
 
     return timer
@@ -65,7 +65,8 @@ def torch_timer(variant: dict[str, Any]) -> Timer:
     model = torch_model(variant).to(device, torch.float16 if variant["half"] else torch.float32)
     accepted = set(inspect.signature(model.forward).parameters)
     if cuda:
-        # rows are full: without a mask attention has its fastest kernels, and none asks the card whether the mask is all ones
+        # rows have no padding: without a mask attention uses its fastest kernels, and no kernel reads the mask back from the
+        # GPU
         accepted.discard("attention_mask")
     settled = torch.cuda.synchronize if cuda else lambda: None
 
@@ -75,7 +76,7 @@ def torch_timer(variant: dict[str, Any]) -> Timer:
             model, **{key: torch.from_numpy(values).to(device) for key, values in inputs.items() if key in accepted}
         )
 
-    # one shape at a time: the last one's graph and memory go when the next is captured
+    # one shape at a time: the previous graph and its memory are freed when the next is captured
     prepare = functools.lru_cache(maxsize=1)(lambda *shape: Replay(forward(*shape)))
     if variant["runtime"] != "cuda graphs":
         prepare = forward
@@ -95,7 +96,7 @@ def torch_model(variant: dict[str, Any]) -> nn.Module:
 
     model = load(Path(variant["path"]))
     if variant["runtime"] == "torch.compile":
-        # a graph of its own for every shape, which is the fastest that it can be
+        # a separate graph for every shape, the fastest option
         torch._dynamo.config.recompile_limit = 64
         model.compile(dynamic=False)
     return model
@@ -104,7 +105,7 @@ def torch_model(variant: dict[str, Any]) -> nn.Module:
 class Replay:
     """A forward pass as a CUDA graph, captured after the warm-up on a separate stream, as capturing requires.
 
-    The graph reads the memory of `forward`'s inputs, so they are held here.
+    The graph reads the memory of `forward`'s inputs, so this keeps references to them.
     """
 
     def __init__(self, forward: Callable[[], Any]):
@@ -139,7 +140,7 @@ def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -
 
 
 def main() -> None:
-    # libraries print to stdout; the protocol keeps the real one to itself
+    # libraries print to stdout, which is redirected: only the protocol uses the real one
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     variant = json.loads(sys.stdin.readline())

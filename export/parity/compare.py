@@ -1,8 +1,8 @@
-"""Is it still the same function? Logits before and after each hop, compared on real rows (bounds: export/parity/bounds.py).
+"""Parity checks: logits before and after each conversion, compared on real rows (bounds: export/parity/bounds.py).
 
-Where precision is given up on purpose (int8), no single difference is bounded. Refused is then what is *shown* to be wrong: a
-loss of the metric that chance does not explain, labels that change beyond what rounding changes, or outputs that move further
-than rounding to that precision moves them in PyTorch. docs/export.md lists how often a loss is found on how many rows.
+Where precision is reduced by design (int8), no single difference is bounded. A file is then refused for a *significant* fault:
+a loss of the metric beyond chance, label changes beyond those by rounding, or outputs that change more than by rounding to
+that precision in PyTorch. docs/export.md lists how often a loss is detected by number of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Batches = dict[str, np.ndarray]
 
 RESAMPLES = 1000
 MORE_ROWS = 128
-"""Rows that are compared once more, in other batches."""
+"""Number of rows that are also compared in other batches."""
 ONE_SIDED, NINE_OF_TEN = 1.645, 1.282
 """Normal quantiles of .95 and .9."""
 
@@ -75,8 +75,8 @@ class Unlabelled:
     """Outputs (predictions, outputs) for the checks that need no labels, in addition to those of the validation rows.
 
     `reference` and `candidate` are the two models' on more rows, or nothing; `rounded` are those of the reference with its
-    matrices rounded to the precision in PyTorch, on the validation rows and then on these, or None where that is not known.
-    `static`: the candidate rounds by ranges that were calibrated, products of activations too, which `rounded` does not follow.
+    matrices rounded to the precision in PyTorch, on the validation rows and then on these, or None if unknown. `static`: the
+    candidate uses calibrated ranges and also rounds products of activations, which `rounded` does not model.
     """
 
     reference: np.ndarray | None = None
@@ -88,7 +88,7 @@ class Unlabelled:
 @dataclass(frozen=True)
 class ParityResult:
     """One comparison. `worst_row` is the row with the largest excess over the bound; `metric_*` are the task metric,
-    `agreement` is what the kind of task measures: the share of rows with the same label, or the concordance of numbers.
+    `agreement` is defined by the kind of task: the share of rows with the same label, or the concordance of numbers.
 
     `metric_interval` is the 95 % paired bootstrap interval of metric(candidate) - metric(reference). `batches` has the largest
     |Δlogit| of the rows that were compared in other batches, `agreement_in_batches` their agreement, `failed_batches` those of
@@ -96,8 +96,8 @@ class ParityResult:
 
     For a precision: `loss` of the metric; `agreement_beyond_noise`, which ignores labels that rounding alone may change;
     `distance` of the outputs (`metrics.output_distance`) and `rounding`, that of rounding alone in PyTorch, both on the
-    `answers` predictions of validation rows and of added training rows. `failed` names the checks that refuse: difference,
-    metric, agreement, rounding, batches. `gated` is False for a file that is only compared with.
+    `answers` predictions of validation rows and of added training rows. `failed` names the failed checks: difference, metric,
+    agreement, rounding, batches. `gated` is False for a baseline, which need not pass.
     """
 
     hop: str
@@ -261,7 +261,7 @@ def unit_of(task: TaskKind) -> str:
 def resolved_loss(allowed: float, error: float, rows: int) -> float:
     """The smallest true loss that is refused 9 times out of 10, given the standard error of the measured loss.
 
-    A larger loss turns more rows, which widens the error.
+    A larger loss flips more rows, which widens the error.
     """
     loss = allowed
     for _ in range(20):
@@ -279,7 +279,7 @@ def in_other_batches(
     """Outputs of a model on up to MORE_ROWS of `rows`, in batches of 1 and in batches of `most` with short and long rows.
 
     The batches of `compressor.tasks.features.predict` have rows of similar length: they contain little padding, and cannot
-    detect a graph that is right for one batch size alone, or that mixes the rows of a batch. `labels` as there.
+    detect a graph that is correct for one batch size only, or that mixes the rows of a batch. `labels` as there.
     """
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
     chosen = [order[place] for place in np.linspace(0, len(order) - 1, min(MORE_ROWS, len(order))).astype(int)]
@@ -287,7 +287,7 @@ def in_other_batches(
     # every groups-th row of the sorted ones: each batch has all lengths
     mixed = [chosen[start::groups] for start in range(groups)]
     made = {"batch 1": [[row] for row in chosen], f"batch {most}, mixed lengths": mixed}
-    # copied out of each pass before the next: outputs of all of them at once may not fit into memory
+    # copied after each pass: the outputs of all passes may not fit into memory
     return {
         name: np.concatenate([part.copy() for batch in each for part in predictions_of(forward, rows, batch, pad_id, labels)])
         for name, each in made.items()

@@ -36,7 +36,7 @@ def compare_outputs(
 
 @contextmanager
 def runs(hop: str) -> Iterator[None]:
-    """A graph that refuses an input fails its hop. Raises CheckError E611 with the runtime's reason."""
+    """A graph that refuses an input fails its check. Raises CheckError E611 with the runtime's reason."""
     try:
         yield
     except failures() as error:

@@ -51,7 +51,7 @@ def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding, runtime: 
         return f"{UNKNOWN} ({getattr(error, 'what', 'its graph does not run with every value shown')})"
     nearest, real = {}, encoding["attention_mask"] == 1
     for name, expected in ours.items():
-        # in padding a graph that generates has positions of its own, which say nothing
+        # at padding a generating graph uses other positions, which are irrelevant
         where = real if expected.shape[:2] == real.shape else ...
         alike = [_difference(expected[where], value[where]) for value in values if value.shape == expected.shape]
         if not alike:

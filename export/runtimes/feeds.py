@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from export.runtimes.runtime import Session
 
 PAST = "past_key_values."
-"""How the inputs begin that hold the cached keys and values of a model that generates."""
+"""Prefix of the inputs with the cached keys and values of a generating model."""
 
 
 def feeds_of(session: Session, encoding: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

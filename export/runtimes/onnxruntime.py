@@ -27,7 +27,7 @@ class OnnxRuntime(Runtime):
     providers: Mapping[Device, str]
 
     def files(self, path: Path) -> dict[str, Path]:
-        # the graph knows its data file by name
+        # the graph refers to its data file by name
         data = path.with_name(f"{path.name}.data")
         return {"model.onnx": path, **({data.name: data} if data.is_file() else {})}
 
@@ -60,7 +60,7 @@ class OnnxRuntime(Runtime):
         return graph_values(path, encoding)
 
     def failures(self) -> tuple[type[Exception], ...]:
-        # they have no base of their own
+        # they have no separate base module
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
         return state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException, RuntimeError
@@ -98,8 +98,8 @@ RUNTIME = OnnxRuntime(
     key="onnxruntime",
     title="ONNX Runtime",
     label="ONNX",
-    # CUDA has no kernel for DynamicQuantizeLinear, and ONNX Runtime places it on the CPU without a word. Forbidding every node
-    # on the CPU (session.disable_cpu_ep_fallback) is no way out: the shape arithmetic of fp32 graphs belongs there
+    # CUDA has no kernel for DynamicQuantizeLinear, and ONNX Runtime silently places it on the CPU. Forbidding every node on
+    # the CPU (session.disable_cpu_ep_fallback) does not work: the shape arithmetic of fp32 graphs belongs there
     precisions={"fp32": ("cpu", "cuda"), "int8": ("cpu",), "fp16": ("cuda",), "bf16": ("cuda",)},
     generating=("fp32", "int8", "int4"),
     packages=("onnxruntime",),
@@ -146,7 +146,7 @@ def write_onnx(
     writers = {
         "fp32": lambda: fused(graph) if fuse else graph,
         "int8": lambda: quantized_dynamic(graph, excluded, weight_bits),
-        # CUDA's joined operators sum in fp32 inside; TensorRT knows none of them: it has its own (runtimes/tensorrt.py)
+        # CUDA's joined operators sum in fp32 inside; TensorRT does not support them: it has its own (runtimes/tensorrt.py)
         "fp16": lambda: half(fused(graph, "cuda") if fuse else graph),
         "bf16": lambda: brain(graph),
     }
@@ -169,9 +169,9 @@ def export_onnx(
 ) -> dict[str, Path]:
     """Trace a classifier and write FOLDER/model.onnx, FOLDER/model_int8.onnx, ...; returns precision -> path.
 
-    `model` is without chains, pruned or dense; it comes out as it went in. `encoding` is a sample, int64 (batch, length), of at
-    least 2 rows and 2 tokens: a size of 1 would be burnt into the graph. The axes of the inputs are named batch and sequence;
-    two exports of one model are equal byte for byte. Types that fusions would harm are not fused.
+    `model` has no parametrizations; it is pruned or dense, and not changed. `encoding` is a sample, int64 (batch, length), of
+    at least 2 rows and 2 tokens: a size of 1 would become a constant of the graph. The axes of the inputs are named batch and
+    sequence; two exports of one model are equal byte for byte. Model types with wrong fusions are not fused.
     """
     from export.graph.rewrite import can_fuse
     from export.graph.trace import trace
@@ -188,12 +188,12 @@ def open_session(
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     if device == "cuda":
-        # CUDA's libraries lie in packages of their own, where the loader does not look; it prints what it does not find
+        # CUDA's libraries are in separate packages, which the loader does not search; it prints what it does not find
         with contextlib.redirect_stdout(sys.stderr):
             onnxruntime.preload_dlls()
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # idle pools that spin take the cores from whatever runs beside this session
+    # spinning idle threads would take cores from other sessions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     if threads:
@@ -219,7 +219,7 @@ def open_session(
         reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:")[-160:].strip(" .")
         raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
     if session.get_providers()[0] != provider:
-        # ONNX Runtime would go on with the CPU without a word
+        # ONNX Runtime would silently fall back to the CPU
         raise UserError(
             "E904",
             f"{device} was requested, ONNX Runtime offers {', '.join(session.get_providers())}",

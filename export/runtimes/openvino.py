@@ -33,9 +33,9 @@ ELEMENT_TYPES = {
     "u8": "uint8",
     "boolean": "bool",
 }
-"""numpy's name for OpenVINO's. (Its own `to_dtype` calls bf16 a float16.)"""
+"""OpenVINO's element types -> numpy's. (OpenVINO's own `to_dtype` maps bf16 to float16.)"""
 AUTOMATIC_NAME = re.compile(r"\w+_\d+")
-"""What OpenVINO calls a node that has no name of its own: Type_NUMBER, counted over the life of the process."""
+"""OpenVINO's generated name of an unnamed node: Type_NUMBER, counted throughout the process."""
 
 
 class OpenVINO(Runtime):
@@ -146,15 +146,15 @@ def quantized_static(
     model: openvino.Model, rows: Sequence[dict[str, np.ndarray]], excluded: Sequence[str] = ()
 ) -> openvino.Model:
     """int8 weights (one scale per channel) and activations with calibrated scales, by NNCF: SmoothQuant, then bias correction.
-    Embeddings are int8 too. The nodes `excluded`, by name, stay as they are."""
+    Embeddings are int8 too. The nodes named in `excluded` are not quantized."""
     names = [value.get_any_name() for value in model.inputs]
-    # its bars and its log go to stdout
+    # it prints progress bars and log to stdout
     with contextlib.redirect_stdout(io.StringIO()):
         import nncf
 
         dataset = nncf.Dataset(rows, lambda row: {name: row[name] for name in names})
         options = {"subset_size": len(rows), "model_type": nncf.ModelType.TRANSFORMER}
-        # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a name that was fused away is none that was misspelt
+        # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a missing name was fused away, not misspelt
         both = [name for node in excluded for name in (node, f"{node}/WithoutBiases")]
         return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=both, validate=False), **options)
 
@@ -177,7 +177,7 @@ class Tensor:
 class OpenVINOSession:
     """A compiled OpenVINO model with the interface of ONNX Runtime's session. Not for several threads at a time.
 
-    Ids outside the vocabulary are no error to OpenVINO: their embedding is 0.
+    Ids outside the vocabulary are not an error in OpenVINO: their embedding is 0.
     """
 
     def __init__(self, path: Path, options: dict[str, str]):
@@ -202,7 +202,7 @@ class OpenVINOSession:
         try:
             results = self.request.infer(feeds)
         except RuntimeError:
-            # a run that fails leaves the compiled model broken: it would then refuse good rows too
+            # a failed inference leaves the compiled model broken: it would then refuse valid rows, too
             self._compile()
             raise
         try:
@@ -222,8 +222,8 @@ def open_session(path: Path, device: Device, threads: int | None) -> OpenVINOSes
 
     if device != "cpu":
         raise UserError("E904", f"{device} was requested, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
-    # one request at a time has all threads. f32: where the CPU has bf16 kernels, OpenVINO would use them even for a model
-    # in fp32, and the same file would answer otherwise on another machine
+    # one request at a time uses all threads. f32: if the CPU has bf16 kernels, OpenVINO would use them even for a model in
+    # fp32, and the same file would give other outputs on another machine
     options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
     if threads:
         options["INFERENCE_NUM_THREADS"] = str(threads)

@@ -1,7 +1,7 @@
 """What every runtime says of itself and can do: the base class of the rows in export/runtimes/runtime_registry.py.
 
-Rows load nothing beside Python's own (export/runtimes/runtime_registry.py says why), so packages are imported in the methods
-that need them.
+Rows import only the standard library (export/runtimes/runtime_registry.py says why); other packages are imported in the
+methods that need them.
 """
 
 from __future__ import annotations
@@ -47,33 +47,33 @@ class Session(Protocol):
 class Runtime:
     """One runtime: what it is called, what it can do, and how its files are written, opened and served.
 
-    A new runtime is one file with a subclass and an instance of it, `RUNTIME`, and its word in runtime_registry.py.
+    A new runtime is one file with a subclass and an instance of it, `RUNTIME`, and its name in runtime_registry.py.
     """
 
     key: str
-    """The word for it in pipeline files, metadata and Python."""
+    """Its name in pipeline files, metadata and Python."""
     title: str
-    """Its name in a sentence."""
+    """Its display name in sentences."""
     label: str
-    """Its name before a precision, in the names of files that are compared and measured: 'ONNX int8'."""
+    """Its short name before a precision in comparisons and measurements: 'ONNX int8'."""
     precisions: Mapping[str, tuple[Device, ...]]
-    """The precisions a classifier is written in -> the devices that such a file is meant for."""
+    """Precisions of exported classifiers -> devices that such a file is meant for."""
     generating: tuple[str, ...] = ()
-    """The precisions that a model that generates is written in."""
+    """Precisions of exported generating models."""
     suffix: str = ".onnx"
-    """The end of its model files' names. The first runtime of the registry with a suffix is the default for such a file."""
+    """Suffix of its model files. The first runtime of the registry with a suffix is the default for such a file."""
     packages: tuple[str, ...]
-    """Distributions that running a file needs; the version of each decides what it computes."""
+    """Distributions that running a file needs; their versions affect the outputs."""
     writers: tuple[str, ...] = ()
-    """Distributions that writing a file needs, beside those that every export needs."""
+    """Distributions that writing a file needs, in addition to those that every export needs."""
     alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Distribution of `packages` -> others that install the same module."""
     extra: str
     """The extra of this project that installs its packages."""
     reporters: tuple[str, ...] = ()
-    """Modules with which its packages would report their use over the network: they are never imported."""
+    """Modules through which its packages would send usage data: they are never imported."""
     runs: bool = True
-    """Whether its files are opened, compared and timed here; one that does not is built for another machine."""
+    """Whether its files are opened, compared and timed here; otherwise they are built for another machine."""
     calibrated: bool = False
     """Whether the activations of its int8 have scales that are calibrated on training rows (static int8)."""
     optimizes: bool = False

@@ -1,7 +1,7 @@
 """The runtimes, one row each: what is here can be exported to, compared, timed, served and reported, with no change elsewhere.
 
-Loading the rows loads no package beside Python's own: `compress doctor` runs where nothing is installed, pipeline files are
-checked and reports drawn without torch or a runtime.
+Loading the rows imports only the standard library: `compress doctor` runs without any package, and pipeline files are checked
+and reports drawn without torch or a runtime.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from export.runtimes.runtime import Runtime
 NAMES = ("onnxruntime", "openvino", "tensorrt")
 """The files of this folder that have a `RUNTIME`; the first is the default."""
 RUNTIMES: dict[str, Runtime] = {name: importlib.import_module(f"export.runtimes.{name}").RUNTIME for name in NAMES}
-"""Every runtime by its word."""
+"""Every runtime by its name."""
 RUNNABLE = tuple(name for name, runtime in RUNTIMES.items() if runtime.runs)
-"""The words of those whose files are compared and timed here: what a pipeline may name."""
+"""Names of those whose files are compared and timed here: what a pipeline may name."""
 CPU_RUNTIMES = tuple(name for name in RUNNABLE if "cpu" in RUNTIMES[name].devices())
-"""Those that have files for the CPU: what a pipeline serves and prunes for."""
+"""Those with files for the CPU: what a pipeline can serve and prune for."""
 DEFAULT = RUNTIMES[NAMES[0]]
-"""What is written and measured where none is named."""
+"""Used if no runtime is named."""
 PRECISIONS = tuple(dict.fromkeys(precision for name in RUNNABLE for precision in RUNTIMES[name].precisions))
-"""Every precision that one of RUNNABLE writes."""
+"""Every precision that a runtime of RUNNABLE writes."""
 CPU_PRECISIONS = tuple(
     precision for precision in PRECISIONS if any("cpu" in RUNTIMES[name].precisions.get(precision, ()) for name in RUNNABLE)
 )
-"""Those whose files are for the CPU: what is served here, and what `precision: auto` chooses from."""
-# of a package of several runtimes the first one speaks
+"""Precisions of files for the CPU: these are served here, and `precision: auto` chooses from them."""
+# for a package of several runtimes, the first one counts
 EXTRAS = {package: row.extra for row in reversed(RUNTIMES.values()) for package in (*row.packages, *row.writers)}
 """Package of a runtime -> the extra of this project that installs it."""
 ALTERNATIVES = {package: others for row in reversed(RUNTIMES.values()) for package, others in row.alternatives.items()}

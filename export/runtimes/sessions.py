@@ -27,11 +27,11 @@ def session(
 ) -> Session:
     """A session with every graph optimization; `threads` defaults to one a core.
 
-    `runtime` defaults to the first whose files end as `path` does. `swapped` takes the place of the file's own weights of those
-    names, in ONNX Runtime: another delta on the same file, where deltas are apart.
+    `runtime` defaults to the first with the suffix of `path`. `swapped` replaces the file's weights of those names, in ONNX
+    Runtime: another delta on the same file, if it was exported with unmerged deltas.
 
-    Raises UserError E602 (file missing or of another kind), E645 (`swapped` is not of this file), E904 (a device that is not
-    there: ONNX Runtime would go on with the CPU without a word; OpenVINO has none but the CPU) and E901 (packages are missing).
+    Raises UserError E602 (file missing or of another kind), E645 (`swapped` is not of this file), E904 (an unavailable device:
+    ONNX Runtime would silently fall back to the CPU; OpenVINO supports only the CPU here) and E901 (packages are missing).
     """
     _require_file(path)
     return (runtime or runtime_of(path)).open(path, device, threads, swapped or {})

@@ -1,8 +1,8 @@
 """ONNX -> TensorRT: an engine where `tensorrt` or TensorRT for RTX is installed, and always the script that builds it.
 
-Networks are strongly typed, the one way that TensorRT 10, 11 and RTX share: the types are those of the graph, so fp16 is a
-graph in fp16 (export/graph/half.py) and int8 a graph with QuantizeLinear and DequantizeLinear; no builder flag decides. An
-engine runs with the very version that built it: that stands beside it, and is compared before it is read.
+Networks are strongly typed, which TensorRT 10, 11 and RTX all support: the types are those of the graph, so fp16 is a graph in
+fp16 (export/graph/half.py) and int8 a graph with QuantizeLinear and DequantizeLinear; no builder flag decides. An engine runs
+only with the version that built it: that is recorded in a file beside it, and checked before loading.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import onnx
 
 MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
-"""The last is what the RTX wheels install: NVIDIA's package `tensorrt_rtx`, which only hands it on, is not on PyPI."""
+"""Names of TensorRT's Python module. The last is what the RTX wheels install: NVIDIA's wrapper `tensorrt_rtx` is not on
+PyPI."""
 RTX = "tensorrt_rtx"
 ENGINE, SCRIPT, CACHE = "model.plan", "build_engine.sh", "timing.cache"
 
@@ -69,7 +70,7 @@ def find_module() -> ModuleType | None:
 def has_two_of_four(proto: onnx.ModelProto) -> bool:
     """Whether any large matrix that a MatMul or Gemm multiplies with has at most 2 non-zeros in each 4 along its input axis.
 
-    One is enough: TensorRT looks at the weights of each layer itself, and a pooler or a task's dense layer is never pruned.
+    One is enough: TensorRT checks the weights of each layer itself, and a pooler or a task's dense layer is never pruned.
     """
     from onnx import numpy_helper
 
@@ -78,7 +79,7 @@ def has_two_of_four(proto: onnx.ModelProto) -> bool:
         if node.op_type in ("MatMul", "Gemm") and len(node.input) > 1 and node.input[1] in weights:
             matrix = numpy_helper.to_array(weights[node.input[1]])
             turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-            # a task head is a few rows, where a few zeros make a pattern
+            # a task head has few rows, so a few zeros could form the pattern by chance
             if min(matrix.shape) >= 16 and _fits(matrix if turned else matrix.T):
                 return True
     return False
@@ -92,13 +93,13 @@ def _fits(rows: np.ndarray) -> bool:
 def write_engine(graph: onnx.ModelProto, folder: Path, profile: Profile) -> tuple[Path, dict[str, Any]]:
     """Write FOLDER/model_fp16.onnx and the script that builds its engine, and the engine where TensorRT is installed.
 
-    `graph` is the unfused fp32 graph. Returns the path of the fp16 graph and what stands of the engine in export.json.
+    `graph` is the unfused fp32 graph. Returns the path of the fp16 graph and the entry of the engine in export.json.
     """
     from export.graph.files import carry_over, save
     from export.graph.half import half
 
     path, sparse = folder / "model_fp16.onnx", has_two_of_four(graph)
-    # without the fused operators: TensorRT knows none of ONNX Runtime's
+    # without the fused operators: TensorRT does not support ONNX Runtime's
     narrow = half(graph)
     carry_over(graph, narrow)
     save(narrow, path)
@@ -106,7 +107,7 @@ def write_engine(graph: onnx.ModelProto, folder: Path, profile: Profile) -> tupl
     facts = {"script": script.name, "sparse": sparse, "profile": asdict(profile), "engine": None}
     if (module := find_module()) is not None:
         plan = build_engine(path, folder, profile, sparse=sparse)
-        # not compared: that needs the GPU it is for
+        # not compared: that needs its target GPU
         facts |= {"engine": plan.name, "compared": False, "library": library_of(module), "version": module.__version__}
     return path, facts
 
@@ -165,7 +166,7 @@ def _configure(
     config.add_optimization_profile(shapes)
     if sparse:
         config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
-    if library_of(trt) == RTX:  # it times nothing when it builds: its kernels are chosen on the GPU that runs them
+    if library_of(trt) == RTX:  # RTX does not time kernels when building: it chooses them on the GPU that runs the engine
         return config, None
     cache = config.create_timing_cache(cache_path.read_bytes() if cache_path.is_file() else b"")
     config.set_timing_cache(cache, ignore_mismatch=False)
@@ -184,7 +185,7 @@ def _notes(plan: Path) -> Path:
 def check_engine(plan: Path, library: str, version: str) -> dict[str, Any]:
     """Recorded facts of an engine, after checking its sha256 and the library and version that built it.
 
-    Raises UserError E632 (damaged, or nothing is known of it) and E633 (another library or version).
+    Raises UserError E632 (damaged, or without its description) and E633 (another library or version).
     """
     try:
         facts = json.loads(_notes(plan).read_text(encoding="utf-8"))

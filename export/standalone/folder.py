@@ -52,13 +52,13 @@ def export_folder(
 
     `reference` is a Hugging Face folder, `package:NAME/PATH`, a hub id, or a checkpoint or state of this project: a classifier
     of sequences or tokens, or a model that generates (export/generation/generator_files.py; int8 and int4 are then those of
-    its weights alone). Every file is compared with PyTorch on random rows. Nothing is written when anything fails. Weights of
-    `limit` bytes and more lie beside their graph.
+    its weights alone). Every file is compared with PyTorch on random rows. Nothing is written if anything fails. Weights of
+    `limit` bytes and more are stored beside their graph.
 
     With a profile for a TensorRT `engine`: OUT/model_fp16.onnx too, the script that builds the engine, and the engine where
     TensorRT is installed.
 
-    Raises UserError E303, E304 and E305 (damaged), E620 (the folder is taken), E621 (no such model), E622 (it cannot be
+    Raises UserError E303, E304 and E305 (damaged), E620 (the folder exists), E621 (unsupported model), E622 (it cannot be
     traced), E623 (its cache), E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
     """
     require_free(out, force)
@@ -101,7 +101,7 @@ def _tracing(reference: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # it raises whatever its parts raise
+    except Exception as error:  # it may raise any exception
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError("E622", f"this model cannot be traced ({reason})", "Try another one", str(reference)) from error
 
@@ -198,7 +198,7 @@ def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
     batches = tuple(in_other_batches(side, loaded.rows, loaded.pad_id, labels=positions) for side in sides)
     if positions is not None:
         result = compare_tokens(hop, kind, *logits, batches=batches)
-    else:  # there are no labels: the reference's own answers stand for them
+    else:  # there are no labels: the reference's own predictions are used instead
         task = kind_with(logits[0].shape[1])
         more = _rounded(loaded) if precision == "int8" else Unlabelled()
         result = compare(hop, kind, *logits, task.predicted_labels(logits[0]), task=task, batches=batches, unlabelled=more)

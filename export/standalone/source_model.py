@@ -25,10 +25,10 @@ from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.pruning.sizes import BY_STACK
 
 ROWS, MAX_LENGTH = 128, 128
-"""Random rows that are compared, and the tokens of the longest."""
+"""Number of random rows that are compared, and tokens of the longest."""
 
 LEEWAY = 2**24
-"""Numbers that a model may have beyond twice those of its files before it is called another model's."""
+"""Parameters that a model may have beyond twice those of its files before the files are taken for another model's."""
 
 Row = dict[str, list[int]]
 

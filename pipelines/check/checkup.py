@@ -1,6 +1,6 @@
 """The report of `compress check` beside faults: the rows as the model will see them, and warnings about them.
 
-Nothing here stops a run: what does is raised by `pipelines.engine.preflight`.
+Findings here never stop a run: errors that do are raised by `pipelines.engine.preflight`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from compressor.tasks import TaskConfig
 
 SHOWN = 3
-"""Lines of a file that a warning names."""
+"""Largest number of lines of a file that a warning names."""
 UNBALANCED = 0.9
-"""Share of the largest class above which a constant answer looks good."""
+"""Share of the largest class above which a constant prediction scores well."""
 
 
 def account_of(ready: Ready) -> dict[str, Any]:

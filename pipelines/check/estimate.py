@@ -1,11 +1,12 @@
 """Rough estimate of a run's time, memory and disk, from closed forms and one short measurement of this machine.
 
-The rules, each a figure to be wrong by a factor and not by a power of ten:
+The rules give the order of magnitude:
 
-- a training step costs a forward pass and as much again to carry gradients back, and once more where the base's own weights are
-  trained; one pass of the dense model over the training rows where it teaches;
-- scoring by gradients costs three forward passes a row, and every exported file computes all validation rows; what is no
-  matter of FLOPs (robust PCA, a trace, a server, a latency table) is a number of seconds. Each stage's row has its rule;
+- a training step costs a forward pass and as much again to carry gradients back, and once more where the base's own weights
+  are trained; one pass of the dense model over the training rows if it is the teacher;
+- scoring by gradients costs three forward passes a row, and every exported file computes all validation rows; work not
+  measured in FLOPs (robust PCA, tracing, a server, a latency table) counts as a number of seconds. Each stage's row has its
+  rule;
 - FLOPs run at a share of the speed of one large matrix product on this machine, between FAST and SLOW;
 - training holds 16 bytes for each parameter that it trains and 4 for the others, and the activations of its largest batch.
 """
@@ -28,9 +29,9 @@ from pipelines.reporting.format import human_seconds
 FAST, SLOW = 0.7, 0.2
 """Shares of the speed of a large matrix product that whole models reach."""
 SPREAD = 2.0
-"""What is counted in seconds may take so many times as long."""
+"""Work counted in seconds may take up to this many times as long."""
 LIBRARIES = 1_200_000_000
-"""Bytes that torch, transformers and a runtime hold."""
+"""Memory of torch, transformers and a runtime, in bytes."""
 
 
 def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any], threads: int, out: Path) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[s
     """FLOPs, further seconds, bytes of memory and bytes left on disk of one stage: what its row says, else the usual."""
     shape, forward = plan.shape, plan.shape.flops(rows["mean"])
     usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
-    if entry.row.publishes_model:  # whole weights at most; losses are looked at on a few hundred rows
+    if entry.row.publishes_model:  # at most all weights; losses are computed on a few hundred rows
         usual |= {"flops": 6 * 512 * forward + rows["validation"] * forward, "disk": shape.bytes}
     return usual | entry.row.estimate(entry.config, plan, before, rows)
 

@@ -34,12 +34,12 @@ class Commands(click.Group):
                 raise
             except KeyboardInterrupt as stop:
                 self._stopped(ctx, stop)
-            except BrokenPipeError:  # click ends quietly where nobody reads any more
+            except BrokenPipeError:  # click exits quietly if the reader of a pipe is gone
                 raise
-            except BaseException as error:  # a panic of Rust, such as tokenizers', is no Exception
+            except BaseException as error:  # a Rust panic, such as tokenizers', is not an Exception
                 if isinstance(error, SystemExit | GeneratorExit):
                     raise
-                if interrupts and not isinstance(error, CompressError):  # an import that is cut off may raise anything
+                if interrupts and not isinstance(error, CompressError):  # an interrupted import may raise anything
                     self._stopped(ctx, KeyboardInterrupt())
                 fault = coded(error, f"compress {ctx.invoked_subcommand or ''}".rstrip())
                 click.echo(str(fault), err=True)
@@ -114,8 +114,8 @@ def main() -> None:
 def run() -> None:
     """Run a pipeline FILE, or a bundled recipe by its name (quickstart, twice_as_fast, paper, paper_unstructured, dsee_repo).
 
-    Finished stages are reused: after an interruption the same command goes on where it was. The exit code is 3 where a check
-    failed, also where the run went on and made its report.
+    Finished stages are reused: after an interruption the same command resumes. The exit code is 3 if a check failed, even if
+    the run continued to its report.
     """
 
 
@@ -127,8 +127,8 @@ def run() -> None:
 def check() -> None:
     """Check a pipeline FILE, its model and its data without running anything.
 
-    Tells what the rows are like, what of them looks wrong, and about how much time, memory and disk a run takes here. Warnings
-    leave the exit code 0.
+    Shows statistics of the rows, suspicious ones, and estimates of time, memory and disk on this machine. With warnings only,
+    the exit code is 0.
     """
 
 
@@ -157,10 +157,10 @@ Example: compress sweep pipeline.yaml --stability seeds --runs 10
 def sweep() -> None:
     """Run FILE several times and show the mean and the standard deviation of its quality, or compare several values of a key.
 
-    With seeds, run i has the pipeline's seed + i. With subsets the seed stays, and run i trains on a random part of the
-    rows. Finished stages are reused: after an interruption the same command goes on where it was. The values lie in
+    With seeds, run i has the pipeline's seed + i. With subsets the seed stays, and run i trains on a random part of the rows.
+    Finished stages are reused: after an interruption the same command resumes. The values are written to
     OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run. With --over, each run has another value of
-    one key (OUT/NAME-sweep-values); what they share is made once. A target out of reach is reported, and the others run.
+    one key (OUT/NAME-sweep-values); shared stages run once. A target out of reach is reported, and the others still run.
     """
 
 
@@ -171,10 +171,9 @@ def sweep() -> None:
 def report() -> None:
     """Show the result of RUN (a folder such as runs/quickstart), from its files on disk.
 
-    Of a run that failed: the error, the stages that are finished, what is proven so far and what to do. The exit code is 0
-    then, too, for it was shown; `compress verify` gives 3.
-
-    With --plan: a row a layer; a character is a unit that is kept, or a bin of neighbours, filled as far as they are.
+    For a failed run: the error, the finished stages, the comparisons so far and what to do. The exit code is 0 even then;
+    `compress verify` gives 3. With --plan: one row per layer; each character is a kept unit, or a bin of neighbouring units,
+    filled by the share kept.
     """
 
 
@@ -201,7 +200,7 @@ def serve() -> None:
 def verify() -> None:
     """Verify a finished RUN again from its artifacts: files, every conversion, the deployed model. Nothing is written.
 
-    The exit code is 3 where a check failed, in the run itself too, or where the last attempt at the run did not finish.
+    The exit code is 3 if a check failed, now or in the run itself, or if the last attempt at the run did not finish.
     """
 
 
@@ -219,8 +218,8 @@ def verify() -> None:
 def export() -> None:
     """Export a classifier, or a generative model, to ONNX without a pipeline, and check it on random rows.
 
-    int8 and int4 of a model that generates are those of its weights. FOLDER is a Hugging Face folder, a hub id,
-    package:NAME/PATH, or a checkpoint that this project made.
+    For a generating model, int8 and int4 are weight-only. FOLDER is a Hugging Face folder, a hub id, package:NAME/PATH, or a
+    checkpoint that this project made.
     """
 
 
@@ -262,8 +261,8 @@ Example: compress init data/
 def init() -> None:
     """Write a pipeline file for DATA, a file or a folder of files: it states what was guessed, and runs without changes.
 
-    Files called train and dev, valid or test are found by their names. Rows are .tsv, .csv, .jsonl, words with tags .conll or
-    .txt; each may be packed (.gz).
+    Files are found by their names: train, and dev, valid or test. Formats are .tsv, .csv, .jsonl, and .conll or .txt for words
+    with tags; each may be gzipped (.gz).
     """
 
 
@@ -276,7 +275,7 @@ def init() -> None:
 def doctor() -> None:
     """Check packages, processor, memory, disk and Triton, and show what to fix.
 
-    The exit code is 0 where `compress run quickstart` can run, whatever the warnings, and 3 where a fault would stop it.
+    The exit code is 0 if `compress run quickstart` can run, even with warnings, and 3 if a fault would stop it.
     """
 
 

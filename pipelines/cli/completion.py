@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-"""As `pipelines.file.config` has it, which takes longer to import than a key should."""
+"""As in `pipelines.file.config`, which is too slow to import while completing."""
 
 
 class PipelineName(click.ParamType):

@@ -33,7 +33,7 @@ def info() -> None:
 def apply() -> None:
     """Merge FILE into its base and write the whole model, ready for `compressor.load` (or transformers, if not pruned).
 
-    Adapters and prefixes cannot be merged: the folder carries them beside the weights.
+    Adapters and prefixes cannot be merged: the folder contains them in addition to the weights.
     """
 
 
@@ -45,8 +45,8 @@ def apply() -> None:
 def diff() -> None:
     """Compare A and B matrix by matrix: norms of ΔW, their cosine, and the overlap of their supports (Jaccard).
 
-    The overlap is of the sparse places, or of the masks over a shared prototype. No base is needed. Below the table stands why
-    a place has no cosine.
+    The overlap is of the supports, or of the masks over a shared prototype. No base is needed. A note below the table says why
+    a matrix has no cosine.
     """
 
 
@@ -61,6 +61,6 @@ def diff() -> None:
 def convert() -> None:
     """Convert SRC (a state folder, a delta file or a peft folder) to the format of DST.
 
-    A peft folder is LoRA where every change is of low rank, and Super-Tuning where some are sparse (DSEE, selective). It names
-    its base by a hub id or a folder; it holds no labels.
+    A peft folder is LoRA if every change is low-rank, and Super-Tuning if some are sparse (DSEE, selective). It names its base
+    by a hub id or a folder; it holds no labels.
     """

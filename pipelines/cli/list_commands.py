@@ -30,7 +30,7 @@ METHOD_KEYS = (
     "trains_base",
     "mergeable",
 )
-"""What is told of a method."""
+"""Properties of a method that are listed."""
 
 
 @click.group("list", epilog="Example: compress list stages")
@@ -172,7 +172,7 @@ def architectures(as_json: bool, discover: str | None) -> None:
 
 
 def _discover(reference: str, as_json: bool) -> None:
-    """Print a proven row for an architecture without one, as Python or JSON. Nothing is registered or written."""
+    """Print a verified row for an architecture without one, as Python or JSON. Nothing is registered or written."""
     from compressor.models.architectures import ARCHITECTURES
     from compressor.models.discovery.discover import as_code, discover
     from compressor.models.hub import config_of, find_folder
@@ -203,7 +203,7 @@ def _keys(config: type[BaseModel]) -> Iterator[str]:
 
     for name, field in config.model_fields.items():
         kinds = list(models_in(field.annotation))
-        # keys of several kinds of items once; a value that may be a number as well as a mapping is a key
+        # keys of several kinds of items once; a value that may be a number or a mapping is listed as a key
         if kinds and not set(get_args(field.annotation)) & set(kinds):
             yield from dict.fromkeys(key for kind in kinds for key in _keys(kind))
         else:

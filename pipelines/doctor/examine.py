@@ -1,7 +1,7 @@
 """`compress doctor`: what this machine and its packages can do, what is broken, and how to fix it.
 
-Nothing here relies on a package but click: what is missing or broken is a finding. Packages are imported in a process of their
-own, since a wheel that was made for another processor may end the process that imports it.
+The doctor needs no package except click: missing or broken ones are findings. Packages are imported in a separate process,
+because a wheel for another processor may crash the process that imports it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SERVING = ("tritonclient", "nvidia-pytriton")
 WRITING = ("pydantic", "pyyaml", "rich", "plotly", "jinja2")
 
 MODULES = {"nvidia-pytriton": None, "pyyaml": "yaml", "torch-pruning": "torch_pruning", "tritonclient": "tritonclient.http"}
-"""What is imported of a distribution that is not called so; nothing of the Triton wheel, whose files alone are used."""
+"""Module of a distribution with another name; None for the Triton wheel, of which only files are used."""
 
 SECONDS = 120
-"""How long a package may take to be imported."""
+"""Time limit for importing a package."""
 
 PROBE = """
 import importlib, json, sys
@@ -116,7 +116,7 @@ def examine(out: Path) -> list[Finding]:
 def _safely(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from look()
-    except Exception as error:  # the doctor must not fall ill: whatever is odd about this machine is told
+    except Exception as error:  # the doctor itself must not fail: every exception is reported as a finding
         name = getattr(look, "__name__", "look").replace("_", " ").strip("<>")
         yield Finding(name, WARNING, f"could not be checked ({type(error).__name__}: {error})", "Please report this")
 

@@ -18,7 +18,7 @@ LEAST_MEMORY, GOOD_MEMORY = 1.5 * GIGABYTE, 4 * GIGABYTE
 LEAST_DISK, GOOD_DISK = 0.3 * GIGABYTE, 2 * GIGABYTE
 
 LEAST_SHARED = 2**25
-"""Bytes of /dev/shm below which Triton's Python backend cannot start."""
+"""Least size of /dev/shm, in bytes, with which Triton's Python backend can start."""
 
 
 def instructions() -> Iterator[Finding]:

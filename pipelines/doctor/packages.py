@@ -66,7 +66,7 @@ def required() -> dict[str, str]:
     ranges: dict[str, str] = {}
     for line in lines:
         name, allowed = re.fullmatch(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[[^\]]*\])?\s*([^;]*?)\s*(?:;.*)?", line).groups()
-        if allowed and name.lower() not in ranges:  # numpy<2 is the extra's: Triton is looked at apart
+        if allowed and name.lower() not in ranges:  # numpy<2 is required by the extra: Triton is checked separately
             ranges[name.lower()] = ",".join(sorted(allowed.split(","), key=lambda clause: clause[0] != ">"))
     return ranges
 

@@ -38,7 +38,7 @@ class ErrorRecord(StoredRecord):
     stage: str
     log: str
     lines: list[str] = Field(default_factory=list)
-    """All of them, where there were several."""
+    """All error lines, if there were several."""
 
     def shown(self) -> list[str]:
         place = f"{self.where}: " if self.where else ""

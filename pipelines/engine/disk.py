@@ -22,19 +22,19 @@ WORDS = {
     errno.EDQUOT: r"Disk quota exceeded|os error 122\b",
     errno.EFBIG: r"File too large|os error 27\b",
 }
-"""How libraries say it that raise errors of their own: torch, safetensors, sqlite, ONNX Runtime."""
+"""Messages of libraries that raise their own exceptions: torch, safetensors, sqlite, ONNX Runtime."""
 NOTHING_LEFT = 2**16
-"""Bytes: where less than this is free, a library that failed for no reason we know has failed for this one."""
+"""If fewer bytes than this are free, an unexplained failure of a library is attributed to the full disk."""
 
 
 def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | None:
     """E804 for an error caused by a full disk, E801 for one by a missing permission, None for any other.
 
-    `folder` is what was written to, named where the error names no file. What an error was raised from, or raised while
-    handling, is looked at too: a library may wrap it, and so may our own errors.
+    `folder` is where files were written, reported if the error names no file. The cause and the context of an exception are
+    examined, too: libraries and our own errors may wrap it.
     """
     if isinstance(error, CompressError) and error.code in ("E801", "E804"):
-        return None  # told already
+        return None  # already reported
     for cause in _chain(error):
         if (number := _full(cause)) is not None:
             return UserError("E804", FULL[number], "Free disk space; finished stages are kept", _place(cause, folder))
@@ -63,7 +63,7 @@ def shortened(text: str, most: int = 400) -> str:
 def _full(error: BaseException) -> int | None:
     if isinstance(error, OSError):
         return error.errno if error.errno in FULL else None
-    if isinstance(error, CompressError):  # its text may be the user's
+    if isinstance(error, CompressError):  # its text may contain the user's data
         return None
     return next((number for number, words in WORDS.items() if re.search(words, str(error))), None)
 

@@ -51,7 +51,7 @@ def accelerator() -> str | None:
     except OSError:
         return None
     device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    # every call returns 0 where it succeeds
+    # every call returns 0 on success
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, len(name), device):
         return None
     return name.value.decode()
@@ -60,7 +60,7 @@ def accelerator() -> str | None:
 def machine(stages: Iterable[Stage], threads: int | None, extras: Iterable[str] = ()) -> dict[str, Any]:
     """The machine on which seconds were measured, and the versions of the stages' declared packages and of `extras`.
 
-    `accelerator` is there only where a graphics card is.
+    `accelerator` is present only with a GPU.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     versions = {name: version for stage in stages for name, version in package_versions(stage, extras).items()}

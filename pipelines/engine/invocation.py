@@ -31,9 +31,9 @@ from pipelines.terminal.progress import Display
 class RunResult:
     """A finished run: its folder, the artifact of every stage by id, the ids that were reused, and the report if there is one.
 
-    `failures` are checks that failed and did not end it: {"stage", "code", "what", "fix"}; an optional stage whose check
-    failed has no artifact. After a dry run `artifacts` holds what would be reused and `plan` the closed-form account (None when
-    no stage changes it).
+    `failures` are failed checks that did not stop the run: {"stage", "code", "what", "fix"}; an optional stage whose check
+    failed has no artifact. After a dry run `artifacts` holds what would be reused and `plan` the closed-form account (None
+    when no stage changes it).
     """
 
     folder: Path
@@ -93,10 +93,10 @@ class Run:
     originals: Originals = field(init=False)
     artifacts: list[Artifact] = field(default_factory=list)
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Of every stage with an artifact, by its id."""
+    """Fingerprint of every stage with an artifact, by its id."""
     records: list[dict[str, Any]] = field(default_factory=list)
     proofs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """The records of every stage's comparisons, by its id."""
+    """Records of every stage's comparisons, by its id."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     current: str = ""
     started: float = field(default_factory=time.time)

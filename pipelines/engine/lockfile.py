@@ -102,7 +102,7 @@ def _plain(text: str) -> Any:
     """Parse a file that this project's writer could have written. Raises YAMLError or ValueError."""
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     for event in yaml.parse(text, Loader=loader):
-        if isinstance(event, yaml.AliasEvent):  # a few of them can stand for gigabytes
+        if isinstance(event, yaml.AliasEvent):  # a few aliases can expand to gigabytes
             raise ValueError
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MOST_DEPTH:

@@ -96,7 +96,7 @@ def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
 def check_tokens(ready: Ready) -> None:
     """Raise UserErrors E212, E213 for rows that cannot be used for training once tokenized, before anything is written.
 
-    Only for rows that can be refused: rows that are merely cut are reported by `compress check`.
+    Only for kinds of tasks that refuse rows: truncated rows are reported by `compress check`.
     """
     folder, faults = ready.base.folder, []
     for path, task in ready.pipeline.all_tasks.items():
@@ -118,17 +118,15 @@ def make_plan(ready: Ready) -> Plan | None:
 
 def make_plans(ready: Ready) -> list[Plan]:
     """The closed-form plan after every stage. Raises UserErrors with the place of the stage that is impossible (E5xx), and of
-    rows that the tokenizer makes unfit (`check_tokens`); UserError E304 where transformers cannot make a model or a tokenizer
-    of the base.
-
-    Empty when no stage changes it: building the account is the one check that has to import torch.
+    rows with invalid tokens (`check_tokens`); UserError E304 if transformers cannot build a model or a tokenizer from the
+    base. Empty when no stage changes the model: building the plan is the only check that imports torch.
     """
     pipeline = ready.pipeline
     if all(entry.row.plan is Stage.plan for entry in pipeline.stages):
         return []
     from compressor.training.multitask import start_plan
 
-    # here rather than in the first stage that reads rows: nothing is written yet
+    # here rather than in the first stage that reads rows, because nothing is written yet
     config_of(ready.base.folder)
     tokenizer_of(ready.base.folder)
     plan = start_plan(ready.base.folder, pipeline.tasks) if pipeline.tasks else Plan.start(ready.base.folder, pipeline.task)
@@ -139,12 +137,12 @@ def make_plans(ready: Ready) -> list[Plan]:
         except UserError as error:
             raise with_place(error, pipeline.where(number)) from None
         plans.append(plan)
-    check_tokens(ready)  # last: of an architecture that is none for the task, that is what is wrong
+    check_tokens(ready)  # last: an architecture that does not fit the task has its own error
     return plans
 
 
 LONGEST_NAME = 255
-"""Bytes of a file's name on the file systems of Linux and macOS; ours add up to 24 to it (`.NAME.new`, a fingerprint)."""
+"""Longest file name in bytes on the file systems of Linux and macOS; suffixes add up to 24 (`.NAME.new`, a fingerprint)."""
 
 
 def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:

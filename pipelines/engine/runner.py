@@ -44,18 +44,18 @@ def run_pipeline(
 ) -> RunResult:
     """Run the stages of a pipeline in order; the result lies in `out`/NAME and the artifacts in `out`/.store.
 
-    `from_` and every later stage are made again, `until` is the last one, and each of `force` is made again.
-    Nothing is written before the model, the data, the options and the folder are found to be right. The lock file and the
-    report of the last run that finished stay until this one has; run.json says how far it is, and how it ended.
+    `from_` and every later stage run again, `until` is the last stage, and each of `force` runs again. Nothing is written
+    before the model, the data, the options and the folder are validated. The lock file and the report of the last finished run
+    are kept until this one has finished; run.json records its progress and its end.
 
     Raises UserError E111 (unknown stage id), E2xx, E3xx, E5xx (inputs), E801 (folder), E802 (run in use), E803 (damaged
     artifact), E804 (disk full), E807 (an input changed meanwhile), E901 (package missing); whatever the stages raise;
-    CompressError E899 when a stage fails unexpectedly; Stopped on SIGINT and SIGTERM. Checks that failed and did not end it are
-    `failures` of the result.
+    CompressError E899 when a stage fails unexpectedly; Stopped on SIGINT and SIGTERM. Failed checks that did not stop the run
+    are `failures` of the result.
     """
     run = _prepare(pipeline, out, from_, until, force)
     ahead = _look_ahead(run, damaged_is_missing=not dry_run)
-    # the account costs an import of torch: a run that makes nothing goes without
+    # the plan needs an import of torch, which a fully reused run avoids
     plan = make_plan(run.ready) if dry_run or len(ahead) < len(run.entries) else None
     if dry_run:
         return RunResult(
@@ -124,7 +124,7 @@ def _execute(run: Run, console: Console) -> RunResult:
         write_account(run, CHECKS_FAILED if run.failures else DONE)
     except Exception as error:
         fault = coded(error, "the run", [run.folder / "logs"], run.out)
-        with contextlib.suppress(OSError):  # the error is what the user has to see
+        with contextlib.suppress(OSError):  # do not hide the original error
             write_account(run, FAILED, fault)
         if fault is error:
             raise
@@ -169,7 +169,7 @@ def _advance(run: Run, number: int, display: Display) -> None:
     reused = artifact is not None
     if not reused:
         with run.store.making(entry.name, mark, lambda pid: display.result(f"waiting for process {pid}")) as work:
-            if _reusable(run, number, mark) is None:  # else another run made it while we waited
+            if _reusable(run, number, mark) is None:  # otherwise another run created it while we waited
                 unfinished = run.store.unfinished(entry.name, mark)
                 run.originals.before()
                 metadata = _perform(run, number, stage, work, unfinished, display)

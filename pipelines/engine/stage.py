@@ -34,7 +34,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 class StageConfig(BaseModel):
     """Base class of the stages' configs. `id` names a stage that appears twice; it defaults to `tune`, `tune-2`, ..."""
 
-    # validate_default: `epochs: 2` written out and left out are the same 2.0, and so the same fingerprint
+    # validate_default: `epochs: 2` written or omitted gives the same 2.0, and so the same fingerprint
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     id: str | None = Field(
@@ -61,7 +61,7 @@ def _count_or_share(value: int | float) -> int | float:
 
 
 CountOrShare = Annotated[Annotated[StrictInt, Field(le=limits.COUNT)] | StrictFloat, AfterValidator(_count_or_share)]
-"""Config type of how many: 3 is a count, 0.3 a share, 1 one and never the whole."""
+"""Config type of an amount: 3 is a count, 0.3 a share; 1 is a count of one, never 100 %."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class BaseModelReference:
 class Inputs:
     """The inputs of a stage: the base, the task (or tasks), the seed and the earlier artifacts that it declares, in order.
 
-    `threads` is for the sessions and processes that a stage starts; torch in this process has it already.
+    `threads` is for sessions and processes started by a stage; torch in this process already uses it.
     """
 
     base: BaseModelReference
@@ -133,8 +133,8 @@ class Inputs:
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     require_unchanged: Callable[[], None] = lambda: None
-    """Raises UserError E807 where the data or the base are not what the run began with. A stage calls it when it has read them
-    and before it leaves anything in `Workspace.unfinished`."""
+    """Raises UserError E807 if the data or the base changed since the run began. A stage calls it after reading them and
+    before it writes to `Workspace.unfinished`."""
 
     def nearest(self, kind: str) -> Artifact | None:
         """The nearest earlier artifact of a kind, or None."""
@@ -151,11 +151,11 @@ class Progress(Protocol):
 class Workspace(Protocol):
     """Output interface of a stage. `folder` is empty and private; the runner publishes it when `run` returns.
 
-    `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` keeps what a stage that is
-    cut off needs to go on (it may not exist yet): the same stage finds it in its next attempt; publishing removes it.
-    `cache` (it may not exist yet) keeps what is measured once on a machine, for every run; `again` says that the user asked
-    to make this stage anew. `say` prints one permanent line in the terminal. `proven` takes the record of every comparison as
-    soon as there is one: a run that ends early still has the records so far.
+    `log_folder` takes the logs of programs that a stage starts; it is never published. `unfinished` (it may not exist yet)
+    holds checkpoints of an interrupted stage: its next attempt resumes from them; publishing removes it. `cache` (it may not
+    exist yet) holds measurements of this machine for all runs; `again` means that the user requested a rerun of this stage.
+    `say` prints one permanent line in the terminal. `proven` takes the record of every comparison as soon as there is one, so
+    that a failed run has the records so far.
     """
 
     folder: Path
@@ -181,24 +181,22 @@ def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
 class Stage:
     """One stage of the stage table.
 
-    What a stage does is said by its traits; nothing else compares the name of a stage. `trains` updates parameters by gradients
-    on the task's data, `removes` cuts units or masks weights, `merges` folds deltas into the weights. `outcome` is what that
-    makes of a model, in a word for reports ('tuned').
-    `needs` are artifact kinds that must come earlier; `accepts` are kinds it takes when they are there. `packages` are
-    the distributions whose versions enter the fingerprint, `extras` those that only some configs need; `version` is raised
-    when the stage's own results change.
-    `run` names where the work is done, "module:function": it is imported when the stage runs, because the table is read by
-    commands that must start fast. The function writes into `workspace.folder` and returns JSON metadata. `check` looks at the
-    stage's place in the pipeline. `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files'
-    hashes into the fingerprint; where it depends on the config it is a function of it. `lengths` are the tokens a row that the
-    config asks for, each behind its key, to be compared with the model's positions. `with_tasks` looks at the config once more,
-    knowing whether the pipeline has many tasks. `estimate` gives what is not as usual (`pipelines.check.estimate.work`) of the
-    `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from the closed forms after and before it and the
-    account of the rows. `surroundings` are facts of this machine that decide the result of such a config. Where `optional`, a
-    CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages go on without its artifact.
-
-    In what `run` returns, `parity` are the records of its comparisons, and `failures` are the checks ({"code", "what", "fix"})
-    that failed though it went on: the run reports them, and ends with exit code 3.
+    A stage is described by its traits; no code compares its name. `trains` updates parameters by gradients on the task's data,
+    `removes` cuts units or masks weights, `merges` folds deltas into the weights. `outcome` describes the resulting model in a
+    word for reports ('tuned'). `needs` are artifact kinds that an earlier stage must publish; `accepts` are optional ones.
+    `packages` are the distributions whose versions enter the fingerprint, `extras` those that only some configs need;
+    `version` is increased when the stage's own results change. `run` names the function that does the work, "module:function":
+    it is imported when the stage runs, because commands that must start fast read this table. The function writes into
+    `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline. `plan` updates the
+    closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where it depends on the
+    config it is a function of it. `lengths` are the tokens per row in the config, by key, to be compared with the model's
+    positions. `with_tasks` validates the config again, knowing whether the pipeline has many tasks. `estimate` returns
+    non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk`
+    that it takes, from the closed forms after and before it and the account of the rows. `surroundings` are facts of this
+    machine that affect the result of such a config. If `optional`, a CheckError of `run` does not end the pipeline: it is a
+    failure of the run, and later stages run without its artifact. In the metadata that `run` returns, `parity` are the records
+    of its comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them,
+    and ends with exit code 3.
     """
 
     name: str
@@ -232,7 +230,7 @@ class Stage:
 
     @property
     def chooses_places(self) -> bool:
-        """Whether its artifact is an Ω: places of the weights that a sparse update may change."""
+        """Whether its artifact is an Ω: positions in the weights that a sparse update may change."""
         return self.produces == "omega"
 
     @property

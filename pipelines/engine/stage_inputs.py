@@ -53,7 +53,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
         }
         for path, task in run.pipeline.all_tasks.items()
     }
-    # a stage that torch computes gives other bits on a graphics card
+    # torch gives different bits on a GPU
     card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
         {

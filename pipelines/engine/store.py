@@ -1,8 +1,8 @@
 """The artifact store: folders that are complete or absent, named by a fingerprint of everything that affects their content.
 
-`DIR/.store/STAGE-FINGERPRINT/` holds a stage's files and `artifact.json`: kind, sha256 of every file, metadata; no time, no
-machine, no absolute path, so that equal work gives equal bytes. `artifact.sha256` seals that, in the form of `sha256sum`. A
-stage works in `.work-*` beside it, and is published by fsync and rename.
+`DIR/.store/STAGE-FINGERPRINT/` holds a stage's files and `artifact.json`: kind, sha256 of every file, metadata; no time,
+machine or absolute path, so that equal work gives equal bytes. `artifact.sha256` holds its checksum, in the format of
+`sha256sum`. A stage works in `.work-*` beside it, and is published by fsync and rename.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Locked(Exception):
 def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the file at `path` as a process lock, and remove it afterwards.
 
-    The kernel frees it when the process dies, however it dies. When another holds it: raises Locked, or, with `on_wait`,
-    calls that with the holder's pid and waits.
+    The kernel releases it when the process ends, in whatever way. When another process holds it: raises Locked, or, with
+    `on_wait`, calls that with the holder's pid and waits.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -66,7 +66,7 @@ def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.stat()):
                 break
-        os.close(handle)  # its holder removed it between our open and our lock
+        os.close(handle)  # its holder deleted it between our open and our lock
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -121,7 +121,7 @@ def _sync(path: Path) -> None:
 
 
 KEEP_UNFINISHED = 7 * 24 * 3600
-"""Seconds after which a training that nobody went on with is given up."""
+"""Seconds after which checkpoints of an interrupted training are deleted."""
 
 
 class Store:
@@ -137,7 +137,7 @@ class Store:
     def find(self, stage: str, fingerprint: str, entry: str) -> Artifact | None:
         """The published artifact, or None. Its files are not checked: `verify` does that.
 
-        Raises UserError E803 when its manifest is unreadable, is not what was published, or another stage's.
+        Raises UserError E803 when its manifest is unreadable, was changed, or belongs to another stage.
         """
         folder = self.folder(stage, fingerprint)
         if not folder.is_dir():
@@ -198,7 +198,7 @@ class Store:
         for path in [*_files(work), *(path for path in work.rglob("*") if path.is_dir()), work]:
             _sync(path)
         place = self.folder(stage, fingerprint)
-        if place.exists():  # made again by force
+        if place.exists():  # rerun with --force
             old = self.root / f".old-{place.name}"
             shutil.rmtree(old, ignore_errors=True)
             place.rename(old)

@@ -11,14 +11,14 @@ from compressor.models.hub import TOKENIZER_FILES, _digest
 from pipelines.engine.preflight import Ready
 
 Mark = tuple[int, ...]
-"""What a file system says of a file. The time of its last change (ctime) cannot be set by a program."""
+"""File system metadata of a file. The time of its last change (ctime) cannot be set by a program."""
 
 
 class Originals:
     """The data files and the base model in a run's fingerprints.
 
-    A stage may use what it read only when the files held what was hashed before it began, hold it at its end, and nobody
-    touched them in between: one that is exchanged and put back has equal bytes again, and other marks.
+    A stage may use its inputs only if the files have the same hash before and after it, and were not touched in between: a
+    file that is replaced and restored has equal bytes, but a different mark.
     """
 
     def __init__(self, ready: Ready):
@@ -40,7 +40,7 @@ class Originals:
                 raise _changed("was written to while the run was reading it", path)
 
     def _compare(self) -> None:
-        # not `resolve`: the folder was found to be sound, and only its bytes are asked after
+        # not `resolve`: the folder was already validated, only its bytes matter
         base = self._ready.base
         for path, sha256 in self._ready.data.items():
             try:

@@ -25,7 +25,7 @@ from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, first_of, pa
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 PATH_KEYS = ("train", "validation")
-"""Of a task: data files."""
+"""Keys of a task that name data files."""
 
 
 class PipelineFile(BaseModel):
@@ -55,7 +55,7 @@ class PipelineFile(BaseModel):
 class Pipeline:
     """A checked pipeline. Paths in its tasks are absolute; a folder in `model` is relative to `source_folder`.
 
-    `task` is the one task, or None where there are many: `tasks`, by name, in the order of their names.
+    `task` is the single task, or None if there are many: `tasks`, by name, in alphabetical order.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Pipeline:
     source: YamlSource
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     command: str = ""
-    """What runs it, for reports."""
+    """The command that runs it, for reports."""
     architecture: Architecture | None = None
     """The row of the model's architecture where the file brings one: it is in use from here on, and proven before a run."""
 
@@ -107,7 +107,7 @@ def find_pipeline(name: str) -> Path:
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     """Read, override (`tune.rank=8`) and check a pipeline file.
 
-    Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks of their places.
+    Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks.
     """
     source = read_yaml(path)
     if not isinstance(source.data, dict):
@@ -126,7 +126,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     folder = path.resolve().parent
     row = _architecture(top, folder, source)
     task = _with_paths(top.task, folder) if top.task else None
-    # sorted: in another order they would be other random numbers, though the file says the same
+    # sorted: the order affects random numbers, and must not depend on the order in the file
     tasks = {name: _with_paths(config, folder) for name, config in sorted((top.tasks or {}).items())}
     command = command_of(path, overrides)
     return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command, row)
@@ -326,7 +326,7 @@ def _order_faults(source: YamlSource, entries: Sequence[Entry]) -> Iterator[User
     for place, entry in enumerate(entries):
         earlier, stage = tuple(entries[:place]), entry.row
         problems = list(stage.check(entry.config, earlier))
-        # one missing stage must not be reported by everything that comes after it
+        # one missing stage must not cause a fault for every later stage
         if not problems and not reported:
             problems = list(_needs(stage, earlier))
         for problem in problems:
@@ -346,7 +346,9 @@ def _unused(source: YamlSource, entries: Sequence[Entry]) -> Iterator[UserError]
         after = [later.row for later in entries[place + 1 :]]
         end = next((stage for stage in after if stage.removes or "omega" in (stage.produces, *stage.accepts)), None)
         if end is None or "omega" not in end.accepts:
-            what = f"no stage uses the places that '{entry.id}' chooses" + (f" before the {end.name} after it" if end else "")
+            what = f"no stage uses the positions that '{entry.id}' chooses" + (
+                f" before the {end.name} after it" if end else ""
+            )
             where = source.where(source.locate(("stages", place, entry.name)))
             yield UserError("E114", what, "Put a tune or a recover right after it, or remove it", where)
 
@@ -366,7 +368,7 @@ def _needs(stage: Stage, earlier: tuple[Entry, ...]) -> Iterator[Problem]:
 def without_id(config: StageConfig) -> dict[str, Any]:
     """The part of a stage's config that affects the result, as plain data: without its id and keys without a value.
 
-    A key that a later version adds, and that nobody gives, leaves old artifacts what they are.
+    So a key added by a later version and not given does not change the fingerprints of old artifacts.
     """
     return config.model_dump(mode="json", exclude={"id"}, exclude_none=True)
 

@@ -26,7 +26,7 @@ EXPECTED = {
     "model": "a mapping of keys to values",
     "dict": "a mapping of keys to values",
 }
-"""First word of pydantic's type errors (int_type, int_parsing, int_from_float, ...) -> what belongs there."""
+"""First word of pydantic's type errors (int_type, int_parsing, int_from_float, ...) -> the expected value."""
 
 BOUNDS = {
     "greater_than": ("gt", "greater than"),
@@ -67,7 +67,7 @@ def validated(model: type[Model], source: YamlSource, path: KeyPath) -> tuple[Mo
 def coerced(model: type[BaseModel], raw: Any) -> list[dict[str, Any]]:
     """Details of the scalars that pydantic would silently convert: '8' or true where a number belongs, 1 for true."""
     try:
-        # as JSON, where even strict validation takes a list for a tuple and text for a path
+        # as JSON, because strict validation then accepts a list for a tuple and text for a path
         model.model_validate_json(json.dumps(raw), strict=True)
     except ValidationError as error:
         return [

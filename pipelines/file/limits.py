@@ -7,7 +7,7 @@ from __future__ import annotations
 
 EPOCHS = 1_000
 RANK = 8_192
-"""Of a low-rank part: as large as the smaller side of the widest matrix that is known here."""
+"""Rank of a low-rank part: the smaller side of the widest known matrix."""
 WIDTH = 16_384
 """Inner width of an adapter."""
 BATCH = 4_096
@@ -15,13 +15,13 @@ BATCH = 4_096
 TOKENS = 8_192
 """Tokens of a row: as in `task.max_length`."""
 ROWS = 10_000_000
-"""Rows of a data file that something looks at."""
+"""Rows of a data file that are used."""
 COUNT = 2**31 - 1
-"""Places, weights or units: the largest index that an int32 holds."""
+"""Positions, weights or units: the largest index of an int32."""
 UNITS = 1_000_000
 """Heads, neurons or layers of a block."""
 ROUNDS = 10_000
-"""Of a measurement."""
+"""Rounds of a measurement."""
 RATE = 1_000.0
 """A learning rate."""
 SCALE = 1e9
@@ -30,11 +30,11 @@ EXPONENT = 100.0
 SPEEDUP = 10_000.0
 MILLISECONDS = 3_600_000.0
 MICROSECONDS = 60_000_000
-"""One minute, in which a request may wait for others."""
+"""One minute: the longest queue delay of dynamic batching."""
 NAME = 64
-"""Characters of a name: a folder is called so, with more behind it."""
+"""Characters of a name, which is used in names of folders."""
 REFERENCE = 1_000
-"""Characters of a path, or of whatever else names a model."""
+"""Characters of a path or another reference to a model."""
 LIST = 100
 """Members of a list: sizes of a grid, checkpoints, items."""
 STAGES = 200

@@ -11,10 +11,10 @@ from pipelines.engine.stage import all_stages, load_stage
 from pipelines.file.config import PipelineFile
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
-"""What editors know best."""
+"""The dialect with the best support in editors."""
 SHARE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 NO_BOUND = 10**9
-"""What is larger only keeps slips of the keyboard out, and is not told in a table."""
+"""Larger bounds only catch typing errors, and are not shown in tables."""
 REFERENCE = "#/$defs/{model}"
 
 Schema = dict[str, Any]

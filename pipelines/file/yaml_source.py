@@ -1,7 +1,7 @@
 """YAML text -> plain data with the line of every value, parsed by YAML 1.2's core schema.
 
-PyYAML speaks YAML 1.1, where `5e-4` is text, `no` is false, `12:30` is 750 and the last of two equal keys wins. Here only
-its parser is used; what a scalar means, and that a key comes once, is decided below.
+PyYAML speaks YAML 1.1, where `5e-4` is text, `no` is false, `12:30` is 750 and the last of two equal keys wins. Only its
+parser is used; scalars are interpreted, and duplicate keys refused, below.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from compressor.errors import UserError, UserErrors
 from compressor.text_files import FileKind, read_text
 
 MAX_VALUES = 10_000
-"""More values than this is no pipeline: it is data, or aliases that multiply."""
+"""Largest number of values: more are data, or aliases that multiply."""
 MAX_DEPTH = 30
 MAX_DIGITS = 4_000
-"""Of an integer. Python refuses to write out more than 4,300."""
+"""Largest number of digits of an integer. Python refuses to convert more than 4,300."""
 MOST_FAULTS = 100
-"""Faults that are told: nobody reads more, and a file of thousands is to be answered at once."""
+"""Largest number of faults reported, so that a file with thousands is refused quickly."""
 PIPELINE = FileKind(
     noun="pipeline file",
     most=256 * 1024,
@@ -140,7 +140,7 @@ def first_of(faults: list[UserError]) -> list[UserError]:
 class _Bounded(yaml.SafeLoader):
     """PyYAML's composer, stopping at the first tag, at a level that is too deep and at too many values.
 
-    It looks at events as they come, so what follows is never scanned: a file of brackets is refused at its thirty-first.
+    It checks events as they are parsed, so the rest is never scanned: a file of brackets is refused at its thirty-first.
     """
 
     def __init__(self, text: str, name: str):
@@ -156,7 +156,7 @@ class _Bounded(yaml.SafeLoader):
         self.nodes += 1
         if self.depth > MAX_DEPTH:
             raise UserError("E101", "nested too deeply", f"Write at most {MAX_DEPTH} levels", place)
-        if self.nodes > 2 * MAX_VALUES + 1:  # keys are nodes, too
+        if self.nodes > 2 * MAX_VALUES + 1:  # keys count as nodes, too
             raise _too_many(place)
         self.depth += 1
         try:
@@ -179,7 +179,7 @@ class _Builder:
         self.count = 0
         self.seen: set[int] = set()
         self.repeated = False
-        """Whether a value stands at several places, by aliases."""
+        """Whether a value occurs several times, through aliases."""
 
     def build(self, node: yaml.Node, path: KeyPath, line: int | None = None, above: tuple[int, ...] = ()) -> Any:
         """The value of a node. `line` is its key's line; `above` are the nodes around it, to detect a recursive alias."""

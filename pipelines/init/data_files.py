@@ -22,11 +22,11 @@ ROLES = {
     "validation": ("dev", "devset", "development", "val", "valid", "validation"),
     "test": ("test", "testset", "testing"),
 }
-"""Words in the names of files, and what such a file is for."""
+"""Roles of files, and words in their names."""
 PAPERS = ("readme", "license", "licence", "source", "notice", "copying", "requirements")
 """Text files that hold no data."""
 BETWEEN = "||"
-"""What stands between a prompt and its target in the line format of the E2E data."""
+"""Separator of prompt and target in the line format of the E2E data."""
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -149,7 +149,7 @@ def _fields(path: Path) -> list[list[str]]:
         try:
             return [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
         except csv.Error:
-            return []  # the reader that is asked next says what is wrong, and where
+            return []  # the next reader reports what is wrong, and where
     lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
     return [line.split("\t") if ending(path) == ".tsv" else [line] for line in lines]
 
@@ -189,8 +189,8 @@ def _prompts(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]
 
 
 def split_rows(table: DataTable, share: float, label: str | None) -> tuple[DataTable, DataTable]:
-    """(training rows, validation rows): a random share of each class where `label` names the column of classes, the same
-    every time. A class keeps a row to train on. Raises UserError E130 where a side would be empty."""
+    """(training rows, validation rows): a random share of each class where `label` names the column of classes, the same every
+    time. Every class keeps a training row. Raises UserError E130 if a side would be empty."""
     groups: dict[object, list[int]] = {}
     for number, value in enumerate(table.values(label) if label else [None] * len(table.rows)):
         groups.setdefault(str(value), []).append(number)

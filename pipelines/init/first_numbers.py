@@ -17,7 +17,7 @@ from pipelines.init import defaults
 from pipelines.init.first_pipeline import Facts
 
 STEPS_FOR = 8_000
-"""Rows that a training passes over, at least: few rows are passed over more often."""
+"""Least number of rows seen in a training: small data sets get more epochs."""
 
 CORE = 50e9
 """FLOPs a second of one core of a recent processor in training."""
@@ -29,7 +29,7 @@ FIXED_SECONDS = 100
 def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, float, str]:
     """(max_length, mean tokens of a row, reason): no row is cut where that is not allowed, else at most one in 100.
 
-    Raises UserError E213 where rows that may not be cut are longer than the model has positions.
+    Raises UserError E213 if rows that may not be truncated are longer than the model's positions.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config) or 8192
@@ -80,7 +80,7 @@ def time_of(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) 
     threads = default_threads()
     forward = plan.dense.flops(max(int(mean), 1)) if plan else 0
     used = rows["train"] * (facts.kept or 1)
-    # in passes of the dense model: a step of tune is 2.2 of them, of recover half as much, and the teacher is asked once
+    # in forward passes of the dense model: a step of tune takes 2.2, of recover half as much, and the teacher one
     passes = used * (3.3 * facts.epochs + 1) + 10 * rows["validation"]
     vectors = {"avx2", "asimd"} & set(processor()["instructions"])
     seconds = FIXED_SECONDS + passes * forward / ((CORE if vectors else CORE / 5) * threads)

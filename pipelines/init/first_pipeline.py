@@ -11,7 +11,7 @@ from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
 
 PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
-"""Text that YAML reads as it stands."""
+"""Text that YAML reads as a plain string."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ def _batch(facts: Facts) -> int:
 
 
 def _places(facts: Facts) -> str:
-    return f"""  # Choose the places of the weights that the sparse part of the tuning may change, by robust PCA
+    return f"""  # Choose the positions in the weights that the sparse part of the tuning may change, by robust PCA
   - select:
       # or: magnitude, pafi, random; by the gradients of the task: fish, sam, d3
       score: rpca
-      # places in each matrix
+      # positions in each matrix
       count: 16
       # or: all, or some of query, key, value, output, ffn_in, ffn_out
       modules: {_modules(facts)}
@@ -172,7 +172,7 @@ def _pruning(facts: Facts) -> str:
 
 def _recovery(facts: Facts) -> str:
     select = """
-  # Choose places again, in the shapes that are left, for the recovery
+  # Choose positions again, in the shapes that are left, for the recovery
   - select: {score: rpca, count: 16, modules: all}
 """
     other = "lora" if facts.sparse else "dsee (a select before it)"

@@ -16,7 +16,7 @@ from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WOR
 from pipelines.init.data_files import NUMBER, DataTable
 
 MOST_CLASSES, MOST_GRADES = 200, 20
-"""Distinct words, and distinct integers, of a column of classes."""
+"""Largest number of distinct words, and of distinct integers, in a column of classes."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class DataColumn:
 def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, kind: str | None = None) -> Guess:
     """Guess the task of the rows; `text`, `label` and `kind` are the user's choices, if any.
 
-    Raises UserError E205 (a column that was named is not there), E131 (not clear what a column is for).
+    Raises UserError E205 (a named column does not exist), E131 (unclear what a column is for).
     """
     columns = {name: DataColumn(name, table.values(name)) for name in table.columns}
     for name in (*text, *([label] if label else ())):

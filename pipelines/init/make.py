@@ -91,8 +91,8 @@ def _shell(path: Path) -> str:
 def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     """Read the data, guess the task, and write the pipeline file and the files beside it: all of them, or none.
 
-    Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file is there), E2xx and E3xx for
-    what is wrong with data and model, E801 and E804 where nothing can be written.
+    Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file exists), E2xx and E3xx for
+    faults of data and model, E801 and E804 if nothing can be written.
     """
     files, name = _chosen(options, find_files(options.data)), _name(options.data)
     _check_free(options, [options.out])
@@ -281,7 +281,7 @@ def _write_and_check(facts: Facts, options: InitOptions, paths: dict[str, Path],
     path.write_text(pipeline_text(facts), encoding="utf-8")
     if options.schema:
         (scratch / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
-    # relative paths are for the place where the file will lie
+    # paths are relative to the folder of the new file
     overrides = {"model": str(model), **{f"task.{role}": str(place) for role, place in paths.items()}}
     pipeline = load_pipeline(path, [f"{key}={json.dumps(value)}" for key, value in overrides.items()])
     check_packages(pipeline.stages)
@@ -289,7 +289,7 @@ def _write_and_check(facts: Facts, options: InitOptions, paths: dict[str, Path],
 
 
 def _move(scratch: Path, out: Path) -> list[Path]:
-    """Move all files to their places, the pipeline file last: once it exists, everything that it names does."""
+    """Move all files to their folders, the pipeline file last: once it exists, everything that it names does."""
     names = sorted((path.name for path in scratch.iterdir()), key=lambda name: name == out.name)
     for name in names:
         os.replace(scratch / name, out.parent / name)

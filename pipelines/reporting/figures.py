@@ -11,7 +11,7 @@ from pipelines.reporting.format import hundredths, sentence, significant
 Record = dict[str, Any]
 
 SHORT = 0.15
-"""Of the longest bar: shorter ones have their figure beside them."""
+"""Share of the longest bar: shorter bars have their number beside them."""
 DENSE, COMPRESSED, PALE = "#8492a6", "#0f9d8a", "rgba(132,146,166,0.22)"
 SYMBOLS = {
     ("pytorch", "fp32"): "square",
@@ -121,7 +121,7 @@ def bars(rows: list[Record], values: list[float], texts: list[str], unit: str, *
         "x": values,
         "marker": {"color": [colour(row) for row in rows]},
         "text": [f"\u2002{text}" if beside else text for text, beside in zip(texts, short, strict=True)],
-        # in a bar that is too short for its figure it would stand on its side
+        # in too short a bar, plotly would rotate the number
         "textposition": ["outside" if beside else "inside" for beside in short],
         "textangle": 0,
         "insidetextanchor": "start",
@@ -178,7 +178,7 @@ def quality(report: Record) -> Figure | None:
 
 
 WORDS = {"heads": "heads", "cross_heads": "cross-attention heads", "neurons": "FFN neurons"}
-"""What the units of a layer are called in the figure, from left to right."""
+"""Labels of the units of a layer in the figure, from left to right."""
 
 
 def kept(report: Record) -> Figure | None:

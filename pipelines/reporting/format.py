@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 GAIN = 0.03
-"""A factor within 3 % of 1 is no gain: the width that a comparison of a runtime with itself may have."""
+"""A factor within 3 % of 1 is not a gain: comparing a runtime with itself may differ by as much."""
 
 
 def significant(value: float, digits: int = 3) -> str:

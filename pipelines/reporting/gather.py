@@ -14,7 +14,7 @@ from pipelines.reporting.words import headline, left_out_note, notes
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
-"""Precisions, the first that is there being what is shown where nothing is deployed."""
+"""Precisions by preference: the first available one is shown if nothing is deployed."""
 
 
 def gather(inputs: Inputs, measurements: Record) -> Record:
@@ -22,7 +22,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     candidates = measurements["candidates"]
     roles = roles_of(inputs, measurements)
     cells = cells_of(roles["dense"])
-    # what full tuning would move: adapters and prefixes of the dense model came with its tune
+    # what full tuning would train: adapters and prefixes of the dense model were added by its tune
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
     trainable, metric = trainable_rows(inputs, tunable), kind_of(inputs.task.kind).metric
     return {
@@ -161,7 +161,7 @@ def closed_form(training: Artifact, inputs: Inputs) -> str:
     """The parameter count by the method's formula; for low-rank methods over the matrices in their shapes at that stage, e.g.
     '12 × 16 (384 + 384) + 192 = 147,648'.
 
-    Empty for full tuning, and where a stage goes on with older deltas, whose places were cut with their rows.
+    Empty for full tuning, and if a stage continues older deltas, whose positions were pruned with their rows.
     """
     facts = training.metadata
     if "closed_form" not in facts or method(facts["method"]).trains_base:

@@ -84,7 +84,7 @@ def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
     def change(before: Record, after: Record) -> str:
         speed = speedup(before, after, cell)
         if speed.is_open:
-            return faster(speed)  # which has the interval
+            return faster(speed)  # includes the interval
         low, high = (1 / speed.high, 1 / speed.low) if speed.ratio < 1 else (speed.low, speed.high)
         return f"{faster(speed)} ({significant(low)} to {significant(high)})"
 
@@ -104,7 +104,7 @@ def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
 def speedup(before: Record, after: Record, cell: tuple[int, int]) -> Speed:
     """Speed-up of one candidate over another at (batch, length): p50 over p50, with a 95 % bootstrap interval.
 
-    Rounds are interleaved, so both are judged on the same draws.
+    Rounds are interleaved, so both are resampled together.
     """
     times = np.array([timing(record, cell)["samples_ms"] for record in (before, after)])
     draws = np.random.default_rng(0).integers(0, times.shape[1], size=(2000, times.shape[1]))
@@ -145,7 +145,7 @@ def gain_steps(
 ) -> list[Record]:
     """Steps from dense PyTorch to the deployed model, one change at a time; factors are against the step before.
 
-    A change that was not measured on its own is named together with the next one.
+    A change that was not measured separately is combined with the next one.
     """
     pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
     runtime, narrow = (roles["compressed"][key] for key in ("runtime", "precision"))

@@ -50,7 +50,7 @@ def tables(report: Record) -> list[ReportTable]:
 
 
 def text(key: str) -> Callable[[Record], str]:
-    """A cell that shows what stands behind a key, as it is; nothing where there is none."""
+    """A cell that shows the value of a key unchanged, empty if there is none."""
     return lambda record: str(record.get(key, ""))
 
 
@@ -171,7 +171,7 @@ def trainable(report: Record) -> ReportTable:
         Column("task head", "r", count("head")),
         Column("of dense", "r", lambda row: f"{significant(100 * row['share_of_dense'])} %"),
     ]
-    note = "r rank, m × n a matrix, |Ω| the chosen places. Counted on the live model; a task head is always trained: apart."
+    note = "r rank, m × n a matrix, |Ω| the chosen positions. Counted on the live model; a task head is always trained: apart."
     return made("trainable", "What was trained", columns, report["trainable"], note)
 
 
@@ -184,7 +184,7 @@ def parity(report: Record) -> ReportTable:
 
     columns = [
         Column("stage", "l", text("stage")),
-        Column("hop", "l", text("hop")),
+        Column("check", "l", text("hop")),
         Column("rows", "r", count("rows")),
         Column("max |Δlogit|", "r", digits("max_difference")),
         Column(metric["agreement"], "r", lambda row: hundredths(row["agreement"], unit)),
@@ -194,9 +194,9 @@ def parity(report: Record) -> ReportTable:
         Column("", "l", lambda row: row.get("verdict") or ("passed" if row["passed"] else "FAILED")),
     ]
     note = (
-        'Outputs before and after each hop on real validation rows. Refused is what is shown to be wrong; "not shown" passes, '
-        'and the notes say which loss so many rows can detect. "Of rounding": how far the outputs move, as a multiple of what '
-        "rounding to int8 moves them in PyTorch. Only what is deployed must pass; dense files are baselines."
+        'Outputs before and after each conversion on real validation rows. A file is refused if a fault is shown; "not shown" '
+        'passes, and the notes say which loss so many rows can detect. "Of rounding": change of the outputs, as a multiple of '
+        "the change by rounding to int8 in PyTorch. Only deployed files must pass; dense files are baselines."
     )
     return made("parity", "Is it the same function?", columns, report["parity"], note)
 

@@ -27,14 +27,14 @@ class FinishedRun:
 
     @property
     def store(self) -> Store:
-        # the name is the folder's place below `--out`: a sweep's variant lies two deep
+        # the name is the path below `--out`: a sweep's variant has two parts
         return Store(self.folder.absolute().parents[len(Path(self.lock["name"]).parts) - 1] / ".store")
 
     @property
     def model(self) -> str:
         """The folder where its pretrained model was found, or else the reference as written."""
         attempt, model = self.attempt, self.lock["model"]
-        # a later attempt may have begun with another model
+        # a later attempt may have used another model
         same_model = attempt and attempt.model_folder and attempt.model_sha256 in ("", model["sha256"])
         return attempt.model_folder if same_model and Path(attempt.model_folder).is_dir() else model["reference"]
 

@@ -1,7 +1,7 @@
 """Several runs of one pipeline that differ in a few keys, summarized by mean and standard deviation of quality.
 
-A sweep over values runs the same pipeline at several values of one key (a family of targets, say) and compares them; a
-target out of reach is a result, too, and ends no sweep.
+A sweep over values runs the same pipeline at several values of one key (a family of targets, say) and compares them; a target
+out of reach is a result, too, and does not end the sweep.
 
 Three independent parts: `variants_of` lists the runs, `in_turn` runs them (the part that a distributed
 engine replaces), `summarize` computes the result. The stability measure is that of the SAM paper (Fu et al., 2023, tables 1
@@ -36,10 +36,10 @@ COLUMNS = ("stage", "metric", "N", "mean", "std", "min", "max", "each run")
 Kind = Literal["seeds", "subsets", "values"]
 
 Quality = dict[str, dict[str, float]]
-"""Stage id -> metric -> value, of one run; where a prune had a target, what was predicted and measured of it, too."""
+"""Stage id -> metric -> value, of one run; with a target, also its predicted and measured values."""
 
 Outcome = Quality | UserError
-"""What came of a variant: an error is a target that is out of reach."""
+"""Result of a variant: an error means that its target is out of reach."""
 
 OUT_OF_REACH = "E520"
 
@@ -92,7 +92,7 @@ class SweepResult:
 
 
 Execute = Callable[[Sequence[SweepVariant], Callable[[SweepVariant], Outcome], Callable[[str], None]], list[Outcome]]
-"""An engine: runs every variant with the function it is given, says where it stands; outcomes in the variants' order."""
+"""An engine: runs every variant with the given function and reports progress; returns outcomes in the variants' order."""
 
 
 def in_turn(
@@ -130,9 +130,9 @@ def sweep(
     Every variant is an ordinary run in `out`/NAME-sweep-KIND/VARIANT on the store of `out`: what they share is made once, and a
     sweep that was stopped goes on where it was. `until` defaults to the last stage that changes the model.
 
-    Nothing is written before every variant's file and data are found to be right. Raises UserError E115 (a sweep that cannot
-    be), E111 (unknown stage id), E1xx, E2xx, E3xx, E801; and what `run_pipeline` raises, naming the variant (of values E520
-    only where none can be had).
+    Nothing is written before every variant's file and data are validated. Raises UserError E115 (invalid sweep), E111 (unknown
+    stage id), E1xx, E2xx, E3xx, E801; and what `run_pipeline` raises, naming the variant (E520 only if no value is within
+    reach).
     """
     pipeline = load_pipeline(path, overrides)
     variants = values_of(pipeline, over) if kind == "values" else variants_of(pipeline, kind, runs, share)
@@ -141,7 +141,7 @@ def sweep(
     folder = out / f"{pipeline.name}-sweep-{kind}"
     check_inputs(pipeline)
     check_folder(out, folder.name)
-    # all are read now: an edit of the file during a long sweep must not reach the later variants
+    # all are read now: editing the file during a long sweep must not affect later variants
     pipelines = {variant.name: _pipeline_of(variant, path, overrides, folder.name) for variant in variants}
 
     def run(variant: SweepVariant) -> Outcome:
@@ -154,7 +154,7 @@ def sweep(
             say(str(error))
             return error
 
-    for name in ("sweep.json", "sweep.md"):  # they describe an earlier sweep
+    for name in ("sweep.json", "sweep.md"):  # left by an earlier sweep
         (folder / name).unlink(missing_ok=True)
     outcomes = execute(variants, run, say)
     errors = {
@@ -204,7 +204,7 @@ def values_of(pipeline: Pipeline, over: str) -> list[SweepVariant]:
     if any(values.count(value) > 1 for value in values):
         raise UserError("E115", f"--over {over}: a value appears twice", fix)
     names = [f"{key.split('.')[-1]}-{re.sub(r'[^A-Za-z0-9_.-]', '_', word)}" for word in words]
-    if len(set(names)) < len(names):  # a/b and a b are one as a folder's name
+    if len(set(names)) < len(names):  # a/b and a b give the same folder name
         names = [f"{name}-{number}" for number, name in enumerate(names, start=1)]
     return [SweepVariant(name, {key: value}) for name, value in zip(names, values, strict=True)]
 
@@ -243,7 +243,7 @@ def summarize(qualities: Sequence[Quality]) -> list[Spread]:
 
 def last_model(pipeline: Pipeline) -> str:
     """The last stage that changes the model. Raises UserError E115 when there is none."""
-    # a merge writes every weight and is bit-equal to the model before it: it has no quality of its own
+    # a merged model is bit-equal to the model before it, so its quality is not measured again
     ids = [entry.id for entry in pipeline.stages if entry.row.publishes_model and not entry.row.merges]
     if not ids:
         raise UserError("E115", "no stage of this pipeline measures quality", "Add a tune", pipeline.source.where(("stages",)))

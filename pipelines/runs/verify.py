@@ -39,8 +39,8 @@ from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.run import contents
 from pipelines.stages.export.generators import with_prompts
 from pipelines.stages.export.proving import Prover
-from pipelines.stages.hops import compare_modules, compare_served
 from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
+from pipelines.stages.parity_checks import compare_modules, compare_served
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import parity_cells
 from serving.repository import make_config, read_config, tokenizer_files
@@ -82,18 +82,16 @@ class _Quiet:
 
 
 Hop = tuple[str, str, Callable[[], "ParityResult | None"]]
-"""(id of the stage, name of the hop, what runs it: gives a record, or nothing, or raises)."""
+"""(id of the stage, name of the check, function that runs it and returns a record or None, or raises)."""
 
 
 def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage: str | None = None) -> list[Check]:
     """Repeat every check of the run in `folder`; one that fails is a Check that did not pass, and the others go on.
 
-    Where the last attempt did not finish, that is the first Check, and it did not pass; the others are of the run before it
-    that did, if there is one. Checks that had failed in the run itself have failed here.
-
-    `model` is where the pretrained model is now, if it has moved. `serve=False` starts no server. With the id of a `stage`, of
-    the checks only those of that stage. Raises UserError E805 (no run), E803 (its lock or run.json is damaged), E111 (no such
-    stage).
+    If the last attempt did not finish, the first Check says so and has failed; the others are of the last finished run, if
+    any. Checks that failed in the run itself have failed here. `model` is the new folder of the pretrained model, if it has
+    moved. `serve=False` starts no server. With the id of a `stage`, only its checks run. Raises UserError E805 (no run), E803
+    (its lock or run.json is damaged), E111 (no such stage).
     """
     checks = list(_unfinished(folder))
     if checks and not (folder / LOCK_FILE).is_file():
@@ -143,7 +141,7 @@ def _carried_out(stage: str, hop: str, check: Callable[[], ParityResult | None])
         record = check()
     except CompressError as error:
         return Check(stage, hop, False, error.code, str(error))
-    except Exception as error:  # a damaged file can make any library fail in any way
+    except Exception as error:  # with a damaged file, any library may raise any exception
         fault = CheckError("E614", f"{hop} cannot be run ({type(error).__name__}: {error})", "Run the stage again", stage)
         return Check(stage, hop, False, fault.code, str(fault))
     return Check(stage, hop, True, parity=None if record is None else record.to_json())
@@ -179,7 +177,7 @@ class Verification:
             yield from _readable(stage["id"], lambda made=made, n=number, of=of_kind: of(made, self._inputs(n), serve))
 
     def _files(self, stage: dict[str, Any]) -> None:
-        with contextlib.suppress(UserError):  # what can be read is looked at by the hops, too
+        with contextlib.suppress(UserError):  # readable parts are also covered by the other checks
             self.artifacts.append(self.run.artifact(stage))
         self.run.verify(stage)
 
@@ -220,7 +218,7 @@ class Verification:
 
     def _removed(self, previous: Artifact, made: Artifact, inputs: Inputs) -> ParityResult:
 
-        # masks over single weights that came with the units: without them both sides must agree still
+        # masks over single weights that shrank with the units: without them both sides must still agree
         before, after = (unmasked(load_model(artifact, inputs.base)) for artifact in (previous, made))
         removals = removals_to(before, made.metadata["kept"])
         masked = merged_copy(before)
@@ -253,7 +251,7 @@ class Verification:
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
         for name, runtimes in made.metadata["files"].items():
-            # the reference is loaded by its first hop and dropped after the last
+            # the reference is loaded by its first check and freed after the last
             reference = _Reference(name, self, inputs)
             for runtime, files in runtimes.items():
                 for precision, file in files.items():

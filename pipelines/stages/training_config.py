@@ -27,7 +27,7 @@ from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
 
 DEFAULT_MODULES = ("query", "value")
-"""What the papers tune, where neither the stage nor a select before it says otherwise."""
+"""Default modules, as in the papers, if neither the stage nor a select before it names others."""
 
 
 class GroundConfig(StageConfig):
@@ -108,7 +108,7 @@ class TrainingConfig(GroundConfig):
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in; `selected` are the options of the select before it.
 
-        A method that takes no places from it inherits its modules alone.
+        A method that does not use Ω inherits only its modules.
         """
         if selected and not method(self.method).takes_places(self):
             selected = Options(modules=selected.modules)
@@ -134,10 +134,10 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:
         other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
-        what = f"{method_in_words(config, row)} does not use the places that '{omega.id}' chooses"
+        what = f"{method_in_words(config, row)} does not use the positions that '{omega.id}' chooses"
         yield Problem("E404", what, f"Use {other}, or drop the select")
     if row.needs_budget(config) and config.budget is None:
-        fix = "Say how many places, e.g. budget: 0.005"
+        fix = "Say how many positions, e.g. budget: 0.005"
         yield Problem("E404", f"{method_in_words(config, row)} needs a budget", fix, (row.kind_key or "method",))
     if any(
         type(checkpoint) is not type(config.budget) or checkpoint >= config.budget for checkpoint in config.checkpoints or ()
@@ -152,12 +152,12 @@ def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable
     """Faults where a training stage and the select before it refer to different tensors."""
     chosen = omega.config.ground()
     if "on" not in row.reads and chosen.on != "weights":
-        what = f"{row.name} takes places in the weights, '{omega.id}' chooses them on {chosen.on}"
+        what = f"{row.name} takes positions in the weights, '{omega.id}' chooses them on {chosen.on}"
         yield Problem("E404", what, "Use method: selective, or on: weights in the select", ("method",))
         return
     missing = [name for name in chosen.modules if name not in (config.modules or chosen.modules)]
     if chosen.on == "weights" and missing:
-        what = f"select chose places in {', '.join(missing)}, which is not tuned"
+        what = f"select chose positions in {', '.join(missing)}, which is not tuned"
         yield Problem("E404", what, "Use the same modules in both", ("modules",))
     for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
         value, selected = getattr(config, key), getattr(chosen, key)

@@ -51,7 +51,7 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train the trainable parameters, measure quality on the validation rows, write the state; returns its metadata.
 
-    `logits` (predictions, outputs) are a teacher's, of every training row; `teacher` is a live one.
+    `logits` (predictions, outputs) are a teacher's for every training row; `teacher` is a model in memory.
     """
     schedule = schedule_of(config, row, inputs.seed)
     trainable = trainable_counts(model)
@@ -104,7 +104,7 @@ def stepping(bar: Progress) -> Callable[[str], None]:
 
 
 BUDGETS = "budgets"
-"""Folder of the deltas at smaller budgets, named by their places."""
+"""Folder of the deltas at smaller budgets, named by their number of positions."""
 
 
 def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
@@ -167,7 +167,7 @@ def load_options(config: TrainingConfig, inputs: Inputs, group: str) -> Options:
 def starting_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
     """The model at the start of a training stage or of a select before it: the base with a new head, or tuned so far.
 
-    What is drawn next follows from the seed: new changes start with equal bits wherever they are made on this model.
+    Random numbers then follow from the seed: new changes start with equal bits in every stage.
     """
     earlier = inputs.nearest("model")
     if earlier is None:

@@ -20,8 +20,8 @@ def real_stdout() -> TextIO:
 def captured(path: Path) -> Iterator[None]:
     """Send everything that this process and its children print, log or warn to the file at `path`.
 
-    At the level of file descriptors, because native libraries know nothing of sys.stdout. What the log cannot take any more,
-    on a full disk, is lost: no result hangs on it. Raises OSError where the file cannot be made.
+    At the level of file descriptors, because native libraries bypass sys.stdout. Output that does not fit on a full disk is
+    lost; no result depends on it. Raises OSError if the file cannot be created.
     """
     root, level = logging.getLogger(), logging.getLogger().level
     with _log(path) as log:
@@ -35,7 +35,7 @@ def captured(path: Path) -> Iterator[None]:
             root.addHandler(handler)
             root.setLevel(min(level, logging.INFO) if level else logging.INFO)
             logging.captureWarnings(True)
-            # under a notebook or a test runner, sys.stdout is no file descriptor
+            # in a notebook or a test runner, sys.stdout has no file descriptor
             with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 yield
         finally:

@@ -14,7 +14,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under a header: first column left-aligned, figures right-aligned. 120 wide where there is no terminal."""
     table = Table(box=box.SIMPLE_HEAD)
     for place, title in enumerate(header):
-        # a name goes on in the next line: what is cut off may be what tells two of them apart
+        # names wrap to the next line: truncated names could look equal
         table.add_column(title, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -22,7 +22,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(width=None if console.is_terminal else 120).print(table, markup=False)
 
 
-PARITY_COLUMNS = ("stage: hop", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")
+PARITY_COLUMNS = ("stage: check", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")
 
 
 def parity_cells(stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from pipelines.engine.disk import disk_fault, shortened
 def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:
     """Convert to a coded error: the error itself, E804 or E801 of the disk, or E899 with its traceback in a file.
 
-    `doing` names what failed; the file lies in the first of `folders` that is writable, else where the user keeps such files.
+    `doing` names what failed; the file is written to the first writable folder of `folders`, the user's state folder and the
+    temporary folder.
     """
     if fault := disk_fault(error, out):
         return fault
@@ -32,7 +33,7 @@ def _usual_folders() -> list[Path]:
     state = os.environ.get("XDG_STATE_HOME")
     try:
         return [*([Path(state) / "compress"] if state else []), Path(tempfile.gettempdir())]
-    except OSError:  # nothing on this machine can be written
+    except OSError:  # no folder is writable
         return []
 
 

@@ -18,8 +18,8 @@ QUIET_SECONDS = 10
 QUIET_SHARE = 0.1
 """... and at least this share of the bar, ..."""
 LONGEST_SILENCE = 30
-"""... unless nothing was said for this many seconds: then a line comes whatever the stage is at, with a bar or without one.
-Who sees nothing for longer takes a run for dead, and so does CI."""
+"""... unless nothing was printed for this many seconds: then a line is printed in any case, because a silent run looks dead to
+users and to CI."""
 
 
 class Display:
@@ -75,7 +75,7 @@ class Display:
         """Print the progress of the stage that began at `start`, if nothing was printed for LONGEST_SILENCE."""
         now = self.clock()
         if now - self.last_said >= LONGEST_SILENCE:
-            bars = [*self._bars]  # another thread opens and closes them
+            bars = [*self._bars]  # another thread opens and closes bars
             self.result(bars[-1].line(now) if bars else f"working, {human_seconds(now - start)} so far")
 
     def result(self, text: str) -> None:

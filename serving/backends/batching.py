@@ -1,6 +1,6 @@
 """Shared code of the python-based backends: requests that arrive together run as one batch, and a bad one fails alone.
 
-The server copies this file beside each backend's model.py; like that one it imports nothing of the project.
+The server copies this file into each backend's folder; like model.py there it imports nothing of this project.
 """
 
 import json
@@ -67,7 +67,7 @@ class BatchingModel:
         """Responses to requests that share a run."""
         try:
             results = self.infer(dict(zip(self.inputs, map(fuse, zip(*feeds, strict=True)), strict=True)))
-        except Exception as error:  # a runtime raises many types, and each becomes an answer to the caller
+        except Exception as error:  # a runtime raises many types; each becomes an error response
             if len(feeds) > 1:
                 return [response for feed in feeds for response in self.respond([feed])]
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{self.runtime} error: {error}"))]

@@ -193,7 +193,7 @@ def test_a_select_that_nobody_uses_is_refused_at_its_line(write, stages, place, 
     path = write("".join(f"  - {stage}\n" for stage in stages))
     with pytest.raises(UserErrors) as caught:
         load_pipeline(path)
-    start = f"E114 {path}:{place + 5}: stages[{place}].select: no stage uses the places that "
+    start = f"E114 {path}:{place + 5}: stages[{place}].select: no stage uses the positions that "
     assert [str(error).startswith(start + says) for error in caught.value.errors] == [True]
 
 

@@ -73,7 +73,7 @@ def configured(**keys: object) -> Callable[[Path], object]:
 
 
 def within(select: str, tune: str, then: str = "") -> Callable[[Path], object]:
-    """A select with these keys, a tune of the places that it chose, and what comes after."""
+    """A select with these keys, a tune of the positions that it chose, and what comes after."""
     stages = f"  - select: {{{select}}}\n  - tune: {{{', '.join(filter(None, ('method: selective', tune)))}}}\n"
     return rewrite(PIPELINE.split("  - select")[0] + stages + then)
 
@@ -290,7 +290,7 @@ MISTAKES = [
     Mistake(
         "a share of no place",
         ("count: 4", "ratio: 1.0e-4"),
-        "E401 {file}:5: stages[0].select: ratio 0.0001 is less than one of the 1,024 places of a matrix",
+        "E401 {file}:5: stages[0].select: ratio 0.0001 is less than one of the 1,024 positions of a matrix",
         "larger select.ratio",
     ),
     Mistake(
@@ -339,7 +339,7 @@ MISTAKES = [
     Mistake(
         "growing beside a select",
         ("rank: 4", "method: selective, strategy: increment, budget: 9"),
-        "E404 {file}:6: stages[1].tune: selective with strategy increment does not use the places that 'select' chooses",
+        "E404 {file}:6: stages[1].tune: selective with strategy increment does not use the positions that 'select' chooses",
     ),
     Mistake(
         "growing without a budget",
@@ -360,7 +360,7 @@ MISTAKES = [
     Mistake(
         "dsee on a lora",
         ("count: 4}", "count: 4, on: lora, score: pafi}"),
-        "E404 {file}:6: stages[1].tune: dsee takes places in the weights, 'select' chooses them on lora",
+        "E404 {file}:6: stages[1].tune: dsee takes positions in the weights, 'select' chooses them on lora",
     ),
     Mistake(
         "robust PCA of a lora",
@@ -400,21 +400,21 @@ MISTAKES = [
         "E403 {file}:6: stages[1].tune.rank: rank is not used by method selective on adapter",
     ),
     Mistake(
-        "more places than a bias has",
+        "more positions than a bias has",
         within("on: adapter, score: random, bottleneck: 4, count: 5", ""),
-        "E401 {file}:5: stages[0].select: a matrix has 4 places only, 5 were requested",
+        "E401 {file}:5: stages[0].select: a matrix has 4 positions only, 5 were requested",
     ),
     Mistake(
-        "more places than a lora has",
+        "more positions than a lora has",
         rewrite(
             PIPELINE.split("  - select")[0] + "  - tune: {method: selective, strategy: increment, on: lora, budget: 99999}\n"
         ),
-        "E401 {file}:5: stages[0].tune: budget 99999 is 99,999 of 4,096 places",
+        "E401 {file}:5: stages[0].tune: budget 99999 is 99,999 of 4,096 positions",
     ),
     Mistake(
-        "going on with places that are no more",
+        "continuing positions that no longer exist",
         within("on: lora, score: pafi", "", "  - prune: {structure: heads, criterion: delta, remove: 1}\n  - recover:\n"),
-        "E404 {file}:8: stages[3].recover: same would train the whole lora in which 'tune' trained chosen places",
+        "E404 {file}:8: stages[3].recover: same would train the whole lora in which 'tune' trained chosen positions",
     ),
     Mistake(
         "nothing but pretrained weights",
@@ -424,13 +424,13 @@ MISTAKES = [
     Mistake(
         "a child drawn anew beside a select",
         ("rank: 4", "method: child_tuning"),
-        "E404 {file}:6: stages[1].tune: child_tuning with child f does not use the places that 'select' chooses",
+        "E404 {file}:6: stages[1].tune: child_tuning with child f does not use the positions that 'select' chooses",
         "Use child: d",
     ),
     Mistake(
-        "a child without its places",
+        "a child without its positions",
         ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: child_tuning, child: d"),
-        "E404 {file}:5: stages[0].tune: child_tuning with child d needs places",
+        "E404 {file}:5: stages[0].tune: child_tuning with child d needs positions",
     ),
     Mistake(
         "a draw for a child that is chosen",
@@ -445,7 +445,7 @@ MISTAKES = [
     Mistake(
         "a budget of more than there is",
         ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: diff_pruning, budget: 9999"),
-        "E401 {file}:5: stages[0].tune: budget 9999 is 9,999 of 4,096 places",
+        "E401 {file}:5: stages[0].tune: budget 9999 is 9,999 of 4,096 positions",
     ),
     Mistake("no such model", ("./model", "./modell"), "E303 {file}:2: model: model './modell': no such folder"),
     Mistake("a model without weights", Path.unlink, "E304 {pipeline}:2: model: ", file="model/model.safetensors"),

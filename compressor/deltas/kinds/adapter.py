@@ -11,7 +11,7 @@ from compressor.deltas.inserts import Insert
 class Adapter(Insert):
     """h + up(ReLU(down(h))): a bottleneck after a sublayer's last linear layer, before its dropout and residual.
 
-    Houlsby et al. 2019 put one behind attention and one behind the FFN; Pfeiffer et al. 2021 behind the FFN alone.
+    Houlsby et al. 2019 put one after attention and one after the FFN; Pfeiffer et al. 2021 only after the FFN.
     """
 
     kind = "adapter"
@@ -20,7 +20,7 @@ class Adapter(Insert):
     def tensors(hidden: Tensor, bottleneck: int, std: float) -> dict[str, Tensor]:
         """down (b, d) from N(0, 0.02²), up (d, b) from N(0, `std`²), biases 0; `hidden` (d,) gives size, type and device.
 
-        With `std` 0 the model starts as it was.
+        With `std` 0 the model's initial outputs are unchanged.
         """
         width = hidden.shape[0]
         return {

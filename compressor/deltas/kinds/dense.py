@@ -1,8 +1,8 @@
 """Dense deltas with a special form of training: mixed with the base (mixout), gated (diff pruning), thinned (Child-Tuning).
 
-They live as long as a training; what is stored, merged and pruned is the plain link that `settled` gives. What one draws by
-chance is drawn once a step from a seed of that step: micro-batches and processes see the same draw, and a resumed training
-draws what the whole one would have.
+They exist only during training; the plain link returned by `settled` is stored, merged and pruned. Random numbers are drawn
+once a step from a seed of that step: micro-batches and processes use the same draw, and a resumed training repeats the draws
+of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Dense(Delta):
     """W + ΔW with one trainable scalar per entry of W (out, in), initialized to 0."""
 
     seed: int | None = None
-    """Of this step's draw; None: torch's own random state."""
+    """Seed of this step's draw; None: torch's own random state."""
 
     def __init__(self, weight: Tensor, group: str = ""):
         super().__init__()
@@ -58,7 +58,8 @@ class Dense(Delta):
 class Mixed(Dense):
     """θ0 + Δ ⊙ m / (1 - p): each input column keeps its pretrained values with probability p (mixout, Lee et al. 2020).
 
-    One m in {0, 1} for each of the `in` columns, as dropout has one for a neuron. The division keeps the mean: E[W] = θ0 + Δ.
+    One m in {0, 1} for each of the `in` columns, as in dropout of input neurons. The division preserves the mean: E[W] = θ0 +
+    Δ.
     """
 
     kind = "mixed"
@@ -77,7 +78,7 @@ class Mixed(Dense):
 class Thinned(Dense):
     """W + ΔW; each step keeps each gradient element with probability `reserve` (Child-Tuning-F, Xu et al. 2021, section 2.2).
 
-    What is kept is divided by `reserve`, so that the mean of the gradient stays.
+    Kept elements are divided by `reserve`, which preserves the mean of the gradient.
     """
 
     kind = "thinned"
@@ -98,7 +99,7 @@ LOW, HIGH = -1.5, 1.5
 """Ends of the stretched gate before it is clamped to [0, 1], l and r of Guo et al. 2021."""
 
 OPEN = 5.0
-"""α of a gate at the start: all but open."""
+"""Initial α of a gate: almost fully open."""
 
 
 def hard_concrete(alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
@@ -127,11 +128,11 @@ class Gated(Dense):
         self.alpha = nn.Parameter(torch.full_like(self.values, OPEN))
         self.budget, self.sparsity = budget, sparsity
         self.register_buffer("kept", torch.ones_like(self.values, dtype=torch.bool))
-        # of no device: a weightless (meta) model is asked, too, whether it is projected
+        # not on the device of the values: it is also read on a weightless (meta) model
         self.register_buffer("projected", torch.zeros((), dtype=torch.bool))
 
     def change(self, weight: Tensor) -> Tensor:
-        if self.projected:  # chosen, not added as 0: outside Ω even the sign of a zero stays, and no gradient arrives
+        if self.projected:  # selected, not added as 0: outside Ω even the sign of a zero is preserved, and there is no gradient
             return torch.where(self.kept, weight + self.values, weight)
         return weight + hard_concrete(self.alpha, self.uniform() if self.training else None) * self.values
 

@@ -46,7 +46,7 @@ class LowRank(Sourced, Delta):
         return torch.addmm(weight, self.B, self.A, alpha=self.scale)
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> LowRank:
-        # blocks of unequal size cannot share a prototype: each keeps what it saw of it
+        # blocks of unequal size cannot share a prototype: each keeps its masked part of it
         A, B = self.A.detach()[:, columns].clone(), self.B.detach()[rows].clone()
         return LowRank(PlainTensors({"A": A, "B": B}), self.scale, self.group)
 
@@ -81,7 +81,7 @@ class LowRank(Sourced, Delta):
 
 
 MOST_ENTRIES = 2**28
-"""Of a matrix that is multiplied out: 2 GiB in float64."""
+"""Largest number of entries of a product that is computed: 2 GiB in float64."""
 
 
 class LowRankFactor(Factor):

@@ -23,7 +23,7 @@ class Mask(Delta):
         self.pattern, self.group = pattern, group
 
     def change(self, weight: Tensor) -> Tensor:
-        # chosen, not multiplied: -1 x 0 is -0.0, and infinity x 0 no number
+        # selected, not multiplied: -1 x 0 is -0.0, and infinity x 0 is NaN
         return torch.where(self.keep, weight, 0.0)
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Mask:
@@ -33,7 +33,7 @@ class Mask(Delta):
         return {**super().settings(), "pattern": self.pattern}
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        # it adds nothing; what it hides of ΔW is compared as it was trained
+        # a mask adds nothing to ΔW; masked entries of ΔW are compared as trained
         return torch.empty(0, dtype=torch.int64), torch.empty(0)
 
     def suits(self, shape: torch.Size) -> bool:

@@ -14,7 +14,7 @@ from compressor.deltas.inserts import Insert, inserts_of
 from compressor.deltas.sources import PlainTensors
 
 PREFIX_ATTENTION = "sdpa_with_prefix"
-"""The name under which attention with prefixes is known to transformers."""
+"""Name under which attention with prefixes is registered in transformers."""
 
 
 class Prefix(Insert):

@@ -13,15 +13,15 @@ THIN = 1 / 1000
 
 def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
     """`weight` (any shape) with `values` (N,) added at flat indices `index` (N,)."""
-    # index_add on the flat view, not `+ dense zeros`: adding 0.0 would turn -0.0 into 0.0 elsewhere
+    # index_add on the flat view instead of adding a dense matrix: adding 0.0 would turn -0.0 into 0.0 outside Ω
     return weight.flatten().index_add(0, index, values).view(weight.shape)
 
 
 class Sparse(Delta):
     """W + P_Ω(S): trainable values on a fixed support Ω (DSEE section 3.2; every static selective method).
 
-    `omega` holds the sorted flat indices of Ω as int32. Only its |Ω| values exist: no dense S, no gradient masks, and
-    entries outside Ω stay bit-identical whatever the optimizer does.
+    `omega` holds the sorted flat indices of Ω as int32. Only its |Ω| values are stored: no dense S and no gradient masks, so
+    entries outside Ω stay bit-identical with any optimizer.
     """
 
     kind = "sparse"

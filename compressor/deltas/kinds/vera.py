@@ -13,14 +13,14 @@ from compressor.deltas.links import Delta, Factor
 from compressor.deltas.sources import PlainTensors, Prototype, Shared
 
 START = 0.1
-"""Of every entry of d; b starts at 0 (Kopiczko et al. 2024, section 3.2 and table 6)."""
+"""Initial value of every entry of d; b starts at 0 (Kopiczko et al. 2024, section 3.2 and table 6)."""
 
 
 class Drawn(Prototype):
     """Frozen random A (rank, in) and B (out, rank) that all matrices of one shape share; a file holds their seed alone.
 
-    Kaiming uniform in float32 on the CPU, A first: bit for bit what peft draws for a model whose matrices have one shape.
-    Raises ValueError for sizes that no model has.
+    Kaiming uniform in float32 on the CPU, A first: bit for bit what peft draws for a model whose matrices have the same shape.
+    Raises ValueError for unreasonable sizes.
     """
 
     kind = "drawn"

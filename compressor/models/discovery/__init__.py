@@ -1,1 +1,1 @@
-"""Discovery of a row for an architecture that the table lacks: traced, proposed, proven, printed."""
+"""Discovery of a row for an architecture that the table lacks: traced, proposed, verified, printed."""

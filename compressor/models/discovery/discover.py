@@ -1,7 +1,8 @@
-"""Discovery: a row for an architecture that has none, proposed by torch-pruning's traced graph and proven before it is shown.
+"""Discovery: a row for an architecture that has none, proposed from torch-pruning's traced graph and verified before it is
+printed.
 
-Nothing is registered: the row is printed, for a person to read and to put into `compressor/models/architectures.py`. The walk
-over the graph does not end for some architectures (Phi, StableLM), so it happens in a process of its own, with a time limit.
+Nothing is registered: the row is printed, for a person to check and add to `compressor/models/architectures.py`. For some
+architectures (Phi, StableLM) the graph traversal does not terminate, so it runs in its own process, with a time limit.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from compressor.models.row_file import ROW
 from compressor.pruning.surgery import Removal, remove, silence
 
 SECONDS = 120.0
-"""How long the graph of a small model may take: those that end take seconds."""
+"""Time limit for the graph of a small model: traversals that terminate take seconds."""
 PLANS = 24
 BOUND = 1e-12
-"""Of the largest difference between masked and removed, in float64."""
+"""Bound of the largest difference between masked and removed, in float64."""
 
 
 def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
-    """A proven row for the architecture of the pretrained model in `folder`, from its config.json alone.
+    """A verified row for the architecture of the pretrained model in `folder`, from its config.json alone.
 
-    Code of the folder never runs. Raises UserError E304 for a folder that cannot be read, E317 where blocks share weights, E318
-    where no row can be proposed or proven, and E319 where the walk over the graph takes more than `seconds`.
+    Code of the folder never runs. Raises UserError E304 for a folder that cannot be read, E317 where blocks share weights,
+    E318 where no row can be proposed or verified, and E319 where the graph traversal takes more than `seconds`.
     """
     config = config_of(folder)
     command = [sys.executable, "-P", "-m", "compressor.models.discovery.discover", str(folder)]
@@ -60,10 +61,10 @@ def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
 def proven_row(config: PretrainedConfig) -> Architecture:
     """The first proposal of which every trial equals the masked model. Raises UserError E317 and E318."""
     try:
-        # torch-pruning's walk does not end where key and value heads are shared: they are in the trial alone
+        # torch-pruning's traversal does not terminate with shared key and value heads: only the trial has them
         traced, small = small_config(config, grouped=False), small_config(config, grouped=is_grouped(config))
         model = small_model(traced)
-    except Exception as error:  # sizes that a stranger's code does not take
+    except Exception as error:  # sizes that the model's code does not accept
         what = f"no row can be proposed: a small model cannot be made of it ({type(error).__name__}: {error!s:.200})"
         raise UserError("E318", what, BY_HAND) from error
     failures = []

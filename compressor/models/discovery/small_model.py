@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 BLOCKS, HEADS, HEAD_SIZE, NEURONS, WORDS, TOKENS = 3, 4, 8, 20, 99, 9
-"""All sizes differ, so that an attribute tells by its value what it counts."""
+"""All sizes differ, so that the value of an attribute identifies what it counts."""
 HIDDEN = HEADS * HEAD_SIZE
 WIDTHS = ("intermediate_size", "hidden_dim", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
-"""What configs call the number of FFN neurons."""
+"""Names of the number of FFN neurons in configs."""
 UNREAD = ("architectures", "auto_map", "id2label", "label2id", "model_type", "quantization_config", "dtype", "torch_dtype")
-"""Keys that say nothing of the layout of the base, or would make it another one than plain random weights."""
+"""Keys that do not describe the layout of the base, or would prevent plain random weights."""
 
 
 def is_grouped(config: PretrainedConfig) -> bool:
@@ -27,7 +27,7 @@ def is_grouped(config: PretrainedConfig) -> bool:
 def small_config(config: PretrainedConfig, *, grouped: bool) -> PretrainedConfig:
     """The same config with few blocks, heads, neurons and words; `grouped`: two query heads share a key and value head.
 
-    Lists with one entry a block keep their first ones.
+    Lists with one entry per block are shortened.
     """
     keys = {key: value for key, value in config.to_dict().items() if key not in UNREAD and not key.startswith("_")}
     blocks = config.num_hidden_layers

@@ -69,7 +69,7 @@ def _units(model: nn.Module) -> Iterator[Unit]:
             model, example_inputs=inputs, output_transform=lambda output: output.last_hidden_state, verbose=False
         )
         groups = list(graph.get_all_groups())
-    except Exception as error:  # the graph of a stranger's model: whatever torch-pruning raises means that it has none
+    except Exception as error:  # an unknown model: any exception of torch-pruning means that it cannot be traced
         raise _none(f"torch-pruning cannot trace it ({type(error).__name__}: {error!s:.200})") from error
     paths = {module: path for path, module in model.named_modules()}
     for group in groups:
@@ -108,7 +108,7 @@ def _rows(model: nn.Module, config: PretrainedConfig, heads: Unit, neurons: Unit
         "heads": "num_key_value_heads" if "num_key_value_heads" in config.to_dict() else _real(config, "num_attention_heads"),
         "neurons": next((name for name in WIDTHS if name in config.to_dict()), WIDTHS[0]),
     }
-    # some attentions keep the hidden size, which stays, beside the width of their query, which does not
+    # some attentions store the hidden size, which pruning keeps, and the query width, which it changes
     for width in dict.fromkeys((tuple(name for name in widths if not name.startswith("hidden")), widths)):
         blocks = Blocks(
             heads.stack,
@@ -126,7 +126,7 @@ def _rows(model: nn.Module, config: PretrainedConfig, heads: Unit, neurons: Unit
             type(config).__name__.removesuffix("Config"),
             prefixes=bool(model._supports_attention_backend),
             head_on_tokens=_is_causal(model),
-            # whether blocks know their own mask cannot be seen: where they differ, whole ones had better stay
+            # whether blocks depend on their own attention mask is unknown: if they differ, whole blocks are not removed
             masks_by_place=bool(getattr(config, "layer_types", None)),
             positions=_positions(model, config),
         )
@@ -173,7 +173,7 @@ def _real(config: PretrainedConfig, name: str) -> str:
 
 
 def _is_causal(model: nn.Module) -> bool:
-    """Whether a token's state is the same whatever stands behind it."""
+    """Whether a token's state does not depend on later tokens."""
     inputs = small_inputs()
     inputs = {name: tensor[:1] for name, tensor in inputs.items()}
     other = {**inputs, "input_ids": inputs["input_ids"].clone()}

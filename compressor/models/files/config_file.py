@@ -15,7 +15,7 @@ KEY_VALUE_HEADS = ("num_key_value_heads",)
 HEAD_SIZES = ("head_dim", "d_kv")
 NEURONS = ("intermediate_size", "hidden_dim", "n_inner", "d_ff")
 POSITIONS = ("max_position_embeddings", "n_positions")
-"""What architectures call their sizes in config.json."""
+"""Names of sizes in config.json."""
 
 LIMITS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(HIDDEN, (1, 2**17)),
@@ -29,7 +29,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "type_vocab_size": (0, 2**20),
     "num_labels": (0, 2**20),
 }
-"""Key of config.json -> the least and the most that it may say: far beyond any model, far below what fills a memory."""
+"""Key of config.json -> its least and greatest value: far beyond any model, far below what would exhaust memory."""
 
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 ATTENTIONS = ("attn_implementation", "_attn_implementation")
@@ -54,7 +54,7 @@ def check_config(config: Mapping[str, Any], *, has_row: bool) -> None:
 def _check_limits(config: Mapping[str, Any], has_row: bool, top_level: bool = True) -> None:
     """Check the numeric limits. In unknown architectures a key may hold something else, but no number out of bounds.
 
-    What is not the `top_level` config may contain 0: a pruned block's neurons.
+    Nested configs (not `top_level`) may contain 0: a pruned block's neurons.
     """
     for key, (least, most) in LIMITS.items():
         value = config.get(key)
@@ -64,7 +64,7 @@ def _check_limits(config: Mapping[str, Any], has_row: bool, top_level: bool = Tr
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             what = f"says {key}: {shown(value)} in its config.json"
             raise Damage(what, f"It must be a whole number from {least} to {most:,}")
-    for inner in config.values():  # the parts of a model of several have configs of their own
+    for inner in config.values():  # the parts of a composite model have their own configs
         if isinstance(inner, dict):
             _check_limits(inner, has_row=False, top_level=False)
 
@@ -90,7 +90,7 @@ def _check_sizes(config: Mapping[str, Any]) -> None:
     """Check that the heads divide the hidden size evenly, and the key/value heads the heads."""
     hidden, heads = _first(config, HIDDEN), _first(config, HEADS)
     shared, own_size = _first(config, KEY_VALUE_HEADS), _first(config, HEAD_SIZES)
-    # a T5 leaves d_kv out where it is 64
+    # a T5 omits d_kv if it is 64
     free = own_size is not None or config["model_type"].endswith("t5")
     if hidden and heads and not free and hidden[1] % heads[1]:
         raise Damage(

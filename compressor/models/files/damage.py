@@ -12,7 +12,7 @@ from typing import Any
 from compressor.errors import CompressError, UserError
 
 JSON_BYTES, JSON_DEPTH, DIGITS = 64 * 2**20, 32, 100
-"""The largest JSON file that is read, its deepest nesting, and the digits of its longest whole number: tokenizers say 10^30."""
+"""The largest JSON file that is read, its deepest nesting, and the digits of its longest integer: tokenizers write 10^30."""
 
 
 class Damage(Exception):
@@ -39,7 +39,7 @@ def reading_by_library(what: str, fix: str = "Save or download the folder again"
         yield
     except (CompressError, Damage):
         raise
-    except BaseException as error:  # transformers and its parts raise every type there is; a panic of Rust is no Exception
+    except BaseException as error:  # transformers and its dependencies raise any type; a Rust panic is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise Damage(f"{what} ({reason_of(error)})", fix) from error
@@ -52,7 +52,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of a stranger's file in a short line."""
+    """A value of an untrusted file in a short line."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 

@@ -1,8 +1,8 @@
 """Validation of model folders: their contents are checked once, before anything is built or written.
 
-Needs no torch: config.json, the tokenizer's files, and every safetensors file with all its numbers. What only transformers
-can check (a model of this config, the shapes of its tensors) is in `compressor.models.hub.weightless_model`.
-A finding is a UserError: E304 for a pretrained folder, E305 for a checkpoint or a state.
+Needs no torch: config.json, the tokenizer's files, and every safetensors file with all its numbers. What only transformers can
+check (a model of this config, the shapes of its tensors) is in `compressor.models.hub.weightless_model`. Faults raise a
+UserError: E304 for a pretrained folder, E305 for a checkpoint or a state.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""What a checkpoint carries along so that rows are tokenized as in training."""
+"""Tokenizer files copied into a checkpoint, so that rows are tokenized as in training."""
 
 TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
-"""Two texts, with words that no vocabulary holds."""
+"""Two test texts, with words outside any vocabulary."""
 
 
 def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:

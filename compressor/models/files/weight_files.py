@@ -16,10 +16,10 @@ from compressor.models.files.damage import Damage, read_json, reason_of, shown
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 SLICE = 2**22
-"""Numbers that are looked at at once."""
+"""Numbers that are checked at a time."""
 
 FLOATS = {
-    # the bits of a number as an unsigned integer, those that are not its sign, and from where on they are no finite float32
+    # integer type of a number's bits, mask of all but the sign, and the first value that is no longer a finite float32
     "F64": ("<u8", 0x7FFF_FFFF_FFFF_FFFF, 0x47F0_0000_0000_0000),
     "F32": ("<u4", 0x7FFF_FFFF, 0x7F80_0000),
     "F16": ("<u2", 0x7FFF, 0x7C00),
@@ -49,7 +49,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     Raises Damage.
     """
     try:
-        # the library checks length, JSON, types, and that the offsets follow one another to the last byte
+        # the library checks length, JSON, types, and that offsets are contiguous up to the last byte
         with safe_open(path, "numpy"):
             pass
         with path.open("rb") as stream:
@@ -88,7 +88,7 @@ def check_finite(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 def weight_names(folder: Path) -> list[str]:
     """The weight files that transformers reads, relative to the folder: one, or the shards of an index. Raises Damage."""
-    # the same order as transformers: where both are there, it never looks at the index
+    # the same order as transformers: if both exist, it ignores the index
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     return sorted(set(_weight_map(folder).values()))
@@ -114,9 +114,9 @@ def _check_inside(folder: Path, name: str) -> None:
         raise Damage(f"names a file outside of it in its {INDEX}: {shown(name)}", fix)
     try:
         target, root = (folder / name).resolve(), folder.resolve()
-    except (OSError, RuntimeError, ValueError):  # a circle of links, or half of a character
+    except (OSError, RuntimeError, ValueError):  # circular links, or an invalid character
         raise Damage(f"names a file in its {INDEX} that cannot be found: {shown(name)}", fix) from None
-    # in the hub's cache every file of a snapshot is a link to a blob beside the snapshots
+    # in the hub's cache every file of a snapshot is a link to a file outside the snapshot
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
     if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
         raise Damage(f"names a file in its {INDEX} that is a link out of it: {shown(name)}", fix)

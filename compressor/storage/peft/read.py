@@ -1,7 +1,7 @@
 """Adapter folders that stock peft wrote: LoRA and Super-Tuning, checked when they are read.
 
-Super-Tuning (arXiv 2607.09287) is peft's name for values on a sparse support plus an optional LoRA, so that it holds what
-selective tuning and DSEE train. Its support has a size that follows from one ratio: shorter ones are filled up with zeros.
+Super-Tuning (arXiv 2607.09287) is peft's name for values on a sparse support plus an optional LoRA, so it can store what
+selective tuning and DSEE train. One ratio determines the size of all supports: shorter ones are padded with zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compressor.models.tasks_table import HEAD_TASKS
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
 TASK_TYPES = {task.auto_class: task.peft for task in HEAD_TASKS if task.trained}
-"""peft's words for what a task head answers."""
+"""peft's task types by Auto class."""
 
 UNDERSTOOD = frozenset(
     [
@@ -56,17 +56,17 @@ UNDERSTOOD = frozenset(
         "use_rslora",
     ]
 )
-"""Keys of a config that are followed here, or that say nothing about what a trained adapter computes."""
+"""Config keys that are supported, or that do not affect the outputs of a trained adapter."""
 
 DEFAULTS = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
-"""Values that, beside false, empty and null, mean the plain method. Other starts than these change the base's weights."""
+"""Values that, like false, empty and null, mean the plain method. Other initializations change the base's weights."""
 
 
 TENSORS = {
     "LORA": re.compile(r".*\.lora_[AB]\.weight"),
     "SUPERTUNING": re.compile(r".*\.supertuning_(indices|values|lora_[AB]\.weight)"),
 }
-"""Formats that are read, and the names of their tensors."""
+"""Supported formats, and patterns of their tensor names."""
 
 
 @dataclass(frozen=True)

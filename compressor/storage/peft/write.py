@@ -61,7 +61,7 @@ class _Changed:
         like = next(self.owner.parameters())
         indices, values = torch.zeros(size, dtype=torch.int32, device=like.device), like.new_zeros(size)
         if self.sparse:
-            # of a part of a fused weight the places are counted from the part's first row
+            # indices in a part of a fused weight are relative to the part's first row
             starts = [(link.place.rows or (0,))[0] * self.shape[1] for link in self.sparse]
             omega = torch.cat([link.omega + start for link, start in zip(self.sparse, starts, strict=True)])
             stored = torch.cat([link.values for link in self.sparse])
@@ -73,8 +73,8 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     """Write the deltas and the task head of `model` so that stock peft loads them; returns peft's name of the format.
 
     LoRA where all changes are of low rank (parts of a fused weight become one LoRA of their ranks together), Super-Tuning
-    where some are sparse. `base` is a hub id or a folder: what transformers can load. Raises UserError E314 for what peft has
-    no form for.
+    where some are sparse. `base` is a hub id or a folder: what transformers can load. Raises UserError E314 for changes that
+    peft has no format for.
     """
 
     changed, folder = _changed_layers(model), Path(folder)
@@ -178,7 +178,7 @@ def common_sparsity(counts: Iterable[tuple[int, int]]) -> float:
     counts = list(counts)
     sparsity = 1 - max(max(places, 1) / size for places, size in counts)
     if sparsity < 0:
-        raise _unheld("more places than the matrix has")
+        raise _unheld("more positions than the matrix has")
     while any(support_size(size, sparsity) < max(places, 1) for places, size in counts):
         sparsity = math.nextafter(sparsity, 0)
     return sparsity

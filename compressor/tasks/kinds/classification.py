@@ -24,10 +24,10 @@ MAX_CLASSES = 200
 """More distinct labels than this is a column of ids or numbers, not of classes."""
 
 INTEGER = re.compile(r"-?\d{1,99}")
-"""A label that is an integer. Not every `isdigit()` is: '²' and '--5' are none, nor thousands of digits."""
+"""A label that is an integer. `isdigit()` would also accept '²', and thousands of digits."""
 
 TEMPERATURE = 2.0
-"""Of the distillation loss 0.5 CE + 0.5 T² KL."""
+"""Temperature T of the distillation loss 0.5 CE + 0.5 T² KL."""
 
 
 def read(value: object) -> str | None:
@@ -126,7 +126,7 @@ KIND = TaskKind(
     loss=loss,
     distillation=distillation_loss,
     metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews, chance=0.0)),
-    # random rows lie where a classifier is unsure: what holds there finds what is broken, and proves no quality
+    # a classifier is unsure on random rows, so this limit is lower: it finds broken files and does not measure quality
     agreement=Agreement(
         labels_agree,
         "labels agree",

@@ -1,8 +1,9 @@
 """Generation: a text for each prompt, such as a sentence about a row of a table (E2E), by a decoder (causal LM).
 
 A row is the tokens of prompt and target, a space between, as the tokenizer reads running text, and the end of sentence. The
-label of a token is the one behind it, where that is the target's or the end: that shift is made here alone. The loss of a row
-is the mean over its labels, that of a batch the mean over its rows: so batches add up to the same step however they are cut.
+label of a token is the next token, if that belongs to the target or ends it: labels are shifted only here. The loss of a row
+is the mean over its labels, that of a batch the mean over its rows: so a step is the same however its rows are split into
+batches.
 
 The main metric is the likelihood of a token, exp of the mean log-likelihood over all labels of a split: 1 / perplexity.
 """
@@ -60,8 +61,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     """Tokens of prompt and target without the end token, which is no input, and labels (rows, longest): at each token the
     next one, from the last token of the prompt on, IGNORED elsewhere.
 
-    Raises UserError E212 where there is no end of sentence, or a target spells it; E213 for a row that is longer than
-    `task.max_length`, or whose prompt or target has no token: nothing is cut off.
+    Raises UserError E212 if there is no end-of-sentence token, or a target contains it; E213 for a row that is longer than
+    `task.max_length`, or whose prompt or target has no token: nothing is truncated.
     """
     if (end := tokenizer.eos_token_id) is None:
         what = "the tokenizer has no end of sentence, by which a text that is generated would end"
@@ -72,9 +73,9 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     rows = []
     for row, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
         place = f"{path}:{split.lines[row]}"
-        while offsets and offsets[-1] == (0, 0):  # what the tokenizer puts behind a text, be it the end or not
+        while offsets and offsets[-1] == (0, 0):  # special tokens that the tokenizer appends
             ids, offsets = ids[:-1], offsets[:-1]
-        # the space between may be a token of its own: it is said by the model, too
+        # the space between may be its own token: the model generates it, too
         start = next((number for number, (_, stop) in enumerate(offsets) if stop > len(prompts[row])), None)
         if not start:
             what = f"the tokenizer produces no separate token for {texts[row]!r:.60}, or none for its target"
@@ -153,7 +154,7 @@ KIND = TaskKind(
     predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     auto_class=GENERATES,
-    # no answer flips a likelihood
+    # one flipped prediction has no fixed effect on a likelihood
     grain=lambda labels: 0.0,
     encode=encode,
     metric_inputs=metric_inputs,

@@ -1,9 +1,9 @@
 """Regression: a number for each sentence or pair, e.g. how similar two sentences are (STS-B: 0 to 5).
 
-One output, named after the label's column, is trained on the labels as they are, by the mean squared error: labels of a few
-units suit the learning rates and the parity bounds, which are absolute; thousands do not. The main metric is Spearman's, as is
-usual for STS-B: it depends on the order alone, whatever the scale. What order does not show (all too high, too close together)
-is shown by the agreement of the parity gate: the concordance of outputs.
+One output, named after the label's column, is trained on unscaled labels, by the mean squared error: labels of a few units
+suit the learning rates and the absolute parity bounds; labels in the thousands do not. The main metric is Spearman's
+correlation, as usual for STS-B: it depends only on the order. Errors of scale or offset are detected by the agreement of the
+parity check, the concordance of outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-"""What a label is written like. Not everything that `float()` takes: '1_000' and 'nan' are none."""
+"""Format of a label. Stricter than `float()`, which also accepts '1_000' and 'nan'."""
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -61,7 +61,7 @@ def spread(labels: Sequence[float], names: list[str]) -> dict[str, float]:
 
 def start(model: nn.Module, labels: Sequence[float]) -> None:
     """Initialize the output to the mean of the labels, where the head has a bias: otherwise the first steps are spent on that,
-    and Adam's averages keep their large gradients for long."""
+    and Adam's averages keep those large gradients for a long time."""
     for name in head_names(model):
         if name.endswith(".bias") and model.get_parameter(name).shape == (1,):
             model.get_parameter(name).data.fill_(float(np.mean(labels)))

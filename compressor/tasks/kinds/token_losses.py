@@ -1,6 +1,6 @@
 """Losses of tasks with several labels per row (`compressor.tasks.predictions`): a row counts with the mean over its labels.
 
-So the loss of a batch, the mean over its rows, adds up to the same step however rows are cut into batches.
+So the loss of a batch, the mean over its rows, gives the same step however rows are split into batches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Token classification: a tag for each word of a sentence, such as the entities of CoNLL-2003.
 
-Tags are O, B-TYPE and I-TYPE. They are read as IOB2, so that an I-TYPE behind anything else than its own type begins an entity:
-IOB1 and broken sequences then mean what conlleval and seqeval (by default) take them for. The outputs are O and, for every type
-that occurs in training, B-TYPE and I-TYPE: output 2k + 1 begins an entity of type k, 2k + 2 goes on with it.
+Tags are O, B-TYPE and I-TYPE. They are read as IOB2, so that an I-TYPE that does not follow its own type begins an entity:
+IOB1 and invalid sequences are then read as by conlleval and seqeval (by default). The outputs are O and, for every type that
+occurs in training, B-TYPE and I-TYPE: output 2k + 1 begins an entity of type k, 2k + 2 continues it.
 
 The output at a word's first token is its prediction. The loss of a row is the mean over its words, that of a batch over rows:
-so batches add up to the same step however they are cut. The main metric is micro F1 of entities: the same words, the same type.
+so a step is the same however its rows are split into batches. The main metric is micro F1 of entities: the same words, the
+same type.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def spread(labels: Sequence[Sequence[int]], names: list[str]) -> dict[str, int]:
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
     """Tokens, and labels (rows, longest): a word's at its first token, IGNORED elsewhere.
 
-    Words are joined by spaces and read as text is: so a tokenizer that knows spaces sees what it was trained on. Raises
-    UserError E213 for a word without a token, cut off or none to the tokenizer: no word may be missing from the metric.
+    Words are joined by spaces and tokenized as ordinary text, as in the tokenizer's training. Raises UserError E213 for a word
+    without a token, truncated or dropped by the tokenizer: no word may be missing from the metric.
     """
     texts = [" ".join(words) for (words,) in split.texts]
     encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
@@ -179,8 +180,8 @@ def grain(labels: np.ndarray) -> float:
 
 
 def prediction(names: Sequence[str], logits: np.ndarray, text: str, encoding: Encoding) -> Tagged:
-    """The tags of a text from its logits (length, tags). Raises UserError E717 for a text that was cut off, and for a word
-    without a token."""
+    """The tags of a text from its logits (length, tags). Raises UserError E717 for a truncated text, and for a word without a
+    token."""
     if encoding.overflowing:
         raise UserError("E717", f"{text!r:.60} is longer than the model reads", "Split the text")
     words = tuple(text.split(" "))

@@ -11,7 +11,7 @@ from typing import Any
 def work(path: str) -> Callable[[Callable[[], None]], Callable[..., Any]]:
     """Decorate the declaration of a command (its name, its help) with the function at `path`, "module:function", that does it.
 
-    The module is imported when the command runs, and may import at its top whatever it needs.
+    The module is imported only when the command runs, so it may have heavy imports.
     """
 
     def decorate(declaration: Callable[[], None]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The work of `compress verify`: every hop of a finished run once more, a row of each."""
+"""The work of `compress verify`: repeat every check of a finished run and print a row for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.terminal.console_table import PARITY_COLUMNS, table
 
 
 def verify(run: Path, no_serve: bool, stage: str | None, model: str | None, as_json: bool) -> None:
-    """Run every hop again and show a row of each; exit with 3 where one failed."""
+    """Run every check again and print a row for each; exit with 3 if one failed."""
     checks = run_all(run, serve=not no_serve, model=model, stage=stage)
     if as_json:
         click.echo(json.dumps(to_json(run, checks), indent=1, ensure_ascii=False))

@@ -53,7 +53,7 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
 
 
 FILES, SECONDS_A_FILE = 5, 6.0
-"""How many are measured, roughly, and how long each takes to load."""
+"""Estimated number of measured files, and seconds to load each."""
 
 
 def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:

@@ -105,9 +105,9 @@ def cost_of(
 
 
 def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
-    """What the dense model's unmerged delta costs, for the papers' FLOPs: modules, rank and places (nothing after full tuning).
+    """Cost of the dense model's unmerged delta, for the papers' FLOPs: modules, rank and positions (empty after full tuning).
 
-    A training that goes on with older deltas says nothing of them: the one that made them does.
+    A training that continues older deltas does not describe them: the one that created them does.
     """
     if inputs.dense.metadata["method"] == "full":
         return {"modules": (), "rank": 0, "places": 0}

@@ -39,7 +39,7 @@ class DeployConfig(StageConfig):
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed.
-        Raises CheckError E616 where the requested one was left out."""
+        Raises CheckError E616 if the requested one was left out."""
         written = [name for name in runtimes if name in files and self.runtime in (None, name)]
         for runtime in written:
             for precision in ("int8", "fp32"):

@@ -10,8 +10,8 @@ from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
-from pipelines.stages.hops import compare_served
 from pipelines.stages.loading import PARITY_ROWS, load_data
+from pipelines.stages.parity_checks import compare_served
 from serving.repository import write_repository
 
 
@@ -20,7 +20,7 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
     exported, base = inputs.nearest("onnx"), inputs.base.folder
     end = end_id(base)
     files = exported.metadata["files"]["compressed"]
-    # as export names them: the keys of stored metadata are sorted
+    # in the order of the export's config: keys of stored metadata are sorted
     runtimes = exported.metadata.get("runtimes") or list(files)
     runtime, precision = config.chosen(runtimes, files)
     options = {

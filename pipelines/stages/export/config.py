@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 GENERATING = ("fp32", "int8")
-"""The precisions of a model that generates, as a stage writes them."""
+"""Precisions of a generating model that the stage can export."""
 OF_AUTO = ("accuracy_budget", "batch", "length")
-"""Keys that say how `precision: auto` chooses."""
+"""Keys of `precision: auto`."""
 
 
 class ExportConfig(StageConfig):
     """`precision` and `runtime` list what is written, each precision for each runtime that has it. int8 is dynamic in ONNX
     Runtime and static in OpenVINO: calibrated on `calibration_rows` training rows (default 128), drawn at random with the seed.
 
-    fp16 and bf16 are files for CUDA: ONNX Runtime's alone.
+    fp16 and bf16 are files for CUDA, for ONNX Runtime only.
 
     `precision: auto` writes one compressed file: the fastest, over the runtimes named, that loses at most `accuracy_budget`
     points (default 0.5) of the metric; timed at `batch` x `length` (default 8 x 128, or the task's max_length where less).
 
-    `merge: false` takes a model that is not merged, and keeps its deltas apart in the compressed graphs."""
+    `merge: false` exports an unmerged model, with its deltas as separate products in the compressed graphs."""
 
     precision: list[Literal[*PRECISIONS, AUTO]] = Field(
         default=["fp32", "int8"],
@@ -59,7 +59,7 @@ class ExportConfig(StageConfig):
 
     @classmethod
     def amend_schema(cls, schema: dict[str, Any]) -> None:
-        for key in ("precision", "runtime"):  # one word stands for a list of it
+        for key in ("precision", "runtime"):  # a single word means a list of one
             form = schema["properties"][key]
             form["anyOf"] = [form["items"], {part: form.pop(part) for part in ("type", "items", "minItems")}]
 
@@ -157,7 +157,7 @@ TITLES = " or ".join(RUNTIMES[name].title for name in RUNNABLE)
 
 
 SECONDS_A_FILE = 6.0
-"""Of tracing, writing and loading it."""
+"""Estimated seconds to trace, write and load a file."""
 
 
 def estimate(config: ExportConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from pipelines.stages.export.exported import Exported, hop_of, left_out, say_res
 from pipelines.stages.export.proving import Prover
 
 RUNTIME = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)
-"""The runtime of models that generate."""
+"""The runtime of generating models."""
 
 
 def export_generator(
@@ -29,9 +29,9 @@ def export_generator(
 ) -> Exported:
     """`export_one` for a merged generative model: NAME/ is a folder like that of `compress export`, with weight-only int8.
 
-    Each file is compared with PyTorch on validation rows, prompt and target in one pass on an empty past, and by what it
-    generates behind random prompts, token by token. A compressed file in int8 that fails is left out: it has no matrices to
-    spare. Raises CheckError E610, E611, UserError E622, E623.
+    Each file is compared with PyTorch on validation rows, prompt and target in one pass on an empty past, and on text that it
+    generates after random prompts, token by token. A compressed int8 file that fails is left out, without a repair. Raises
+    CheckError E610, E611, UserError E622, E623.
     """
     folder, prover = workspace.folder / name, Prover(name, model, data, workspace, inputs.threads, inputs.seed)
     _ = prover.reference

@@ -36,9 +36,9 @@ from pipelines.stages.export.exported import (
 from pipelines.stages.export.proving import COMPRESSED, RANKING_ROWS, ComparedFile, Prover, repaired
 
 BATCH, LENGTH, ROUNDS = 8, 128, 10
-"""The call that is timed, and how often."""
+"""Default shape of the timed call, and rounds of timing."""
 SHOWN = 8
-"""Most sensitive matrices that the account lists, beside those left in fp32."""
+"""Number of most sensitive matrices listed, in addition to those left in fp32."""
 
 
 def choose_precision(
@@ -46,7 +46,7 @@ def choose_precision(
 ) -> tuple[Exported, dict[str, Any]]:
     """Write the best compressed file, and fp32 of its runtime beside it: (the written files, the record of all trials).
 
-    Raises CheckError E610, E611 where a file in fp32 is not the same function.
+    Raises CheckError E610, E611 if a file in fp32 fails its check.
     """
     with tempfile.TemporaryDirectory() as scratch:
         search = PrecisionSearch(model, config, data, workspace, inputs, Path(scratch))

@@ -1,7 +1,7 @@
 """Parity checks of exported files: each is compared with its source model; failures are reported or repaired.
 
-What is shipped (the compressed model) is gated. A dense file is only compared with: where it lies beyond its bound this is
-recorded, and never stops a run.
+Files that are shipped (the compressed model) must pass. A dense file is a baseline: exceeding its bound is recorded, and never
+stops a run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from export.parity.suspects import suspect_in_graph
 from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import parity_session, run, session
 from pipelines.engine.stage import Workspace
-from pipelines.stages.hops import outputs_of
 from pipelines.stages.loading import judge_rows, predict_rows
+from pipelines.stages.parity_checks import outputs_of
 
 Made = TypeVar("Made")
 
@@ -43,7 +43,7 @@ RANKING_ROWS, RANKING_BATCH = 32, 8
 class Prover:
     """One PyTorch model, its predictions for the validation rows, and the comparison of its files with them.
 
-    `reference` is to be read before the model's deltas are taken apart for a graph: that is to be proven as well.
+    Read `reference` before the model's deltas are rewritten as separate products, so that the check covers this rewriting.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Prover:
     def more(self) -> TokenRows | None:
         """Training rows for the checks that need no labels, where there are few validation rows."""
         missing = LEAST_UNLABELLED_ROWS - len(self.rows)
-        # where outputs are words, one row has hundreds of predictions
+        # with logits over a vocabulary, one row has hundreds of predictions
         return self.data.train.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
 
     @cached_property
@@ -86,7 +86,7 @@ class Prover:
             with rounded(self.model, excluded, bits):
                 forward = torch_forward(self.model)
                 predictions = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
-            # the last is enough: files are judged one after the other
+            # one entry is enough: files are checked one after the other
             self._rounded = {(excluded, bits): np.concatenate(predictions)}
         return self._rounded[excluded, bits]
 
@@ -120,7 +120,7 @@ class Prover:
         """The layer where a failed file diverges from the model: '' where rounding alone explains every difference."""
         if result.failed == ("metric",):
             return ""
-        # against the model as it is, every layer of an int8 file is a little off, and the first would be named
+        # compared with the unrounded model, every layer of an int8 file differs a little, and the first would be named
         alike = rounded(self.model, excluded, bits) if result.rounding is not None else nullcontext()
         with alike:
             return suspect_in_graph(self.model, path, telling_rows(result, self.rows, self.data), runtime)

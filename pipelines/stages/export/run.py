@@ -17,10 +17,10 @@ from pipelines.stages.loading import load_data, load_model
 
 
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Export the dense model (`dense_of`, merged) and the compressed one, and prove what is shipped.
+    """Export the dense model (`dense_of`, merged) and the compressed one, and check the files that are shipped.
 
-    A compressed file that fails is repaired, or left out and listed in `failures`; a dense one is a row in the report.
-    Raises CheckError E610, E611 where fp32 fails, or where no compressed file is left.
+    A compressed file that fails is repaired, or left out and listed in `failures`; a dense one is a row in the report. Raises
+    CheckError E610, E611 if fp32 fails, or if no compressed file is left.
     """
     data = load_data(inputs)
     dense = merge_all(load_model(inputs.dense, inputs.base))
@@ -38,7 +38,7 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         facts = {"labels": data.label_names, "runtimes": config.runtime, **apart}
         return {**_together(made), **facts}
     ours, account = choose_precision(compressed, config, data, workspace, inputs)
-    # what the compressed file is compared with in the report
+    # the baseline of the compressed file in the report
     plain = config.model_copy(update={"precision": ["fp32"], "runtime": list(ours.files)})
     theirs = export_one("dense", dense, plain, data, workspace, inputs)
     facts = {"labels": data.label_names, "runtimes": list(ours.files), "auto": account, **apart}

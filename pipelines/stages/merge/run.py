@@ -10,9 +10,9 @@ from compressor.deltas.links import merged_copy
 from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.features import torch_forward
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.stages.hops import compare_modules
 from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
 from pipelines.stages.merge.config import MergeConfig
+from pipelines.stages.parity_checks import compare_modules
 
 
 def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:

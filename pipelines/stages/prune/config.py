@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons": ("ffn_in", "ffn_gate", "ffn_out")}
-"""Where a structure's |ΔW| can come from."""
+"""Modules whose |ΔW| scores a structure."""
 
 
 class PruneItem(BaseModel):
@@ -102,7 +102,7 @@ class PruneConfig(StageConfig):
 
     @classmethod
     def amend_schema(cls, schema: dict[str, Any]) -> None:
-        # an item of weights is another kind of item
+        # items that prune weights have their own config
         schema["$defs"]["PruneItem"]["properties"]["structure"]["enum"].remove("weights")
 
     @classmethod
@@ -132,9 +132,9 @@ class PruneConfig(StageConfig):
 def count_to_remove(remove: int | float, available: int, stay: int, units: str) -> int:
     """Number of units to remove of `available`, leaving `stay`: a share is rounded to the nearest, a half downwards.
 
-    Raises UserError E501 when none would go, or too many.
+    Raises UserError E501 when none would be removed, or too many.
     """
-    # the share as it is written, as `compressor.cost.share` takes it
+    # the share as written, as in `compressor.cost.share`
     count = math.ceil(Fraction(str(remove)) * available - Fraction(1, 2)) if isinstance(remove, float) else remove
     if count == 0:
         raise UserError(
@@ -277,7 +277,7 @@ def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
 
 
 SECONDS_A_TABLE = 60.0
-"""Of a latency table."""
+"""Estimated seconds to measure a latency table."""
 
 
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Meeting the target of a prune: the widths are found from measured prices, tried, and cut."""
+"""Meeting the target of a prune: widths are chosen from measured prices, tested, and applied."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from pipelines.stages.prune.remove_units import cut, score
 from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, closed_form, surroundings, widths
 
 MISS = 0.02
-"""By what share of itself a time may be over what the target allows, before the widths are chosen anew."""
+"""Relative excess over the target's time that is accepted; above it the widths are chosen again."""
 
 OFF = 0.1
-"""By what share a latency table may be off: no measurement makes the next widths narrower than that."""
+"""Largest relative error of a latency table that is corrected: it limits how much narrower the next widths become."""
 
 TRIES = 3
-"""Times that widths are chosen and measured."""
+"""Largest number of times that widths are chosen and measured."""
 
 UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
-"""Keys of config.json that say nothing about a graph that the shape does not say."""
+"""Keys of config.json that do not affect the latency of a graph beyond its shape."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Targ
     """The trials made until the measured time meets a timed target; the widths to use are in the last one.
 
     `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
-    Where they turn out slower than allowed, the table is off by as much, and the next are chosen for less.
+    If they measure slower than allowed, the table is corrected by that error, and the next are chosen for less time.
     """
     share, tried = 1.0, [trial(choose())]
     while tried[-1].excess(target) > 1 + MISS and len(tried) < TRIES:
         share /= min(tried[-1].excess(target), 1 + OFF)
         try:
             narrower = choose(share)
-        except UserError:  # E520: there is no more to be saved
+        except UserError:  # E520: no more can be saved
             break
         tried.append(trial(narrower))
     return tried
@@ -98,7 +98,7 @@ def lowest_of(chosen: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, 
 def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> LatencyTable:
     """The latency table for the dense model's shape on this machine: read from the cache if measured before.
 
-    Raises UserError E803 where the file is another's, E901 where the runtime is missing.
+    Raises UserError E803 if the file belongs to another table, E901 if the runtime is missing.
     """
     facts = facts_of(target, dense, inputs)
     name = table_name(facts)
@@ -124,7 +124,7 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
 def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
     """The result of `measure`, from the file `name` of the cache if it was measured before and not requested again.
 
-    A file without its seal is measured again. Raises UserError E803 where it has changed since.
+    A table without its checksum is measured again. Raises UserError E803 if it was changed.
     """
     path = workspace.cache / f"{name}.json"
     seal = path.with_suffix(".sha256")
@@ -181,7 +181,7 @@ def table_name(facts: Mapping[str, Any]) -> str:
 
 def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]:
     """Everything that affects the content of a latency table."""
-    # the shape knows no activation and no attention window
+    # the shape does not include the activation and the attention window
     config = {key: value for key, value in dense.config.to_dict().items() if key not in UNTIMED}
     return {
         "architecture": dense.config.model_type,
@@ -245,7 +245,7 @@ def meet(
         tried = [trial(None)] if table else []
     else:
         find_widths = partial(widths, search, before, shape_of(dense), measure)
-        find_widths(None)  # what is out of reach is said before units are measured
+        find_widths(None)  # report a target out of reach before prices are measured
         settings = [ScoreSettings(*pair, search.rows) for pair in search.criteria.items()]
         scores = {setting.structure: score(setting, model, base, inputs.seed, data, workspace) for setting in settings}
         choose = partial(find_widths, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent

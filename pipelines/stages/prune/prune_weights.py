@@ -33,7 +33,7 @@ OneOrTwo = Annotated[
     Annotated[Share, Tag("one")] | Annotated[Shares, Tag("two")],
     Discriminator(lambda value: "two" if isinstance(value, dict | Shares) else "one"),
 ]
-"""Config type of one share, or of one for each pool."""
+"""Config type of a share, or of one share for each pool."""
 
 
 class WeightsItem(BaseModel):
@@ -141,7 +141,7 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
         hidden = sum(sizes) * (item.nm.run - item.nm.keep) // item.nm.run
     else:
         touched = set(tuned_modules(plan))
-        # a number behind each name: with scope matrix every one is a pool of its own
+        # a number appended to each name: with scope matrix every matrix is its own pool
         pool_names = [f"{name} {number}" for number, name in enumerate(names)]
         hidden = sum(pool.count for pool in pools_of(item, pool_names, sizes, [name in touched for name in names]))
         _more_than_before(plan, item, hidden)

@@ -1,4 +1,4 @@
-"""Removing heads, neurons and layers: score the units, cut the lowest, compare with the model in which they are silenced."""
+"""Removing heads, neurons and layers: score the units, remove the lowest, compare with the model in which they are masked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning_criteria import LOSS_POWER
 from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.stage import Workspace
-from pipelines.stages.hops import compare_modules
 from pipelines.stages.loading import PARITY_ROWS
+from pipelines.stages.parity_checks import compare_modules
 from pipelines.stages.prune.config import PruneItem, counts_to_remove, least_units
 from pipelines.stages.prune.targets import ScoreSettings
 

@@ -18,7 +18,7 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     """Apply every item or the search, compare removed against masked on validation rows, write the state."""
     data, previous = load_data(inputs), inputs.nearest("model")
     model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
-    # after full tuning |ΔW| is the distance from the base, which is cut along to keep the shapes equal
+    # after full tuning |ΔW| is the distance from the base, which is pruned in the same way to keep the shapes equal
     base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
     units = [{name: layer.units(name) for name in STRUCTURES} for layer in layers_of(model)]
     steps = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 TIMED = ("speedup", "p50_ms")
-"""Targets that are measured; the others are closed forms."""
+"""Targets that are measured; the others are computed in closed form."""
 
 GOALS = (*TIMED, "flops", "parameters")
 
@@ -39,7 +39,7 @@ class Target(BaseModel):
     length: int = Field(default=128, ge=2, le=limits.TOKENS, description="tokens a row")
     runtime: Literal[*CPU_RUNTIMES] = Field(default=DEFAULT.key, description="the runtime in which it is measured")
     precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="precision of the measured files")
-    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="threads used for measuring")
+    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="rounds of the measurement")
 
     @field_validator(*GOALS, mode="before")
     @classmethod
@@ -141,7 +141,7 @@ class TargetSearch(BaseModel):
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """What scores are asked for: see `pipelines.stages.prune.remove_units.score`."""
+    """Arguments of scoring: see `pipelines.stages.prune.remove_units.score`."""
 
     structure: Unit
     criterion: Criterion
@@ -156,10 +156,8 @@ def closed_form(target: Target) -> Measure:
 def widths(
     search: TargetSearch, shape: ModelShape, dense: ModelShape, measure: Measure, prices: Prices | None, share: float = 1.0
 ) -> Widths | None:
-    """The widths that cost at most `share` of the target's budget, at the least price (None: all units count the same); None if
-    the model of `shape` costs no more already.
-
-    Raises UserError E520 when there are none.
+    """The widths that cost at most `share` of the target's budget, at the least price (None: all units count the same); None
+    if the model of `shape` already meets it. Raises UserError E520 when there are none.
     """
     from compressor.pruning.search import blocks_of, choose_widths, even_prices, most_saved
 

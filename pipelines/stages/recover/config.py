@@ -63,14 +63,14 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
     if row.takes_places(config) and fresh is None:
         fix = "Put a select between prune and recover, or use method: lora or same"
         yield Problem(
-            "E404", f"{method_in_words(config, row)} needs places that are chosen in the pruned matrices", fix, ("method",)
+            "E404", f"{method_in_words(config, row)} needs positions that are chosen in the pruned matrices", fix, ("method",)
         )
         return
     yield from method_problems(config, row, fresh)
 
 
 def fresh_places(earlier: tuple[Entry, ...]) -> Entry | None:
-    """The last select whose places lie in the matrices as they are now: behind every prune, or behind the first training."""
+    """The last select whose positions are valid in the current matrices: after every prune, or after the first training."""
     cuts = [number for number, entry in enumerate(earlier) if entry.row.removes]
     trainings = [number for number, entry in enumerate(earlier) if entry.row.trains]
     since = cuts[-1] if cuts else trainings[0]
@@ -83,12 +83,12 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
     for number, entry in enumerate(earlier):
         on = trained_on(entry, earlier[:number])
         if on != "weights":
-            what = f"same would train the whole {on} in which '{entry.id}' trained chosen places"
-            yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its places come from", ("method",))
+            what = f"same would train the whole {on} in which '{entry.id}' trained chosen positions"
+            yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its positions come from", ("method",))
             return
     if fresh is not None:
         fix = "Use method: dsee or selective, or drop the select"
-        yield Problem("E404", f"same does not use the places that '{fresh.id}' chooses", fix)
+        yield Problem("E404", f"same does not use the positions that '{fresh.id}' chooses", fix)
 
 
 def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:

@@ -35,7 +35,7 @@ def prepare(model: nn.Module, config: RecoverConfig, previous: Artifact, inputs:
 
 def teach(config: RecoverConfig, model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
     """Arguments for `train_and_save` about the teacher: the dense model's logits for every training row, without dropout, or
-    the live model (always where its logits, those of a vocabulary, are too many to keep)."""
+    the model in memory (always if its logits over a vocabulary are too many to store)."""
     if not config.distill:
         return {}
     dense = merge_all(load_model(inputs.dense, inputs.base))

@@ -19,7 +19,7 @@ from pipelines.file import limits
 from pipelines.stages.training_config import DEFAULT_MODULES, GroundConfig, merged_problems
 
 DEFAULT_COUNT = 16
-"""Places of each matrix where nothing is said: N of DSEE."""
+"""Default positions per matrix: N of DSEE."""
 
 
 class SelectConfig(GroundConfig):
@@ -30,12 +30,12 @@ class SelectConfig(GroundConfig):
 
     on: On = Field(default="weights", description="where Ω lies: in the weights, or in the tensors of a lora or of adapters")
     score: WeightScore | DataScore = Field(
-        default="rpca", description="what ranks the places: the weights (first four), or the gradients of the task"
+        default="rpca", description="what ranks the positions: the weights (first four), or the gradients of the task"
     )
     scope: Scope = Field(default="matrix", description="scope of count or ratio: each matrix, each layer, or the whole model")
-    count: int | None = Field(default=None, ge=1, le=limits.COUNT, description="places in each scope, default 16 a matrix")
+    count: int | None = Field(default=None, ge=1, le=limits.COUNT, description="positions in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
-    modules: Modules = Field(default=DEFAULT_MODULES, description="linear layers in which places are chosen, or all")
+    modules: Modules = Field(default=DEFAULT_MODULES, description="linear layers in which positions are chosen, or all")
     setting: SettingName | None = Field(default=None, description="settings of rpca; `released` follows DSEE's published code")
     samples: int | None = Field(
         default=None, ge=1, le=limits.ROWS, description="training rows for fish, sam and d3, default 1024"
@@ -61,7 +61,7 @@ class SelectConfig(GroundConfig):
 OF_RPCA, OF_DATA, OF_D3 = ("setting",), ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
 
 DRAWN_AND_ZERO = {"lora": ("A", "B"), "adapter": ("down", "up")}
-"""How the two factors of a fresh change start: at random and at 0."""
+"""The two factors of a new change: initialized randomly, and with 0."""
 
 
 def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -105,25 +105,25 @@ def plan(config: SelectConfig, plan: Plan) -> Plan:
     matrices_of(plan.model, config.modules)
     smallest = min(config.places.scopes(plan.shape))
     if config.places.of(smallest) > smallest:
-        what = f"a {config.scope} has {smallest:,} places only, {config.places.count:,} were requested"
+        what = f"a {config.scope} has {smallest:,} positions only, {config.places.count:,} were requested"
         raise UserError("E401", what, "Ask for a smaller select.count, or a select.ratio")
     if not config.places.total(plan.shape):
-        what = f"ratio {config.ratio:g} is less than one of the {smallest:,} places of a {config.scope}"
+        what = f"ratio {config.ratio:g} is less than one of the {smallest:,} positions of a {config.scope}"
         raise UserError("E401", what, "Ask for a larger select.ratio, or a select.count")
     return replace(plan, places=config.places)
 
 
 def reads_data(config: SelectConfig) -> bool:
-    """Whether rows decide the places."""
+    """Whether the choice depends on the task's rows."""
     return config.score in DATA_SCORES or config.on != "weights"
 
 
 SECONDS_A_MATRIX = 0.1
-"""Of robust PCA."""
+"""Estimated seconds of robust PCA per matrix."""
 
 
 def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    """Three passes for each row whose gradients are asked for, and every matrix once."""
+    """Three passes for each row with gradients, and every matrix once."""
     passes = 3 * (config.samples or 1024) if reads_data(config) else 0
     matrices = len(plan.shape.matrices(config.modules))
     return {"flops": passes * plan.shape.flops(rows["mean"]), "seconds": 1 + SECONDS_A_MATRIX * matrices}
@@ -131,7 +131,7 @@ def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any
 
 STAGE = Stage(
     name="select",
-    summary="choose the places of the sparse update (Ω), e.g. by robust PCA",
+    summary="choose the positions of the sparse update (Ω), e.g. by robust PCA",
     config=SelectConfig,
     produces="omega",
     accepts=("model",),

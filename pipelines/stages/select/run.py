@@ -1,4 +1,4 @@
-"""The work of stage `select`: score every weight and write the places that are kept, one tensor of indices a matrix."""
+"""The work of stage `select`: score every weight and write the chosen positions, one tensor of indices a matrix."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(config: SelectConfig, inputs: Inputs, data: Data | TaskData) -> tuple[
 def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> ScoredMatrices:
     """Scores of the pretrained weights in their pruned shapes, or of a newly initialized LoRA's or adapter's tensors.
 
-    What a mask hides scores 0: it is no candidate.
+    Masked entries score 0, so they are not candidates.
     """
     earlier = inputs.nearest("model")
     if config.on != "weights":
@@ -75,7 +75,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
     scores = {}
     with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
         for matrix in matrices:
-            # equal shapes would draw equal places from one seed; RPCA only starts from its draw
+            # with one seed, matrices of equal shape would get equal random positions; RPCA uses the seed only for its start
             seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
             score = weight_score(matrix.original, config.score, seed, path=matrix.path, **settings)
             scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)

@@ -58,7 +58,7 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
         yield Problem("E405", "tune must appear once, before any other training or pruning", "Use recover to keep training")
     row, omega = method(config.method), next((entry for entry in reversed(earlier) if entry.row.chooses_places), None)
     if row.takes_places(config) and omega is None:
-        what = f"{method_in_words(config, row)} needs places for its sparse part"
+        what = f"{method_in_words(config, row)} needs positions for its sparse part"
         yield Problem("E404", what, "Put a select before it, or use method: lora")
     yield from method_problems(config, row, omega)
 

@@ -19,7 +19,7 @@ from pipelines.stages.trainings import load_options, schedule_of, settings_of, s
 from pipelines.stages.tune.config import TuneConfig
 
 TEMPERATURE = 10.0
-"""Of the draw of tasks, as in ProPETL appendix C.2."""
+"""Default temperature of drawing tasks, as in ProPETL appendix C.2."""
 
 
 def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:

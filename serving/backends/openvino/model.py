@@ -2,7 +2,8 @@
 
 Triton runs this file in its Python stub when BACKENDS/openvino/ holds no libtriton_openvino.so, so it imports nothing of the
 project. Config keys mean what they mean to the native backend (its README, "Parameters"), with one difference: without
-HINT_BF16 it computes in fp32 on every CPU, where the native one leaves that to OpenVINO, which takes bf16 where the CPU has it.
+HINT_BF16 it computes in fp32 on every CPU, while the native backend leaves that to OpenVINO, which uses bf16 if the CPU
+supports it.
 """
 
 import openvino
@@ -45,13 +46,13 @@ class TritonPythonModel(BatchingModel):
         return compiled
 
     def infer(self, feeds):
-        # token ids and a mask of other lengths: OpenVINO may fail on them, or answer nonsense
+        # token ids and a mask of different lengths: OpenVINO may fail on them, or return garbage
         if self.alike and len({array.shape for array in feeds.values()}) > 1:
             raise ValueError("the inputs differ in shape")
         try:
             outputs = self.request.infer(feeds)
         except Exception:
-            # a run that fails leaves the compiled model broken: it would then refuse good requests too
+            # a failed inference leaves the compiled model broken: it would then refuse valid requests, too
             self.compile()
             raise
         return [outputs[name] for name in self.outputs]

@@ -1,4 +1,4 @@
-"""The parity checks of each conversion: used by stages before they publish, and by `compress verify` afterwards."""
+"""The parity check of each conversion: run by stages before they publish a file, and by `compress verify` afterwards."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def compare_served(
     Raises CheckError E610, E611 and UserError E7xx.
     """
     hop = "local session -> Triton"
-    # one batch size on both sides: dynamic int8 scales depend on what shares a batch
+    # one batch size on both sides: dynamic int8 scales depend on the other rows of a batch
     most = min(32, read_config(repository / name).max_batch_size or 32)
     with runs(hop):
         local = partial(run, session(path, runtime=runtime, threads=threads))
