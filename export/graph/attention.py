@@ -1,9 +1,9 @@
 """Attention in the form that CPU runtimes recognize: softmax(Q K^T * scale + mask) V, one operator after the other.
 
-transformers traces torch's scaled_dot_product_attention, which ONNX has no operator for: its decomposition scales queries and
-keys apart and guards every softmax against rows without a key. OpenVINO then quantizes each part by itself, which doubles the time
-of an int8 file, and ONNX Runtime's CPU fuses none of it. The plain form computes the same logits; transformers' fusions for CUDA
-know both.
+transformers traces torch's scaled_dot_product_attention, which ONNX has no operator for: its decomposition scales queries
+and keys apart and guards every softmax against rows without a key. OpenVINO then quantizes each part by itself, which doubles
+the time of an int8 file, and ONNX Runtime's CPU fuses none of it. The plain form computes the same logits; transformers'
+fusions for CUDA know both.
 """
 
 from __future__ import annotations
