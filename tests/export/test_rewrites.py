@@ -23,7 +23,7 @@ from tests.compressor.conftest import LAYERS, TRIED, tiny
 from tests.export.conftest import UNEQUAL, check_wholly, encoding
 
 JOINED = ("bert", "distilbert", "electra", "roberta", "xlm-roberta")
-PLANS = {"dense": {}, "unequal": UNEQUAL, "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([2], [])}}
+PLANS = {"dense": {}, "unequal": UNEQUAL, "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([0, 2, 3], [])}}
 
 
 CASES = [("bert", plan) for plan in PLANS] + [(name, "unequal") for name in JOINED[1:]]
