@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from compressor.errors import UserError
+from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
+from export.graph.files import save
 from export.graph.trace import trace
 from export.latency.measure import LatencyVariant, measure
 from export.parity.compare import compare
-from export.runtimes.openvino import export_openvino
+from export.runtimes.openvino import export_openvino, join_attention
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import TRIED, tiny
+from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, encoding
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
@@ -92,6 +95,35 @@ def test_nobody_is_told():
     script += "sys.modules['openvino'] and sys.modules['openvino_telemetry'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "MagicMock" in done.stdout and done.stdout.split()[-1] == "None"
+
+
+def attentions(path) -> int:
+    """Number of attention operators in a file."""
+    return sum(node.get_type_name() == "ScaledDotProductAttention" for node in openvino.Core().read_model(path).get_ops())
+
+
+@pytest.mark.parametrize("name", ["bert-unequal", "mpnet-dense"])
+def test_attention_is_one_operator_per_block(name, exported, made):
+    """In both precisions: int8 that quantizes the products inside apart takes twice as long."""
+    blocks = len(layers_of(exported(name).model))
+    assert [attentions(made(name)[precision]) for precision in ("fp32", "int8")] == [blocks, blocks]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("deberta-v2", "llama", "t5") else pytest.mark.slow) for name in TRIED]
+)
+def test_attention_is_joined_where_an_architecture_has_it_in_this_form(name, tmp_path):
+    """In all but DeBERTa, which replaces masked scores instead of adding to them. Rows that are masked wholly, too."""
+    model = tiny(name, torch.float32)
+    batch = {key: values.numpy() for key, values in rows_with_ends(3, 9).items()}
+    if not name.startswith("t5"):  # it reads the end of a row
+        batch["attention_mask"][1, 4:] = batch["attention_mask"][2] = 0
+    save(trace(model, batch), tmp_path / "model.onnx")
+    graph = openvino.Core().read_model(tmp_path / "model.onnx")
+    heads = sum(structure in ("heads", "cross_heads") for layer in layers_of(model) for structure in layer.structures)
+    assert join_attention(graph) == (0 if name == "deberta-v2" else heads)
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert np.abs(compiled(batch)["logits"] - torch_forward(model)(batch)).max() < 1e-5
 
 
 @pytest.mark.slow
