@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: fp32 as it is, and static int8 by NNCF, calibrated on real rows. The files are model.xml with model.bin.
+"""OpenVINO on the CPU: fp32, bf16, and static int8 by NNCF, calibrated on real rows. The files are model.xml with model.bin.
 
 A graph with int8 weights and calibrated activations is the fastest way to run a dense encoder on a CPU with VNNI.
 """
@@ -35,6 +35,8 @@ ELEMENT_TYPES = {
     "boolean": "bool",
 }
 """OpenVINO's element types -> numpy's. (OpenVINO's own `to_dtype` maps bf16 to float16.)"""
+COMPUTED_IN = ["compress", "computed_in"]
+"""Path in a file's rt_info of the type that it is computed in; fp32 where it is missing."""
 AUTOMATIC_NAME = re.compile(r"\w+_\d+")
 """OpenVINO's generated name of an unnamed node: Type_NUMBER, counted throughout the process."""
 
@@ -63,7 +65,7 @@ class OpenVINO(Runtime):
         return open_session(path, device, threads)
 
     def computes_with(self, device: Device) -> str:
-        return "CPU, fp32 around int8"
+        return "CPU, bf16 in bf16 files, fp32 in the others and around int8"
 
     def tensors(self, path: Path) -> tuple[list[TensorSpec], list[TensorSpec]]:
         self.require()
@@ -77,7 +79,9 @@ class OpenVINO(Runtime):
             raise UserError("E721", what, "Export the model again", str(path)) from error
         return [*map(_tensor_spec, model.inputs)], [*map(_tensor_spec, model.outputs)]
 
-    def configure(self, config: ModelConfig) -> None:
+    def configure(self, config: ModelConfig, path: Path) -> None:
+        if computed_in(path) == "bf16":
+            config.parameters["HINT_BF16"].string_value = "YES"
         if config.max_batch_size > 0:
             # the native backend compiles for max_batch_size rows, and without this refuses every smaller request
             config.parameters["ENABLE_BATCH_PADDING"].string_value = "YES"
@@ -87,14 +91,15 @@ RUNTIME = OpenVINO(
     key="openvino",
     title="OpenVINO",
     label="OpenVINO",
-    precisions={"fp32": ("cpu",), "int8": ("cpu",)},
+    precisions={"fp32": ("cpu",), "int8": ("cpu",), "bf16": ("cpu",)},
     suffix=".xml",
     packages=("openvino",),
     writers=("nncf",),
     extra="openvino",
     reporters=("openvino_telemetry",),
+    instructions={"bf16": ("amx_bf16", "avx512_bf16")},
     calibrated=True,
-    symbols={"fp32": "circle-open", "int8": "diamond-open"},
+    symbols={"fp32": "circle-open", "int8": "diamond-open", "bf16": "square-open"},
     backend="openvino",
 )
 
@@ -113,7 +118,7 @@ def export_openvino(
     rows: Sequence[dict[str, np.ndarray]] = (),
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """Write FOLDER/model.xml and FOLDER/model_int8.xml, as in `precisions`; returns precision -> path.
+    """Write FOLDER/model.xml, model_int8.xml and model_bf16.xml, as in `precisions`; returns precision -> path.
 
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
@@ -137,6 +142,9 @@ def export_openvino(
             join_attention(model)
             if precision == "int8":
                 model = quantized_static(model, rows, excluded)
+            if precision == "bf16":
+                round_weights(model)
+                model.set_rt_info("bf16", COMPUTED_IN)
             name_nodes(model)
             paths[precision] = folder / RUNTIME.file_name(precision)
             # without the argument fp32 weights are stored as fp16
@@ -159,6 +167,35 @@ def quantized_static(
         # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a missing name was fused away, not misspelt
         both = [name for node in excluded for name in (node, f"{node}/WithoutBiases")]
         return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=both, validate=False), **options)
+
+
+def round_weights(model: openvino.Model) -> None:
+    """Store the fp32 weights of a graph in bf16, in place: half the bytes. Computing in bf16 would round them in any case."""
+    import ml_dtypes
+    import numpy as np
+    import openvino
+    from openvino import op
+    from openvino import opset13 as ops
+
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != openvino.Type.f32 or node.get_data().ndim < 2:
+            continue
+        rounded = node.get_data().astype(ml_dtypes.bfloat16).view(np.uint16)
+        # copied: a shared tensor would not outlive the array
+        stored = op.Constant(openvino.Tensor(rounded, list(rounded.shape), openvino.Type.bf16), shared_memory=False)
+        stored.set_friendly_name(node.get_friendly_name())
+        widened = ops.convert(stored, "f32")
+        widened.set_friendly_name(f"{node.get_friendly_name()}/widened")
+        node.output(0).replace(widened.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def computed_in(path: Path) -> str:
+    """The type that a file is computed in: fp32 or bf16. Raises RuntimeError where it cannot be read."""
+    import openvino
+
+    model = openvino.Core().read_model(path)
+    return str(model.get_rt_info(COMPUTED_IN).astype(str)) if model.has_rt_info(COMPUTED_IN) else "fp32"
 
 
 def join_attention(model: openvino.Model) -> int:
@@ -312,22 +349,28 @@ def _tensor(port: openvino.ConstOutput) -> Tensor:
 
 
 def open_session(path: Path, device: Device, threads: int | None) -> OpenVINOSession:
-    """OpenVINO's session of an existing file, computing in fp32 around the int8. Raises UserError E602, E901, E904."""
+    """OpenVINO's session of an existing file, computing in the file's type. Raises UserError E602, E901, E904."""
     RUNTIME.require()
     import openvino
 
     if device != "cpu":
         raise UserError("E904", f"{device} was requested, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
-    # one request at a time uses all threads. f32: if the CPU has bf16 kernels, OpenVINO would use them even for a model in
-    # fp32, and the same file would give other outputs on another machine
-    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+    # one request at a time uses all threads
+    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
     if threads:
         options["INFERENCE_NUM_THREADS"] = str(threads)
     try:
-        session = OpenVINOSession(path, options)
+        # f32: if the CPU has bf16 kernels, OpenVINO would use them even for a model in fp32, and the same file would give
+        # other outputs on another machine
+        narrow = computed_in(path) == "bf16"
+        session = OpenVINOSession(path, options | {"INFERENCE_PRECISION_HINT": "bf16" if narrow else "f32"})
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1][-160:].strip(" .")
         raise UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
-    if session.compiled.get_property("INFERENCE_PRECISION_HINT") != openvino.Type.f32:
-        raise UserError("E904", "OpenVINO does not compute in fp32 here", "Use the runtime onnxruntime")
+    computed = session.compiled.get_property("INFERENCE_PRECISION_HINT")
+    if narrow and computed != openvino.Type.bf16:
+        RUNTIME.require_instructions("bf16")
+    if computed != (openvino.Type.bf16 if narrow else openvino.Type.f32):
+        what = f"OpenVINO computes this file in {computed.get_type_name()} here, not in {'bf16' if narrow else 'fp32'}"
+        raise UserError("E904", what, "Use the fp32 file, or the runtime onnxruntime", str(path))
     return session

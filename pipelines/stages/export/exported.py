@@ -154,8 +154,9 @@ def left_out(error: CompressError) -> dict[str, str]:
 
 def hop_of(name: str, runtime: str, precision: str) -> str:
     """The name of a file's comparison."""
-    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision == "bf16" else ""
-    return f"{name}: PyTorch -> {RUNTIMES[runtime].label} {precision}{emulated}"
+    row = RUNTIMES[runtime]
+    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision in row.emulated else ""
+    return f"{name}: PyTorch -> {row.label} {precision}{emulated}"
 
 
 def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
