@@ -113,8 +113,7 @@ class OneFile:
     def compared(self, path: Path, excluded: tuple[str, ...] = ()) -> ComparedFile:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it cannot be run."""
         outputs = self.prover.outputs(self.row, path, self.precision, self.hop)
-        options = {"excluded": excluded, "bits": self.row.weight_bits(), "static": self.row.calibrated}
-        result = self.prover.compare(self.hop, self.precision, outputs, **options)
+        result = self.prover.compare(self.hop, self.precision, outputs, self.row, excluded, self.row.weight_bits())
         return ComparedFile(self.row, path, outputs, result, excluded)
 
     def repaired(self, failed: ComparedFile) -> ComparedFile | None:
