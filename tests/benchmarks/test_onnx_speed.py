@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import onnx_speed
+from tests.pipelines.toys import write_project
 
 FILES = ("ours fp32", "ours int8", "peer fp32", "peer int8")
 NAMES = [f"{plan} {file}" for plan in onnx_speed.PLANS for file in FILES]
@@ -16,9 +17,8 @@ def test_factors_are_over_the_peer_of_the_same_plan_and_precision(tmp_path, monk
     times = {name: [(wall, 2 * wall)] * 4 for name, wall in walls.items()}
     monkeypatch.setattr(onnx_speed, "files", lambda folder, scratch: {})
     monkeypatch.setattr(onnx_speed, "measure", lambda paths, threads, rounds: {"8 x 128": times})
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    monkeypatch.setattr("sys.argv", ["onnx_speed.py", str(tmp_path / "model"), "--out", str(tmp_path / "out")])
+    model = write_project(tmp_path / "project").parent / "model"
+    monkeypatch.setattr("sys.argv", ["onnx_speed.py", str(model), "--out", str(tmp_path / "out")])
     assert onnx_speed.main() == code
     cell = json.loads((tmp_path / "out" / "onnx_speed.json").read_text())["models"]["model"]["8 x 128"]
     assert cell["void"] == (code == 3)
