@@ -19,9 +19,9 @@ def joined_attention(proto: onnx.ModelProto, excluded: Collection[str] = ()) -> 
     """The graph with one Attention for every attention over all tokens of a row, in the plain form that `trace` writes.
 
     Attentions with a matrix in `excluded` (by the names of `export.graph.trace.matrices`) stay as they are, as do those with
-    position terms, rotary positions, grouped keys or a causal mask. The quantizer turns Attention into QAttention. It has a
-    kernel for the CPU and for CUDA, where the fp32 file may be opened, too.
+    position terms, rotary positions, grouped keys or a causal mask. The quantizer turns Attention into QAttention.
     """
+    # the fp32 file may be opened on CUDA, too, where ONNX Runtime has a kernel for Attention
 
     def is_joinable(_context, x, mask, filled, query, key, value, scaled, q_heads, output, **parts: Value) -> bool:
         products = [linear.producer().inputs[0].producer() for linear in (query, key, value)]
