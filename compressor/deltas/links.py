@@ -129,6 +129,8 @@ class Delta(Change):
     """
 
     place: Place = WHOLE
+    tuned = True
+    """Whether it belongs to the ΔW that tuning learned, which criteria and scores read."""
     factorable = False
     """Whether `factor` returns its ΔW as separate products."""
     settles_factorable = False
@@ -207,11 +209,11 @@ def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool =
 
 @torch.no_grad()
 def delta_of(layer: nn.Module, place: Place = WHOLE, name: str = "weight") -> Tensor:
-    """ΔW of the merged layer, masks left out: (out, in), zero where nothing is attached."""
+    """ΔW of the merged layer, (out, in), without masks and refits: zero where nothing is attached."""
     before = original(layer, name)
     changed = before
     for link in chain(layer, name):
-        if not link.masks:
+        if link.tuned and not link.masks:
             changed = link(changed)
     return place.read(changed - before)
 
