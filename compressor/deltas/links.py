@@ -51,6 +51,8 @@ class Change(nn.Module):
     kind: str
     group: str = ""
     frozen = False
+    tuned = True
+    """Whether training may change it, and criteria count it in |ΔW|."""
     masks = False
     """Whether it zeroes entries of W + ΔW: it is then always last in its chain, and not part of ΔW."""
     prototype_name: str | None = None
@@ -129,8 +131,6 @@ class Delta(Change):
     """
 
     place: Place = WHOLE
-    tuned = True
-    """Whether it belongs to the ΔW that tuning learned, which criteria and scores read."""
     factorable = False
     """Whether `factor` returns its ΔW as separate products."""
     settles_factorable = False

@@ -8,10 +8,9 @@ from compressor.deltas.kinds.offset import Offset
 
 
 class Refit(Offset):
-    """W + ΔW or b + Δb from `compressor.pruning.refit`, a value for every entry. It is frozen, and |ΔW| does not count it."""
+    """W + ΔW or b + Δb from `compressor.pruning.refit`, a value for every entry. It is never trained."""
 
     kind = "refit"
-    frozen = True
     tuned = False
 
     def __init__(self, values: Tensor, group: str = ""):
