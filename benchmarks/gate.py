@@ -200,7 +200,7 @@ def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
                 for key, path in paths.items():
                     title = f"{RUNTIMES[key].title}, {fault.name if fault else 'sound'}"
                     outputs = prover.outputs(RUNTIMES[key], path, "int8", title)
-                    result = prover.compare(title, "int8", outputs, bits=bits if key == "onnxruntime" else 8)
+                    result = prover.compare(title, "int8", outputs, RUNTIMES[key], bits=bits if key == "onnxruntime" else 8)
                     yield (folder.name, name, title, *cells(result))
 
 

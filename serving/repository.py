@@ -120,7 +120,7 @@ def base_config(path: Path, runtime: Runtime, name: str, max_batch_size: int, ma
     config.instance_group.add(count=1)
     if max_batch_size > 0:
         config.dynamic_batching.max_queue_delay_microseconds = max_queue_delay_us
-    runtime.configure(config)
+    runtime.configure(config, path)
     return config
 
 

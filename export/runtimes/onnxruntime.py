@@ -51,7 +51,7 @@ class OnnxRuntime(Runtime):
         return plain_session(path)
 
     def open_for_parity(self, path: Path, precision: str, threads: int | None) -> InferenceSession:
-        return emulated_session(path) if precision == "bf16" else self.open(path, "cpu", threads, {})
+        return emulated_session(path) if precision in self.emulated else self.open(path, "cpu", threads, {})
 
     def bound(self, session: InferenceSession, feeds: dict[str, np.ndarray], device: Device) -> Callable[[], object]:
         return BoundBatch(session, feeds, device)
@@ -106,6 +106,7 @@ RUNTIME = OnnxRuntime(
     alternatives={"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")},
     extra="cpu",
     optimizes=True,
+    emulated=("bf16",),
     symbols={"fp32": "circle", "int8": "diamond"},
     backend="onnxruntime",
     providers={"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: fp32 as it is, and static int8 by NNCF, calibrated on real rows. The files are model.xml with model.bin.
+"""OpenVINO on the CPU: fp32, bf16, and static int8 by NNCF, calibrated on real rows. The files are model.xml with model.bin.
 
 A graph with int8 weights and calibrated activations is the fastest way to run a dense encoder on a CPU with VNNI.
 """
@@ -6,6 +6,7 @@ A graph with int8 weights and calibrated activations is the fastest way to run a
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 import tempfile
@@ -34,6 +35,8 @@ ELEMENT_TYPES = {
     "boolean": "bool",
 }
 """OpenVINO's element types -> numpy's. (OpenVINO's own `to_dtype` maps bf16 to float16.)"""
+COMPUTED_IN = ["compress", "computed_in"]
+"""Path in a file's rt_info of the type that it is computed in; fp32 where it is missing."""
 AUTOMATIC_NAME = re.compile(r"\w+_\d+")
 """OpenVINO's generated name of an unnamed node: Type_NUMBER, counted throughout the process."""
 
@@ -62,7 +65,7 @@ class OpenVINO(Runtime):
         return open_session(path, device, threads)
 
     def computes_with(self, device: Device) -> str:
-        return "CPU, fp32 around int8"
+        return "CPU, bf16 in bf16 files, fp32 in the others and around int8"
 
     def tensors(self, path: Path) -> tuple[list[TensorSpec], list[TensorSpec]]:
         self.require()
@@ -76,7 +79,9 @@ class OpenVINO(Runtime):
             raise UserError("E721", what, "Export the model again", str(path)) from error
         return [*map(_tensor_spec, model.inputs)], [*map(_tensor_spec, model.outputs)]
 
-    def configure(self, config: ModelConfig) -> None:
+    def configure(self, config: ModelConfig, path: Path) -> None:
+        if computed_in(path) == "bf16":
+            config.parameters["HINT_BF16"].string_value = "YES"
         if config.max_batch_size > 0:
             # the native backend compiles for max_batch_size rows, and without this refuses every smaller request
             config.parameters["ENABLE_BATCH_PADDING"].string_value = "YES"
@@ -86,14 +91,15 @@ RUNTIME = OpenVINO(
     key="openvino",
     title="OpenVINO",
     label="OpenVINO",
-    precisions={"fp32": ("cpu",), "int8": ("cpu",)},
+    precisions={"fp32": ("cpu",), "int8": ("cpu",), "bf16": ("cpu",)},
     suffix=".xml",
     packages=("openvino",),
     writers=("nncf",),
     extra="openvino",
     reporters=("openvino_telemetry",),
+    instructions={"bf16": ("amx_bf16", "avx512_bf16")},
     calibrated=True,
-    symbols={"fp32": "circle-open", "int8": "diamond-open"},
+    symbols={"fp32": "circle-open", "int8": "diamond-open", "bf16": "square-open"},
     backend="openvino",
 )
 
@@ -112,7 +118,7 @@ def export_openvino(
     rows: Sequence[dict[str, np.ndarray]] = (),
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """Write FOLDER/model.xml and FOLDER/model_int8.xml, as in `precisions`; returns precision -> path.
+    """Write FOLDER/model.xml, model_int8.xml and model_bf16.xml, as in `precisions`; returns precision -> path.
 
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
@@ -133,8 +139,12 @@ def export_openvino(
         save(graph, Path(scratch, "model.onnx"))
         for precision in precisions:
             model = openvino.Core().read_model(Path(scratch, "model.onnx"))
+            join_attention(model)
             if precision == "int8":
                 model = quantized_static(model, rows, excluded)
+            if precision == "bf16":
+                round_weights(model)
+                model.set_rt_info("bf16", COMPUTED_IN)
             name_nodes(model)
             paths[precision] = folder / RUNTIME.file_name(precision)
             # without the argument fp32 weights are stored as fp16
@@ -157,6 +167,129 @@ def quantized_static(
         # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a missing name was fused away, not misspelt
         both = [name for node in excluded for name in (node, f"{node}/WithoutBiases")]
         return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=both, validate=False), **options)
+
+
+def round_weights(model: openvino.Model) -> None:
+    """Store the fp32 weights of a graph in bf16, in place: half the bytes. Computing in bf16 would round them in any case."""
+    import ml_dtypes
+    import numpy as np
+    import openvino
+    from openvino import op
+    from openvino import opset13 as ops
+
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != openvino.Type.f32 or node.get_data().ndim < 2:
+            continue
+        rounded = node.get_data().astype(ml_dtypes.bfloat16).view(np.uint16)
+        # copied: a shared tensor would not outlive the array
+        stored = op.Constant(openvino.Tensor(rounded, list(rounded.shape), openvino.Type.bf16), shared_memory=False)
+        stored.set_friendly_name(node.get_friendly_name())
+        widened = ops.convert(stored, "f32")
+        widened.set_friendly_name(f"{node.get_friendly_name()}/widened")
+        node.output(0).replace(widened.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def computed_in(path: Path) -> str:
+    """The type that a file is computed in: fp32 or bf16. Raises RuntimeError where it cannot be read."""
+    import openvino
+
+    model = openvino.Core().read_model(path)
+    return str(model.get_rt_info(COMPUTED_IN).astype(str)) if model.has_rt_info(COMPUTED_IN) else "fp32"
+
+
+def join_attention(model: openvino.Model) -> int:
+    """Replace softmax(Q K^T * scale + mask) V by one ScaledDotProductAttention wherever it stands in a graph, in place;
+    returns how often. NNCF then leaves the products inside in fp32, and OpenVINO computes them by its kernel for attention.
+
+    Queries, keys and values are (batch, heads, length, size). An attention whose scores are changed in another way than by a
+    scale and sums (DeBERTa replaces the masked ones) stays as it is.
+    """
+    joined: dict[tuple, openvino.Node] = {}
+    sites = [site for node in model.get_ordered_ops() if (site := _attention_at(node)) is not None]
+    for site in sites:
+        site.states.output(0).replace(site.join(joined).output(0))
+    model.validate_nodes_and_infer_types()
+    return len(sites)
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """The parts of one attention in a graph: the output ports of its inputs, and the product that gives its states."""
+
+    query: openvino.Output
+    key: openvino.Output
+    """Keys, transposed: (batch, heads, size, length), unless `key_as_rows`."""
+    key_as_rows: bool
+    value: openvino.Output
+    scale: openvino.Output | None
+    divided: bool
+    addends: tuple[openvino.Output, ...]
+    states: openvino.Node
+
+    def join(self, sums: dict[tuple, openvino.Node]) -> openvino.Node:
+        """The operator. Blocks that add the same masks and biases share their sum through `sums`."""
+        from openvino import opset13 as ops
+
+        key = self.key if self.key_as_rows else ops.transpose(self.key, ops.constant([0, 1, 3, 2]))
+        scale = _scalar(self.scale) if self.scale is not None else 1.0
+        names = tuple((port.get_node().get_friendly_name(), port.get_index()) for port in self.addends)
+        if names not in sums:
+            sums[names] = functools.reduce(ops.add, self.addends)
+        scale = ops.constant(1.0 / scale if self.divided else scale, dtype="float32")
+        node = ops.scaled_dot_product_attention(self.query, key, self.value, sums[names], scale)
+        node.set_friendly_name(f"{self.states.get_friendly_name()}/attention")
+        return node
+
+
+def _scalar(port: openvino.Output) -> float:
+    return float(port.get_node().get_data().reshape(()))
+
+
+def _is_scalar(port: openvino.Output) -> bool:
+    node = port.get_node()
+    return node.get_type_name() == "Constant" and node.get_data().size == 1
+
+
+def _attention_at(softmax: openvino.Node) -> AttentionSite | None:
+    """The attention that a softmax belongs to; None for any other node."""
+    users = [target.get_node() for output in softmax.outputs() for target in output.get_target_inputs()]
+    if softmax.get_type_name() != "Softmax" or len(users) != 1 or not _is_product(users[0]):
+        return None
+    value = users[0].input_value(1)
+    port, addends = softmax.input_value(0), []
+    while port.get_node().get_type_name() == "Add":
+        left, right = port.get_node().input_values()
+        port, addend = (left, right) if _scores(left) else (right, left)
+        addends.append(addend)
+    scores = _scores(port)
+    if scores is None or not addends or value.get_partial_shape().rank.get_length() != 4:
+        return None
+    product, scale, divided = scores
+    as_rows = product.get_attributes()["transpose_b"]
+    query, key = product.input_values()
+    return AttentionSite(query, key, as_rows, value, scale, divided, tuple(addends), users[0])
+
+
+def _scores(port: openvino.Output) -> tuple[openvino.Node, openvino.Output | None, bool] | None:
+    """(product, scale, whether it divides) of attention scores, looking through sums; None for anything else."""
+    node = port.get_node()
+    while node.get_type_name() == "Add":
+        inner = [part.get_node() for part in node.input_values()]
+        node = next((part for part in inner if _scores(part.output(0))), None)
+        if node is None:
+            return None
+    if node.get_type_name() == "MatMul" and not node.get_attributes()["transpose_a"]:
+        return node, None, False
+    if node.get_type_name() in ("Multiply", "Divide") and _is_scalar(node.input_value(1)):
+        inner = node.input_value(0).get_node()
+        if inner.get_type_name() == "MatMul" and not inner.get_attributes()["transpose_a"]:
+            return inner, node.input_value(1), node.get_type_name() == "Divide"
+    return None
+
+
+def _is_product(node: openvino.Node) -> bool:
+    return node.get_type_name() == "MatMul" and not any(node.get_attributes()[name] for name in ("transpose_a", "transpose_b"))
 
 
 def name_nodes(model: openvino.Model) -> None:
@@ -216,22 +349,28 @@ def _tensor(port: openvino.ConstOutput) -> Tensor:
 
 
 def open_session(path: Path, device: Device, threads: int | None) -> OpenVINOSession:
-    """OpenVINO's session of an existing file, computing in fp32 around the int8. Raises UserError E602, E901, E904."""
+    """OpenVINO's session of an existing file, computing in the file's type. Raises UserError E602, E901, E904."""
     RUNTIME.require()
     import openvino
 
     if device != "cpu":
         raise UserError("E904", f"{device} was requested, OpenVINO runs on the CPU here", "Use device: cpu, or onnxruntime")
-    # one request at a time uses all threads. f32: if the CPU has bf16 kernels, OpenVINO would use them even for a model in
-    # fp32, and the same file would give other outputs on another machine
-    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+    # one request at a time uses all threads
+    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
     if threads:
         options["INFERENCE_NUM_THREADS"] = str(threads)
     try:
-        session = OpenVINOSession(path, options)
+        # f32: if the CPU has bf16 kernels, OpenVINO would use them even for a model in fp32, and the same file would give
+        # other outputs on another machine
+        narrow = computed_in(path) == "bf16"
+        session = OpenVINOSession(path, options | {"INFERENCE_PRECISION_HINT": "bf16" if narrow else "f32"})
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1][-160:].strip(" .")
         raise UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
-    if session.compiled.get_property("INFERENCE_PRECISION_HINT") != openvino.Type.f32:
-        raise UserError("E904", "OpenVINO does not compute in fp32 here", "Use the runtime onnxruntime")
+    computed = session.compiled.get_property("INFERENCE_PRECISION_HINT")
+    if narrow and computed != openvino.Type.bf16:
+        RUNTIME.require_instructions("bf16")
+    if computed != (openvino.Type.bf16 if narrow else openvino.Type.f32):
+        what = f"OpenVINO computes this file in {computed.get_type_name()} here, not in {'bf16' if narrow else 'fp32'}"
+        raise UserError("E904", what, "Use the fp32 file, or the runtime onnxruntime", str(path))
     return session

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from compressor.errors import UserError
+from compressor.processor import processor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +75,10 @@ class Runtime:
     """Modules through which its packages would send usage data: they are never imported."""
     runs: bool = True
     """Whether its files are opened, compared and timed here; otherwise they are built for another machine."""
+    emulated: tuple[str, ...] = ()
+    """Precisions without kernels on the CPU: such a file is compared with PyTorch by what emulates it there."""
+    instructions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Precision -> instruction sets (of `compressor.processor`) of which the CPU needs one to compute in it."""
     calibrated: bool = False
     """Whether the activations of its int8 have scales that are calibrated on training rows (static int8)."""
     optimizes: bool = False
@@ -142,6 +147,17 @@ class Runtime:
         """Whether the runtime as it is installed here can compute on a device."""
         return device == "cpu"
 
+    def computes(self, precision: str) -> bool:
+        """Whether the CPU here has the instructions that a precision needs."""
+        needed = self.instructions.get(precision)
+        return not needed or bool(set(needed) & set(processor()["instructions"]))
+
+    def require_instructions(self, precision: str) -> None:
+        """Raises UserError E904 where the CPU here cannot compute in a precision."""
+        if not self.computes(precision):
+            what = f"{self.title} computes in {precision} by {' or '.join(self.instructions[precision])}, which this CPU lacks"
+            raise UserError("E904", what, "Leave that precision out, or run on a CPU that has one of them")
+
     def weight_bits(self) -> int:
         """Bits of a weight in int8 files that are written on this machine."""
         return 8
@@ -154,8 +170,8 @@ class Runtime:
         """(inputs, outputs) of a model file. Raises UserError E721 (not readable), E901 (packages are missing)."""
         raise NotImplementedError
 
-    def configure(self, config: ModelConfig) -> None:
-        """Add to a Triton model config what the backend needs beside inputs, outputs and batching."""
+    def configure(self, config: ModelConfig, path: Path) -> None:
+        """Add to a Triton model config what the backend needs beside inputs, outputs and batching to serve the file `path`."""
 
     def require(self, *, writing: bool = False) -> None:
         """Raises UserError E901 with the extra to install where a package is missing that running, or writing, a file needs."""

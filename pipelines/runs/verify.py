@@ -306,7 +306,7 @@ class _Reference:
         matrices are excluded, and the bits of the others. Raises CheckError E610 for a file that is shipped."""
         hop = f"{self.name} -> {path.name}"
         outputs = self.prover.outputs(runtime, path, precision, hop, plain=plain)
-        result = self.prover.compare(hop, precision, outputs, **rounding, static=runtime.calibrated)
+        result = self.prover.compare(hop, precision, outputs, runtime, **rounding)
         if not result.passed and self.prover.gated:
             raise self.prover.failure(result, runtime, path, **rounding)
         return result

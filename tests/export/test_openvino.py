@@ -9,14 +9,20 @@ import pytest
 import torch
 
 from compressor.errors import UserError
+from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
+from export.graph.files import save
 from export.graph.trace import trace
 from export.latency.measure import LatencyVariant, measure
 from export.parity.compare import compare
-from export.runtimes.openvino import export_openvino
+from export.runtimes.openvino import export_openvino, join_attention
+from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
+from pipelines.stages.export.config import ExportConfig
+from serving.repository import make_config
 from tests.compressor.conftest import TRIED, tiny
+from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, encoding
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
@@ -94,6 +100,35 @@ def test_nobody_is_told():
     assert "MagicMock" in done.stdout and done.stdout.split()[-1] == "None"
 
 
+def attentions(path) -> int:
+    """Number of attention operators in a file."""
+    return sum(node.get_type_name() == "ScaledDotProductAttention" for node in openvino.Core().read_model(path).get_ops())
+
+
+@pytest.mark.parametrize("name", ["bert-unequal", "mpnet-dense"])
+def test_attention_is_one_operator_per_block(name, exported, made):
+    """In both precisions: int8 that quantizes the products inside apart takes twice as long."""
+    blocks = len(layers_of(exported(name).model))
+    assert [attentions(made(name)[precision]) for precision in ("fp32", "int8")] == [blocks, blocks]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("deberta-v2", "llama", "t5") else pytest.mark.slow) for name in TRIED]
+)
+def test_attention_is_joined_where_an_architecture_has_it_in_this_form(name, tmp_path):
+    """In all but DeBERTa, which replaces masked scores instead of adding to them. Rows that are masked wholly, too."""
+    model = tiny(name, torch.float32)
+    batch = {key: values.numpy() for key, values in rows_with_ends(3, 9).items()}
+    if not name.startswith("t5"):  # it reads the end of a row
+        batch["attention_mask"][1, 4:] = batch["attention_mask"][2] = 0
+    save(trace(model, batch), tmp_path / "model.onnx")
+    graph = openvino.Core().read_model(tmp_path / "model.onnx")
+    heads = sum(structure in ("heads", "cross_heads") for layer in layers_of(model) for structure in layer.structures)
+    assert join_attention(graph) == (0 if name == "deberta-v2" else heads)
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert np.abs(compiled(batch)["logits"] - torch_forward(model)(batch)).max() < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TRIED if not name.startswith("t5")])
 def test_every_architecture_dense_and_pruned(name, tmp_path):
@@ -106,6 +141,39 @@ def test_every_architecture_dense_and_pruned(name, tmp_path):
         paths = export_openvino(graph, tmp_path / str(number), precisions=("fp32", "int8"), rows=ROWS)
         assert_equal(model, session(paths["fp32"]))
         assert np.isfinite(run(session(paths["int8"]), encoding(3, 12))).all()
+
+
+HAS_BF16 = RUNTIMES["openvino"].computes("bf16")
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16")
+def test_bf16_is_close_half_as_large_and_says_what_it_is(exported, made):
+    """Computed in bf16 wherever the file is opened, whatever it is called: on Triton, too."""
+    batch, paths = encoding(8, 20), made("bert-unequal", "fp32", "bf16")
+    reference = torch_forward(exported("bert-unequal").model)(batch)
+    live = session(paths["bf16"])
+    assert live.compiled.get_property("INFERENCE_PRECISION_HINT") == openvino.Type.bf16
+    result = compare("export", "bf16", reference, run(live, batch), reference.argmax(axis=1))
+    assert result.passed and result.max_difference > 1e-4, "it is really computed in bf16"
+    sizes = {precision: path.with_suffix(".bin").stat().st_size for precision, path in paths.items()}
+    assert sizes["bf16"] < 0.6 * sizes["fp32"]
+    moved = paths["bf16"].with_name("renamed.xml")
+    for suffix in (".xml", ".bin"):
+        moved.with_suffix(suffix).write_bytes(paths["bf16"].with_suffix(suffix).read_bytes())
+    assert np.array_equal(run(session(moved), batch), run(live, batch))
+    hints = [make_config("tiny", path).parameters["HINT_BF16"].string_value for path in (paths["fp32"], moved)]
+    assert hints == ["", "YES"]
+
+
+def test_bf16_is_refused_where_the_cpu_has_none(made, monkeypatch):
+    """Before anything is trained, and where a file from another machine is opened."""
+    without = {"cpu": "x", "instructions": ["avx2", "avx512_vnni"], "cores": 2}
+    monkeypatch.setattr("export.runtimes.runtime.processor", lambda: without)
+    with pytest.raises(UserError, match="E904 OpenVINO computes in bf16 by amx_bf16 or avx512_bf16, which this CPU lacks"):
+        RUNTIMES["openvino"].require_instructions("bf16")
+    RUNTIMES["openvino"].require_instructions("int8")
+    config = ExportConfig(precision=["auto"], runtime=["onnxruntime", "openvino"])
+    assert [config.precisions_of(name) for name in config.runtime] == [["fp32", "int8"], ["fp32", "int8"]]
 
 
 def test_the_fault_is_named(tmp_path, exported, made, monkeypatch):

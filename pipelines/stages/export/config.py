@@ -28,7 +28,7 @@ class ExportConfig(StageConfig):
     """`precision` and `runtime` list what is written, each precision for each runtime that has it. int8 is dynamic in ONNX
     Runtime and static in OpenVINO: calibrated on `calibration_rows` training rows (default 128), drawn at random with the seed.
 
-    fp16 and bf16 are files for CUDA, for ONNX Runtime only.
+    bf16 is for CPUs with AMX or AVX-512 BF16 in OpenVINO. In ONNX Runtime fp16 and bf16 are files for CUDA.
 
     `precision: auto` writes one compressed file: the fastest, over the runtimes named, that loses at most `accuracy_budget`
     points (default 0.5) of the metric; timed at `batch` x `length` (default 8 x 128, or the task's max_length where less).
@@ -85,8 +85,11 @@ class ExportConfig(StageConfig):
         return {device for row, precision in rows for device in row.precisions[precision]}
 
     def precisions_of(self, runtime: str) -> list[str]:
-        """What may be written for one runtime."""
-        return [name for name in self.possible if name in RUNTIMES[runtime].precisions]
+        """What may be written for one runtime; `precision: auto` chooses among what this CPU computes."""
+        row = RUNTIMES[runtime]
+        if self.auto:
+            return [name for name in self.possible if "cpu" in row.precisions.get(name, ()) and row.computes(name)]
+        return [name for name in self.possible if name in row.precisions]
 
 
 def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -103,7 +106,7 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E606", "no exported file is calibrated", fix, ("calibration_rows",))
     if config.auto and len(config.precision) > 1:
         fix = "Write precision: auto alone, or list precisions"
-        yield Problem("E640", "precision: auto must stand alone: it chooses among fp32 and int8", fix, ("precision",))
+        yield Problem("E640", f"precision: auto chooses among {', '.join(CPU_PRECISIONS)} itself", fix, ("precision",))
     if idle := [RUNTIMES[name].title for name in config.runtime if not config.precisions_of(name)]:
         able = " or ".join(name for name in RUNNABLE if config.precisions_of(name))
         fix = f"Name the runtime {able} alone, or add fp32 or int8 to precision"
@@ -125,6 +128,9 @@ def plan(config: ExportConfig, plan: Plan) -> Plan:
 
     if auto_class_of(plan.model) == GENERATES:
         check_generating(config)
+    for runtime in config.runtime:
+        for precision in config.precisions_of(runtime):
+            RUNTIMES[runtime].require_instructions(precision)
     if not config.merge:
         if plan.sparsity:
             raise UserError(

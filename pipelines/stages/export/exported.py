@@ -113,8 +113,7 @@ class OneFile:
     def compared(self, path: Path, excluded: tuple[str, ...] = ()) -> ComparedFile:
         """A file with its comparison. Raises CheckError E611, UserError E602 where it cannot be run."""
         outputs = self.prover.outputs(self.row, path, self.precision, self.hop)
-        options = {"excluded": excluded, "bits": self.row.weight_bits(), "static": self.row.calibrated}
-        result = self.prover.compare(self.hop, self.precision, outputs, **options)
+        result = self.prover.compare(self.hop, self.precision, outputs, self.row, excluded, self.row.weight_bits())
         return ComparedFile(self.row, path, outputs, result, excluded)
 
     def repaired(self, failed: ComparedFile) -> ComparedFile | None:
@@ -154,8 +153,9 @@ def left_out(error: CompressError) -> dict[str, str]:
 
 def hop_of(name: str, runtime: str, precision: str) -> str:
     """The name of a file's comparison."""
-    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision == "bf16" else ""
-    return f"{name}: PyTorch -> {RUNTIMES[runtime].label} {precision}{emulated}"
+    row = RUNTIMES[runtime]
+    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision in row.emulated else ""
+    return f"{name}: PyTorch -> {row.label} {precision}{emulated}"
 
 
 def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], e
     """Compare a file on the validation rows; `proof` is the comparison of its generated tokens. False where it was to be
     shipped and is left out. Raises CheckError E610 for fp32, E611."""
     hop = hop_of(prover.name, RUNTIME.key, precision)
-    result = prover.compare(hop, precision, prover.outputs(RUNTIME, path, precision, hop))
+    result = prover.compare(hop, precision, prover.outputs(RUNTIME, path, precision, hop), RUNTIME)
     say_result(result, prover.workspace.say)
     if prover.gated and not (result.passed and proof["passed"]):
         error = not_generated(hop, proof) if result.passed else prover.failure(result, RUNTIME, path)

@@ -51,7 +51,12 @@ def choose_precision(
     with tempfile.TemporaryDirectory() as scratch:
         search = PrecisionSearch(model, config, data, workspace, inputs, Path(scratch))
         plain = [search.in_fp32(runtime) for runtime in config.runtime]
-        narrow = [search.written(runtime, ()) for runtime in config.runtime]
+        narrow = [
+            search.written(runtime, (), precision)
+            for runtime in config.runtime
+            for precision in config.precisions_of(runtime)
+            if precision != "fp32"
+        ]
         kept, tried = choose_candidate([*plain, *narrow], clock=search.clock, judge=search.judge, spared=search.spared)
         workspace.say(f"kept: {words(kept)}, {kept.speed:.2f} x the speed of fp32")
         say_result(search.compared[kept.path].result, workspace.say)
@@ -148,6 +153,8 @@ class PrecisionSearch:
     def spared(self, trial: Candidate) -> Iterator[Candidate]:
         """Files of an int8 trial in which 1, 2, 4, ... of the most sensitive matrices stay in fp32."""
         static = RUNTIMES[trial.runtime].calibrated
+        if trial.precision != "int8":
+            return
         for mixed in repaired(
             self.prover,
             matrices(self.graph),

@@ -102,17 +102,16 @@ class Prover:
         self,
         hop: str,
         precision: str,
-        answers: Outputs,
+        outputs: Outputs,
+        runtime: Runtime,
         excluded: tuple[str, ...] = (),
         bits: int = 8,
-        *,
-        static: bool = False,
     ) -> ParityResult:
-        """Compare a file's predictions, `answers`, with the model's; nothing is raised. `static`: its int8 is calibrated."""
-        unlabelled = Unlabelled(self.reference.more, answers.more)
+        """Compare the outputs of a runtime's file with the model's; nothing is raised."""
+        unlabelled = Unlabelled(self.reference.more, outputs.more)
         if precision == "int8" and not self.data.kind.generates:
-            unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits), static=static)
-        result = replace(compare_outputs(hop, precision, self.reference, answers, self.rows, unlabelled), gated=self.gated)
+            unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits), static=runtime.calibrated)
+        result = replace(compare_outputs(hop, precision, self.reference, outputs, self.rows, unlabelled), gated=self.gated)
         self.workspace.proven(result.to_json())
         return result
 

@@ -57,6 +57,10 @@ class Target(BaseModel):
         unused = sorted(self.model_fields_set & senseless)
         if unused and not self.timed:
             raise ValueError(f"{unused[0]} is not used by a target of {goals[0]}, which is not measured")
+        row = RUNTIMES[self.runtime]
+        if "cpu" not in row.precisions.get(self.precision, ()):
+            able = ", ".join(name for name, devices in row.precisions.items() if "cpu" in devices)
+            raise ValueError(f"{row.title} computes {able} on the CPU, not {self.precision}")
         return self
 
     @property
@@ -200,6 +204,8 @@ def surroundings(target: Target) -> dict[str, Any]:
 
 
 def timed_packages(target: Target) -> tuple[str, ...]:
-    """The distributions that affect a timed target's cost. Raises UserError E901 for one that is missing."""
+    """The distributions that affect a timed target's cost. Raises UserError E901 for one that is missing, E904 where the CPU
+    cannot compute in the target's precision."""
     RUNTIMES[target.runtime].require(writing=True)
+    RUNTIMES[target.runtime].require_instructions(target.precision)
     return packages_of([target.runtime], writing=True)
