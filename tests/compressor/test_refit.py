@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
+from compressor.deltas.factored import require_factorable
 from compressor.deltas.kinds.refit import Refit
 from compressor.deltas.links import Change, merge_all, merged_copy
 from compressor.errors import UserError
@@ -15,7 +16,7 @@ from compressor.models.hub import build, resolve
 from compressor.models.modules import MODULES
 from compressor.pruning import block_passes
 from compressor.pruning.block_passes import outgoing_of, streams_of
-from compressor.pruning.refit import Moments, refit
+from compressor.pruning.refit import Moments, announce, refit
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, kept_of, remove, silence
 from tests.compressor.conftest import TRIED, encoding, logits, plan_of, tiny, tuned
@@ -127,6 +128,20 @@ def test_the_stream_of_every_sublayer_is_found(architecture):
     for place, layer in enumerate(layers_of(model)):
         for structure, stream in streams_of(model, place, BATCHES[0]).items():
             assert stream == ("start" if structure == "heads" else "input" if post else "running"), (layer.path, structure)
+
+
+def test_a_weightless_model_gets_the_same_links(architecture):
+    """Those of a plan: all that a refit may attach, once, also where a block went in between."""
+    with torch.device("meta"):
+        model = tiny(architecture)
+    announce(model)
+    found = len(refits(model))
+    remove(model, {1: Removal(whole=True)})
+    announce(model)
+    blocks = len(layers_of(model))
+    assert found == len(refits(model)) * (blocks + 1) // blocks and all(link.values.is_meta for link in refits(model))
+    with pytest.raises(UserError, match="E644 a delta of kind 'refit'"):
+        require_factorable(model)
 
 
 # --- what it minimizes ---

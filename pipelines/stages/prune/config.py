@@ -300,7 +300,10 @@ SECONDS_A_TABLE = 60.0
 
 
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    return {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
+    needs = {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
+    if config.refit:  # a merged copy of the model before and of the pruned one, and the hidden states of both
+        needs["memory"] = 4 * before.shape.bytes + 8 * config.refit * rows["mean"] * before.shape.hidden
+    return needs
 
 
 STAGE = Stage(
