@@ -7,14 +7,15 @@ gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from compressor.deltas.kinds.refit import Refit
-from compressor.deltas.links import WHOLE, Place, attach, chain, merged_copy, original
+from compressor.deltas.links import attach, chains, detach, merged_copy, original
 from compressor.errors import UserError
 from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
@@ -125,12 +126,12 @@ class _Outlet:
             torch.zeros_like(original(self.owner, "bias")) if self.has_bias else None,
         )
 
-    def add(self, change: Tensor | None, offset: Tensor | None) -> None:
-        """Attach ΔW and Δb, or add them to those of an earlier refit."""
+    def attach(self, change: Tensor | None, offset: Tensor | None, group: str) -> None:
+        """Attach ΔW and Δb; None for one that it does not have."""
         if self.matrix is not None:
-            _add(self.owner, "weight", self.matrix.place, change)
+            self.matrix.attach(Refit(change.to(self.matrix.original.dtype).contiguous(), group))
         if self.has_bias:
-            _add(self.owner, "bias", WHOLE, offset)
+            attach(self.owner, Refit(offset.to(original(self.owner, "bias").dtype), group), "bias")
 
     @torch.no_grad()
     def copy_to(self, other: _Outlet) -> None:
@@ -141,16 +142,23 @@ class _Outlet:
             other.owner.bias.copy_(self.owner.bias)
 
 
-@torch.no_grad()
-def _add(owner: nn.Module, name: str, place: Place, values: Tensor) -> None:
-    values = values.to(original(owner, name).dtype).contiguous()
-    earlier = next((link for link in chain(owner, name) if isinstance(link, Refit) and link.place == place), None)
-    if earlier is not None:
-        earlier.values += values
-        return
-    link = Refit(values)
-    link.place = place
-    attach(owner, link, name)
+def groups_of(model: nn.Module) -> set[str]:
+    """The groups of the refits attached to a model; each refit has its own."""
+    return {module.group for module in model.modules() if isinstance(module, Refit)}
+
+
+def _new_group(model: nn.Module) -> str:
+    taken = groups_of(model)
+    return next(name for number in itertools.count(1) if (name := f"refit-{number}") not in taken)
+
+
+def unfitted(model: nn.Module, groups: Collection[str]) -> nn.Module:
+    """Remove the refits of `groups` from their chains, in place, and return the model."""
+    for _, owner, name in list(chains(model)):
+        for link in detach(owner, name):
+            if not (isinstance(link, Refit) and link.group in groups):
+                attach(owner, link, name, check=False)
+    return model
 
 
 def passes(model: nn.Module) -> int:
@@ -160,10 +168,11 @@ def passes(model: nn.Module) -> int:
 
 def announce(model: nn.Module) -> None:
     """Attach to a weightless (meta) model the links that a refit would attach, so that later stages meet them."""
+    group = _new_group(model)
     for layer in layers_of(model):
         for structure in layer.structures:
             outlet = _Outlet.of(layer, structure)
-            outlet.add(*outlet.zeros())
+            outlet.attach(*outlet.zeros(), group)
 
 
 def refit(
@@ -180,7 +189,7 @@ def refit(
     encodings with an attention_mask; `on_batch` is told the rows of each batch at each sublayer. Raises UserError E521 where
     a hidden state is not finite.
     """
-    pruned = merged_copy(model.eval())
+    pruned, group = merged_copy(model.eval()), _new_group(model)
     before, after, numbers, results = BlockPasses(dense, batches), BlockPasses(pruned, batches), _numbers(dense, model), []
     for place, layer in enumerate(layers_of(model)):
         streams = streams_of(dense, numbers[place], batches[-1])
@@ -196,12 +205,12 @@ def refit(
                     target = theirs.output + (theirs.stream - ours.stream)
                     moments.add(ours.inputs if outlet.matrix else ours.inputs[:, :0], target, ours.output)
                     on_batch(len(inputs["input_ids"]))
-            results.append(Refitted(layer.path, structure, *_fit(outlet, moments, ridge)))
+            results.append(Refitted(layer.path, structure, *_fit(outlet, moments, ridge, group)))
             outlet.copy_to(_Outlet.of(after.layers[place], structure))
     return results
 
 
-def _fit(outlet: _Outlet, moments: Moments, ridge: float) -> tuple[float, float]:
+def _fit(outlet: _Outlet, moments: Moments, ridge: float, group: str) -> tuple[float, float]:
     """Attach the solution, unless the error is one of rounding; returns the relative errors before and after."""
     if not (moments.error.isfinite() and moments.gram.isfinite().all()):
         raise UserError("E521", "hidden states on training rows are not finite", "Tune again with a lower learning rate")
@@ -211,7 +220,7 @@ def _fit(outlet: _Outlet, moments: Moments, ridge: float) -> tuple[float, float]
         return (float(moments.error / unit),) * 2
     keep = outlet.matrix.mask.keep if outlet.matrix and outlet.matrix.mask else None
     change, offset = moments.solve(ridge, bias=outlet.has_bias, keep=keep)
-    outlet.add(change, offset)
+    outlet.attach(change, offset, group)
     return float(moments.error / unit), float(moments.error_with(change, offset) / unit)
 
 

@@ -16,7 +16,7 @@ from compressor.models.hub import build, resolve
 from compressor.models.modules import MODULES
 from compressor.pruning import block_passes
 from compressor.pruning.block_passes import outgoing_of, streams_of
-from compressor.pruning.refit import Moments, announce, refit
+from compressor.pruning.refit import Moments, announce, groups_of, refit, unfitted
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, kept_of, remove, silence
 from tests.compressor.conftest import TRIED, encoding, logits, plan_of, tiny, tuned
@@ -65,18 +65,19 @@ def test_with_nothing_removed_nothing_changes(architecture):
 
 
 def test_what_is_removed_later_is_what_is_masked(architecture):
-    """The links of a refit shrink with their matrices; a second refit adds to them."""
+    """The links of a refit shrink with their matrices; a second refit has its own, without which it is what it was."""
     dense, model = pruned(architecture, {0: Removal([1], [0, 5, 7]), 2: Removal(neurons=[3])})
     refit(dense, model, BATCHES)
-    count, before = len(refits(model)), merged_copy(model)
+    before = merged_copy(model)
     plan = {0: Removal(neurons=[2, 4]), 1: Removal([0], [1]), 2: Removal(neurons=list(range(19)))}
     masked = merged_copy(model)
     silence(masked, plan)
     remove(model, plan)
     assert (logits(model) - logits(masked)).abs().max() < 1e-12
-    left = len(refits(model))
+    cut = logits(model)
     results = refit(before, model, BATCHES)
-    assert len(refits(model)) == left <= count and all(one.after <= one.before for one in results)
+    assert groups_of(model) == {"refit-1", "refit-2"} and all(one.after <= one.before for one in results)
+    assert torch.equal(logits(unfitted(model, {"refit-2"})), cut) and groups_of(model) == {"refit-1"}
 
 
 def test_it_is_merged_and_reloaded_in_bits(architecture, tmp_path):
@@ -131,15 +132,15 @@ def test_the_stream_of_every_sublayer_is_found(architecture):
 
 
 def test_a_weightless_model_gets_the_same_links(architecture):
-    """Those of a plan: all that a refit may attach, once, also where a block went in between."""
+    """Those of a plan: all that a refit may attach, also where a block went in between."""
     with torch.device("meta"):
         model = tiny(architecture)
     announce(model)
     found = len(refits(model))
     remove(model, {1: Removal(whole=True)})
     announce(model)
-    blocks = len(layers_of(model))
-    assert found == len(refits(model)) * (blocks + 1) // blocks and all(link.values.is_meta for link in refits(model))
+    first, second = ([link for link in refits(model) if link.group == f"refit-{number}"] for number in (1, 2))
+    assert found > len(first) == len(second) and all(link.values.is_meta for link in refits(model))
     with pytest.raises(UserError, match="E644 a delta of kind 'refit'"):
         require_factorable(model)
 
