@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
+from export import runtimes
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 
 BACKENDS = Path(__file__).parent / "backends"
+PADDED_MODEL = Path(runtimes.__file__).with_name("padded_model.py")
+"""How OpenVINO's files run, in a local session and on the server: both give equal logits."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def stage_backends(bundle: Bundle, folder: Path) -> None:
     shutil.copy2(bundle.stub, folder / "python")
     for model in BACKENDS.glob("*/model.py"):
         (folder / model.parent.name).mkdir()
-        for file in (model, BACKENDS / "batching.py"):
+        for file in (model, BACKENDS / "batching.py", PADDED_MODEL):
             shutil.copy2(file, folder / model.parent.name)
 
 

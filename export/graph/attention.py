@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 NAME = "compress_plain"
@@ -33,12 +33,20 @@ class PlainAttention:
         self.masks: list[tuple[Tensor, Tensor]] = []
         """Each float mask with a 1 for every row that has a token, (batch, 1, 1, 1)."""
 
-    def mask(self, *arguments: Any, attention_mask: Tensor | None = None, dtype=torch.float32, **keywords: Any) -> Tensor:
+    def mask(
+        self, *, q_length: int, mask_function: Any, attention_mask: Tensor | None = None, dtype=torch.float32, **keywords: Any
+    ) -> Tensor:
         """Float mask (batch, 1, queries, keys): 0 where a query sees a key, else half the least number, so that sums of two
         stay finite."""
-        keywords |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "attention_mask": attention_mask}
-        seen = sdpa_mask(*arguments, **keywords)
-        mask = torch.where(seen, torch.zeros((), dtype=dtype), torch.full((), torch.finfo(dtype).min / 2, dtype=dtype))
+        unseen = torch.full((), torch.finfo(dtype).min / 2, dtype=dtype)
+        if mask_function is bidirectional_mask_function and attention_mask is not None:
+            # of the tokens alone: ten operators less than by indices, and `rewrites.joined_attention` recognizes it
+            seen = attention_mask.bool()[:, None, None, :]
+            mask = torch.where(seen, torch.zeros((), dtype=dtype), unseen).expand(-1, -1, q_length, -1)
+        else:
+            keywords |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "attention_mask": attention_mask}
+            seen = sdpa_mask(q_length=q_length, mask_function=mask_function, **keywords)
+            mask = torch.where(seen, torch.zeros((), dtype=dtype), unseen)
         if attention_mask is not None:
             self.masks.append((mask, attention_mask.bool().any(dim=-1)[:, None, None, None].to(dtype)))
         return mask

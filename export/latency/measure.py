@@ -24,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from compressor.errors import UserError
+from compressor.tasks.features import Encoding
 from export.runtimes.runtime import Device
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +138,11 @@ class Worker:
         """Milliseconds of one forward pass."""
         self.start(batch, length)
         return self.finish()
+
+    def time_batches(self, batches: Sequence[Encoding]) -> list[float]:
+        """Milliseconds of each of these batches, one after the other."""
+        self._send({"batches": [{name: rows.tolist() for name, rows in batch.items()} for batch in batches]})
+        return self._receive()["ms"]
 
     def stop(self) -> None:
         """Terminate the process at once, whatever it is doing: it may be compiling for minutes."""

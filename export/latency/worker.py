@@ -2,7 +2,8 @@
 
 torch is imported only for PyTorch's variants: its thread pool would disturb other runtimes.
 
-First line in: the variant. First line out: {"loaded": true}. Then {"batch", "length"} in, {"ms"} out, until stdin ends.
+First line in: the variant. First line out: {"loaded": true}. Then, until stdin ends, {"batch", "length"} in, {"ms"} out, or
+{"batches"} in, the inputs of each as lists, and {"ms"} out, a list.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Encoding = dict[str, np.ndarray]
-Timer = Callable[[int, int], float]
-"""(rows of a batch, tokens a row) -> milliseconds of one pass."""
+Timer = Callable[[Encoding], float]
+"""Padded int64 inputs (batch, length) -> milliseconds of one forward pass."""
 
 
 def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lambda: None) -> float:
@@ -45,8 +46,7 @@ def session_timer(variant: dict[str, Any]) -> Timer:
     runtime, device = RUNTIMES[variant["runtime"]], variant["device"]
     live = session(Path(variant["path"]), runtime=runtime, device=device, threads=variant["threads"])
 
-    def timer(batch: int, length: int) -> float:
-        inputs = encoding_of(variant, batch, length)
+    def timer(inputs: Encoding) -> float:
         if device == "cpu":
             return milliseconds(functools.partial(run, live, inputs))
         # inference with bound inputs waits for the GPU itself
@@ -64,26 +64,20 @@ def torch_timer(variant: dict[str, Any]) -> Timer:
         torch.set_num_threads(variant["threads"])
     model = torch_model(variant).to(device, torch.float16 if variant["half"] else torch.float32)
     accepted = set(inspect.signature(model.forward).parameters)
-    if cuda:
-        # rows have no padding: without a mask attention uses its fastest kernels, and no kernel reads the mask back from the
-        # GPU
-        accepted.discard("attention_mask")
     settled = torch.cuda.synchronize if cuda else lambda: None
 
-    def forward(batch: int, length: int) -> Callable[[], Any]:
-        inputs = encoding_of(variant, batch, length)
-        return functools.partial(
-            model, **{key: torch.from_numpy(values).to(device) for key, values in inputs.items() if key in accepted}
-        )
+    def forward(inputs: Encoding) -> Callable[[], Any]:
+        names = accepted & set(inputs)
+        if cuda and inputs["attention_mask"].all():
+            # without a mask attention uses its fastest kernels, and no kernel reads the mask back from the GPU
+            names.discard("attention_mask")
+        return functools.partial(model, **{name: torch.from_numpy(inputs[name]).to(device) for name in names})
 
-    # one shape at a time: the previous graph and its memory are freed when the next is captured
-    prepare = functools.lru_cache(maxsize=1)(lambda *shape: Replay(forward(*shape)))
-    if variant["runtime"] != "cuda graphs":
-        prepare = forward
+    prepare = Replays(forward) if variant["runtime"] == "cuda graphs" else forward
 
     @torch.inference_mode()
-    def timer(batch: int, length: int) -> float:
-        return milliseconds(prepare(batch, length), settled)
+    def timer(inputs: Encoding) -> float:
+        return milliseconds(prepare(inputs), settled)
 
     return timer
 
@@ -125,6 +119,19 @@ class Replay:
         self.graph.replay()
 
 
+class Replays:
+    """The CUDA graph of the inputs that were used last: its memory is freed when the next is captured."""
+
+    def __init__(self, forward: Callable[[Encoding], Callable[[], Any]]):
+        self.forward, self.inputs, self.replay = forward, None, None
+
+    def __call__(self, inputs: Encoding) -> Replay:
+        if self.inputs is None or any(not np.array_equal(self.inputs[name], values) for name, values in inputs.items()):
+            self.replay = None
+            self.inputs, self.replay = inputs, Replay(self.forward(inputs))
+        return self.replay
+
+
 def encoding_of(variant: dict[str, Any], batch: int, length: int) -> Encoding:
     """The sample inputs on which a variant is timed."""
     return encoding(batch, length, variant["vocabulary"], variant["end"])
@@ -139,6 +146,14 @@ def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
+def timed(timer: Timer, variant: dict[str, Any], message: dict[str, Any]) -> float | list[float]:
+    """Milliseconds of one random batch of a shape, or of each of the batches that a message holds."""
+    if "batches" not in message:
+        return timer(encoding_of(variant, **message))
+    batches = [{name: np.array(rows, np.int64) for name, rows in batch.items()} for batch in message["batches"]]
+    return [timer(batch) for batch in batches]
+
+
 def main() -> None:
     # libraries print to stdout, which is redirected: only the protocol uses the real one
     replies = os.fdopen(os.dup(1), "w", buffering=1)
@@ -147,7 +162,7 @@ def main() -> None:
     timer = session_timer(variant) if variant["runtime"] in RUNTIMES else torch_timer(variant)
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:
-        replies.write(json.dumps({"ms": timer(**json.loads(line))}) + "\n")
+        replies.write(json.dumps({"ms": timed(timer, variant, json.loads(line))}) + "\n")
 
 
 if __name__ == "__main__":

@@ -135,18 +135,18 @@ def write_onnx(
 ) -> dict[str, Path]:
     """Write FOLDER/model.onnx, model_int8.onnx, ... of a graph as `trace` gave it; returns precision -> path.
 
-    int8 is quantized from the unfused graph (the fused one has lost the types it needs) with one scale a channel; the nodes
-    `excluded` (of `matrices`) stay fp32 in it. `limit` is as in `export.graph.files.save`, `weight_bits` (7 or 8) as in
-    `compressor.processor`.
+    fp32 and int8 are rewritten for the CPU; int8 has one scale a channel, and the nodes `excluded` (of `matrices`) stay fp32
+    in it. Without `fuse`, no operator joins several of the model's. `limit` is as in `export.graph.files.save`,
+    `weight_bits` (7 or 8) as in `compressor.processor`.
     """
     from export.graph.files import SINGLE_FILE_LIMIT, carry_over, save
     from export.graph.half import brain, half
-    from export.graph.rewrite import fused, quantized_dynamic
+    from export.graph.rewrite import for_cpu, fused, quantized_dynamic
 
     folder.mkdir(parents=True, exist_ok=True)
     writers = {
-        "fp32": lambda: fused(graph) if fuse else graph,
-        "int8": lambda: quantized_dynamic(graph, excluded, weight_bits),
+        "fp32": lambda: for_cpu(graph, join=fuse),
+        "int8": lambda: quantized_dynamic(for_cpu(graph, excluded, join=fuse), excluded, weight_bits),
         # CUDA's joined operators sum in fp32 inside; TensorRT does not support them: it has its own (runtimes/tensorrt.py)
         "fp16": lambda: half(fused(graph, "cuda") if fuse else graph),
         "bf16": lambda: brain(graph),

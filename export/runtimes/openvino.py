@@ -314,14 +314,13 @@ class OpenVINOSession:
     """
 
     def __init__(self, path: Path, options: dict[str, str]):
-        self.path, self.options = path, options
-        self._compile()
+        from export.runtimes.padded_model import PaddedModel
 
-    def _compile(self) -> None:
-        import openvino
+        self.model = PaddedModel(path, options)
 
-        self.compiled = openvino.Core().compile_model(self.path, "CPU", self.options)
-        self.request = self.compiled.create_infer_request()
+    @property
+    def compiled(self) -> openvino.CompiledModel:
+        return self.model.compiled
 
     def get_inputs(self) -> list[Tensor]:
         return [_tensor(port) for port in self.compiled.inputs]
@@ -333,13 +332,7 @@ class OpenVINOSession:
         """The outputs in order; they are copies, so the next run does not change them. Raises RuntimeError, also for an unknown
         output name."""
         try:
-            results = self.request.infer(feeds)
-        except RuntimeError:
-            # a failed inference leaves the compiled model broken: it would then refuse valid rows, too
-            self._compile()
-            raise
-        try:
-            return [results[name] for name in outputs]
+            return self.model.infer(outputs, feeds)
         except KeyError as error:
             raise RuntimeError(f"the model has no output {error}") from None
 

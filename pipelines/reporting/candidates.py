@@ -9,8 +9,11 @@ Record = dict[str, Any]
 
 def without_samples(candidate: Record) -> Record:
     """A candidate without the times of single rounds, which the measurements keep."""
-    timings = [{key: value for key, value in row.items() if key != "samples_ms"} for row in candidate["latency"]]
-    return {**candidate, "latency": timings}
+    timings = {
+        name: [{key: value for key, value in row.items() if key != "samples_ms"} for row in candidate.get(name, [])]
+        for name in ("latency", "real_lengths")
+    }
+    return {**candidate, **timings}
 
 
 def find(candidates: list[Record], model: str, precision: str, runtime: str) -> Record | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from compressor.cost import human_bytes
@@ -45,7 +46,7 @@ def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any],
 def tables(report: Record) -> list[ReportTable]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
     chosen = (tried, sensitivity) if report["precision"] else ()
-    every = (summary, steps, *chosen, density, trainable, parity, variants, latency)
+    every = (summary, steps, *chosen, density, trainable, parity, variants, latency, real_lengths)
     return [table for table in (make(report) for make in every) if table.rows]
 
 
@@ -243,6 +244,41 @@ def latency(report: Record) -> ReportTable:
     rounds = report["measured"]["rounds"]
     note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
     return made("latency", "Every variant: latency", columns, records, note)
+
+
+ORDER_WORDS = {"arrival": "as they come", "sorted": "sorted by length"}
+"""How a report calls the orders of rows in which real lengths are timed."""
+
+
+def real_lengths(report: Record) -> ReportTable:
+    # reports of runs before such rows were timed have none
+    records = [{**cell, "name": row["name"]} for row in report["variants"] for cell in row.get("real_lengths", [])]
+    key = itemgetter("batch", "order")
+    base = {key(cell): cell["p50"] for cell in records if cell["name"] == report["baseline"]}
+    columns = [
+        Column("variant", "l", text("name")),
+        Column("batch", "r", count("batch")),
+        Column("order", "l", lambda row: ORDER_WORDS[row["order"]]),
+        Column("rows", "r", count("rows")),
+        Column("shapes", "r", count("shapes")),
+        Column("padding", "r", lambda row: percent(row["padding"])),
+        Column("first pass ms", "r", digits("first_ms")),
+        Column("later p50 ms", "r", digits("p50")),
+        Column("IQR ms", "r", digits("iqr")),
+        Column("a new shape, first ms", "r", digits("new_shape_ms")),
+        Column("later ms", "r", digits("seen_shape_ms")),
+        Column("rows/s", "r", digits("rows_per_second")),
+        Column("tokens/s", "r", digits("tokens_per_second")),
+        Column("speed-up", "r", lambda row: factor(base[key(row)] / row["p50"])),
+    ]
+    rounds = max((row["rounds"] for row in records), default=0)
+    note = (
+        "A pass is some validation rows of their own lengths, each batch padded to its longest. In the first pass of a new "
+        "process every shape is new, and a runtime that compiles for a shape does so there: a new shape is the mean call on "
+        f"the first batch of a shape, then and later. Rows/s, tokens/s (without padding) and speed-up are of the {rounds} "
+        f"later passes, interleaved. Sorted: rows of similar length share a batch. Speed-up is against {report['baseline']}."
+    )
+    return made("real-lengths", "Every variant: rows of their own lengths", columns, records, note)
 
 
 def facts(report: Record) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import torch
 
 from compressor.pruning.surgery import Removal, remove
 from export.graph.files import save
-from export.graph.rewrite import fused, quantized_dynamic
+from export.graph.rewrite import for_cpu, quantized_dynamic
 from export.graph.trace import trace
 from tests.compressor.conftest import tiny
 
@@ -59,7 +59,7 @@ def notes(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Exported:
-    """A model, its unfused graph, and its files: fp32, fused and int8."""
+    """A model, its traced graph, and its files: as traced, fused for the CPU, and int8."""
 
     model: torch.nn.Module
     graph: object
@@ -81,7 +81,8 @@ def exported(tmp_path_factory):
                 sample["token_type_ids"] = np.zeros_like(sample["input_ids"])
             graph = trace(model, sample)
             paths = [folder / f"{kind}.onnx" for kind in ("fp32", "fused", "int8")]
-            for path, proto in zip(paths, (graph, fused(graph), quantized_dynamic(graph)), strict=True):
+            rewritten = for_cpu(graph)
+            for path, proto in zip(paths, (graph, rewritten, quantized_dynamic(rewritten)), strict=True):
                 save(proto, path)
             made[name] = Exported(model, graph, *paths)
         return made[name]

@@ -132,12 +132,12 @@ def test_a_model_that_cannot_be_traced(folders, tmp_path):
 def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
     import export.graph.rewrite
 
-    def spoiled(proto):
+    def spoiled(proto, **_):
         tensor = next(one for one in proto.graph.initializer if one.name == "classifier.weight")
         tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) * 2).tobytes()
         return proto
 
-    monkeypatch.setattr(export.graph.rewrite, "fused", spoiled)
+    monkeypatch.setattr(export.graph.rewrite, "for_cpu", spoiled)
     with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
         export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
     assert not list(tmp_path.iterdir())

@@ -66,7 +66,7 @@ def test_pytorch_runs_in_the_precision_that_is_asked_for(tmp_path, exported, mon
     seen, load = [], latency_worker.torch_model
     monkeypatch.setattr(latency_worker, "torch_model", lambda variant: seen.append(load(variant)) or seen[-1])
     variant = {**asdict(LatencyVariant("x", "pytorch", tmp_path, vocabulary=99, half=half)), "threads": None}
-    assert latency_worker.torch_timer(variant)(2, 8) > 0
+    assert latency_worker.torch_timer(variant)(latency_worker.encoding(2, 8, 99)) > 0
     assert {parameter.dtype for parameter in seen[0].parameters()} == {dtype}
 
 

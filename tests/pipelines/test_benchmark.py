@@ -19,6 +19,7 @@ from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import run as benchmark
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
+from pipelines.stages.loading import load_data
 from tests.tiny import write_pipeline
 
 STAGES = [{"tune": {"method": "lora", "rank": 2, "modules": ["query"], "epochs": 0.2}}, {"merge": None}]
@@ -55,7 +56,7 @@ def ready(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(ready, tmp_path_factory):
     """(measurements.json, the threads of every session and every latency run as they came)."""
-    session, measure, threads = export.runtimes.sessions.session, benchmark.measure, []
+    session, threads = export.runtimes.sessions.session, []
 
     def watched_session(*arguments, **options):
         live = session(*arguments, **options)
@@ -65,22 +66,26 @@ def measured(ready, tmp_path_factory):
         assert options.graph_optimization_level == GraphOptimizationLevel.ORT_ENABLE_ALL
         return live
 
-    def watched_measure(*arguments, **options):
-        threads.append(options.get("threads"))
-        return measure(*arguments, **options)
+    def watched(measure):
+        def measured(*arguments, **options):
+            threads.append(options.get("threads"))
+            return measure(*arguments, **options)
+
+        return measured
 
     folder = tmp_path_factory.mktemp("measured")
     bar = SimpleNamespace(advance=lambda steps=1: None)
     workspace = SimpleNamespace(folder=folder, progress=lambda description, total: nullcontext(bar), say=lambda text: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export.runtimes.sessions, "session", watched_session)
-        patch.setattr(benchmark, "measure", watched_measure)
-        benchmark.run(BenchmarkConfig(batch=[1], length=[8], rounds=3), ready, workspace)
+        for name in ("measure", "measure_passes"):
+            patch.setattr(benchmark, name, watched(getattr(benchmark, name)))
+        benchmark.run(BenchmarkConfig(batch=[1, 4], length=[8], rounds=3), ready, workspace)
     return json.loads((folder / "measurements.json").read_text()), threads
 
 
 def test_the_pipelines_threads_reach_the_sessions_and_the_latency_workers(measured):
-    assert measured[1] == [3, 3, 3]
+    assert measured[1] == [3, 3, 3, 3]
 
 
 def test_the_measurements_name_their_machine(measured):
@@ -96,6 +101,30 @@ def test_files_for_cuda_are_left_out_on_the_cpu_and_that_is_told(measured):
     account = measured[0]
     assert [row["name"] for row in account["candidates"]] == ["dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32"]
     assert [row["name"] for row in account["left_out"]] == ["dense ONNX fp16", "compressed ONNX fp16"]
+
+
+def test_every_candidate_is_timed_on_rows_of_their_own_lengths(measured, ready):
+    """All 48 validation rows: one at a time, in fours as they come, and in fours sorted by length."""
+    for row in measured[0]["candidates"]:
+        assert [(cell["order"], cell["batch"]) for cell in row["real_lengths"]] == [
+            ("arrival", 1),
+            ("arrival", 4),
+            ("sorted", 4),
+        ]
+        assert {(cell["rows"], cell["rounds"]) for cell in row["real_lengths"]} == {(48, 3)}
+        assert [cell["batches"] for cell in row["real_lengths"]] == [48, 12, 12]
+        one, arrival, ordered = row["real_lengths"]
+        assert one["padding"] == 0 <= ordered["padding"] <= arrival["padding"] < 1
+
+
+def test_the_rows_are_drawn_with_the_seed_and_not_at_all_where_they_are_not_wanted(ready):
+    data = load_data(ready)
+
+    def ids(seed, **config):
+        passes = benchmark.real_passes(BenchmarkConfig(batch=[1], **config), data, seed)
+        return [batch["input_ids"].tolist() for timed in passes for batch in timed.batches]
+
+    assert ids(0) == ids(0) != ids(1) and ids(0, real_lengths=False) == []
 
 
 def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):

@@ -66,10 +66,21 @@ def candidate(name, size, accuracy, speed, difference):
         }
         for batch in (1, 8)
     ]  # fmt: skip
+    real = [
+        {
+            "order": order, "batch": 8, "rows": 64, "batches": 8, "shapes": 7, "tokens": 1600,
+            "padding": 0.25 * (order == "arrival"), "first_ms": 100 * speed,
+            "new_shape_ms": 14 * speed, "seen_shape_ms": 3 * speed, "p50": 24 * speed, "iqr": speed,
+            "rows_per_second": 64_000 / (24 * speed), "tokens_per_second": 1_600_000 / (24 * speed), "rounds": 10,
+            "samples_ms": [24 * speed] * 10,
+        }
+        for order in ("arrival", "sorted")
+    ]  # fmt: skip
     return {
         "name": name, "model": model, "runtime": RUNTIMES[runtime],
         "precision": precision, "bytes": size, "quality": quality(accuracy), "difference_interval": list(difference),
-        **cost_of(shape, DENSE, [128], TUNED), "latency": latency, "nonzeros": shape.parameters, "density": [],
+        **cost_of(shape, DENSE, [128], TUNED), "latency": latency, "real_lengths": real,
+        "nonzeros": shape.parameters, "density": [],
     }  # fmt: skip
 
 

@@ -300,6 +300,33 @@ def test_no_table_has_a_ragged_row(write, candidates):
         assert {len(line) for line in table.rows} == {len(table.columns)}
 
 
+def test_rows_of_their_own_lengths_are_told_with_the_first_time_of_a_shape(write):
+    folder = write()
+    report, markdown = load(folder), (folder / "report.md").read_text(encoding="utf-8")
+    (table,) = [table for table in tables(report) if table.id == "real-lengths"]
+    lines = [dict(zip(table.columns, line, strict=True)) for line in table.rows]
+    assert len(lines) == 2 * len(report["variants"])
+    dense, int8 = (next(line for line in lines if line["variant"] == name) for name in (EVERY[0], "compressed ONNX int8"))
+    assert (dense["order"], dense["padding"], dense["speed-up"], int8["speed-up"]) == (
+        "as they come",
+        "25.0 %",
+        "1.00 ×",
+        "4.11 ×",
+    )
+    assert (dense["first pass ms"], dense["later p50 ms"]) == ("2,180", "523")
+    assert (dense["a new shape, first ms"], dense["later ms"]) == ("305", "65.4")
+    assert "## Every variant: rows of their own lengths" in markdown and "sorted by length" in page(folder).text
+    assert report["variants"][0]["real_lengths"][0]["first_ms"] == 2180 and "samples_ms" not in json.dumps(report)
+
+
+def test_without_such_rows_there_is_no_such_table(write):
+    def edit(measured):
+        for candidate in measured["candidates"]:
+            candidate["real_lengths"] = []
+
+    assert "own lengths" not in (write(edit=edit) / "report.md").read_text(encoding="utf-8")
+
+
 def test_page_is_whole_and_loads_nothing(write):
     shown = page(write())
     assert shown.open == []

@@ -20,6 +20,7 @@ from compressor.pruning.weights import nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
 from export.latency.measure import LatencyVariant, measure
+from export.latency.passes import Pass, PassMeasurement, measure_passes, passes_of, rows_of
 from export.runtimes import sessions
 from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import RUNTIMES, packages_of
@@ -123,6 +124,25 @@ def providers(rows: Iterable[Candidate], device: Device) -> dict[str, str]:
     return {name: runtime.computes_with(device) for name, runtime in RUNTIMES.items() if name in measured}
 
 
+def real_passes(config: BenchmarkConfig, data: Data, seed: int) -> list[Pass]:
+    """Validation rows of their own lengths in batches, drawn with the seed; none where they are not to be timed."""
+    if not config.real_lengths:
+        return []
+    rows = data.validation.draw(max(map(rows_of, config.batch)), seed).tokens
+    return passes_of(rows, data.pad_id, config.batch)
+
+
+def timed_passes(
+    variants: list[LatencyVariant], passes: list[Pass], config: BenchmarkConfig, inputs: Inputs, workspace: Workspace
+) -> list[PassMeasurement]:
+    """Every variant on every pass of real rows, with a progress bar. Raises UserError E603."""
+    if not passes:
+        return []
+    with workspace.progress("measuring real lengths", (config.real_rounds + 1) * len(passes)) as bar:
+        options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
+        return measure_passes(variants, passes, config.real_rounds, **options)
+
+
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record per candidate, latencies of one interleaved run, and the machine."""
     data = load_data(inputs)
@@ -143,6 +163,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
+        real = timed_passes(variants, real_passes(config, data, inputs.seed), config, inputs, workspace)
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference, records = metric_inputs[rows[0].name], []
@@ -161,6 +182,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "difference_interval": [low, high],
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
+                "real_lengths": [timing.to_json() for timing in real if timing.variant == row.name],
             }
         )
     result = {

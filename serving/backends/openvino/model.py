@@ -1,14 +1,14 @@
 """OpenVINO as a python-based Triton backend: serves stock repositories (`backend: "openvino"`) on the embedded server.
 
 Triton runs this file in its Python stub when BACKENDS/openvino/ holds no libtriton_openvino.so, so it imports nothing of the
-project. Config keys mean what they mean to the native backend (its README, "Parameters"), with one difference: without
-HINT_BF16 it computes in fp32 on every CPU, while the native backend leaves that to OpenVINO, which uses bf16 if the CPU
-supports it.
+project but the two files that the server copies beside it. Config keys mean what they mean to the native backend (its README,
+"Parameters"), with one difference: without HINT_BF16 it computes in fp32 on every CPU, while the native backend leaves that to
+OpenVINO, which uses bf16 if the CPU supports it.
 """
 
-import openvino
 import triton_python_backend_utils as pb_utils
 from batching import BatchingModel, parameters
+from padded_model import PaddedModel
 
 NAMED = ("PERFORMANCE_HINT", "INFERENCE_NUM_THREADS", "COMPILATION_NUM_THREADS", "NUM_STREAMS")
 
@@ -33,32 +33,19 @@ class TritonPythonModel(BatchingModel):
     def open(self, path, config, args):
         if args["model_instance_kind"] == "GPU":
             raise pb_utils.TritonModelException("this instance is for a GPU, and this backend runs OpenVINO on the CPU")
-        self.path, self.options = path, options(config)
+        self.model = PaddedModel(path, options(config))
         self.alike = len({tuple(tensor["dims"]) for tensor in config["input"]}) == 1
-        compiled = self.compile()
-        sides = (compiled.inputs, compiled.outputs)
+        sides = (self.model.compiled.inputs, self.model.compiled.outputs)
         return tuple({port.get_any_name(): type_of(port) for port in side} for side in sides)
-
-    def compile(self):
-        """Compile the model and create the one inference request that all runs use."""
-        compiled = openvino.Core().compile_model(self.path, "CPU", self.options)
-        self.request = compiled.create_infer_request()
-        return compiled
 
     def infer(self, feeds):
         # token ids and a mask of different lengths: OpenVINO may fail on them, or return garbage
         if self.alike and len({array.shape for array in feeds.values()}) > 1:
             raise ValueError("the inputs differ in shape")
-        try:
-            outputs = self.request.infer(feeds)
-        except Exception:
-            # a failed inference leaves the compiled model broken: it would then refuse valid requests, too
-            self.compile()
-            raise
-        return [outputs[name] for name in self.outputs]
+        return self.model.infer(self.outputs, feeds)
 
     def finalize(self):
-        self.request = None
+        self.model = None
 
 
 def type_of(port):

@@ -1,0 +1,120 @@
+"""A compiled OpenVINO model that sees few lengths: rows are padded to the next multiple of `MULTIPLE` tokens.
+
+OpenVINO compiles kernels for every new shape. Masked tokens on the right change no logits, so padding costs a little time and
+saves most of those compilations (docs/export.md gives the figures). Used by the session here and by the Triton backend, which
+it is copied beside: so it imports nothing of this project.
+"""
+
+import math
+
+import numpy as np
+import openvino
+
+MULTIPLE = 8
+"""Lengths are padded to a multiple of it."""
+INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+
+
+class PaddedModel:
+    """A compiled model and its one inference request. Not for several threads at a time."""
+
+    def __init__(self, path, options):
+        self.path, self.options = path, options
+        self.shortest_failed = math.inf
+        self.compile()
+
+    def compile(self):
+        """Compile the file, and create the request that all runs use."""
+        core = openvino.Core()
+        model = core.read_model(self.path)
+        self.filler = filler_of(model)
+        self.compiled = core.compile_model(model, "CPU", self.options)
+        self.request = self.compiled.create_infer_request()
+
+    def infer(self, names, feeds):
+        """The outputs `names`, in order; they are copies, so the next run does not change them.
+
+        Raises RuntimeError where the model does not take these feeds, and KeyError for an unknown output.
+        """
+        padded = self.padded(feeds)
+        try:
+            results = self.request.infer(padded)
+        except RuntimeError:
+            # a failed inference leaves the compiled model broken: it would then refuse valid rows, too
+            self.compile()
+            if padded is feeds:
+                raise
+            # rows that fit into the model's positions may not fit once they are padded
+            self.shortest_failed = min(self.shortest_failed, padded["input_ids"].shape[1])
+            return self.infer(names, feeds)
+        arrays = [results[name] for name in names]
+        if padded is feeds:
+            return arrays
+        length = feeds["input_ids"].shape[1]
+        # logits of every token are cut to the tokens that were given
+        return [np.ascontiguousarray(array[:, :length]) if array.ndim == 3 else array for array in arrays]
+
+    def padded(self, feeds):
+        """The feeds with masked tokens on the right; the same object where nothing is to be padded."""
+        shapes = {array.shape for array in feeds.values()}
+        if self.filler is None or len(shapes) != 1 or len(next(iter(shapes))) != 2 or "input_ids" not in feeds:
+            return feeds
+        ((_, length),) = shapes
+        more = -length % MULTIPLE
+        if not more or length + more >= self.shortest_failed:
+            return feeds
+        fillers = {"input_ids": self.filler}
+        widths = ((0, 0), (0, more))
+        return {name: np.pad(array, widths, constant_values=fillers.get(name, 0)) for name, array in feeds.items()}
+
+
+def filler_of(model):
+    """The token id that rows of `model` may be padded with where the mask is 0; None where padding could change its logits.
+
+    Any id will do (0) if the ids are only looked up in the embeddings. If they are also compared, as "!=" with a constant
+    (RoBERTa counts positions so), that constant is the padding id. Models that do anything else with ids, such as looking for
+    the end of a sentence, or that have outputs other than logits, are not padded.
+    """
+    inputs = {port.get_any_name(): port for port in model.inputs}
+    if not {"input_ids", "attention_mask"} <= set(inputs) <= INPUTS or not all(map(_has_free_length, model.inputs)):
+        return None
+    if not all(_is_logits(port) for port in model.outputs):
+        return None
+    if all(node.get_type_name() == "ShapeOf" for node, _ in _readers(inputs["attention_mask"])):
+        return None
+    fillers = set()
+    for node, place in _readers(inputs["input_ids"]):
+        kind = node.get_type_name()
+        if kind == "Equal":
+            constant = node.input_value(1 - place).get_node()
+            if constant.get_type_name() != "Constant" or constant.data.size != 1:
+                return None
+            if any(reader.get_type_name() != "LogicalNot" for reader, _ in _readers(node.output(0))):
+                return None
+            fillers.add(int(constant.data.item()))
+        elif kind != "ShapeOf" and (kind, place) != ("Gather", 1):
+            return None
+    return None if len(fillers) > 1 else next(iter(fillers), 0)
+
+
+def _has_free_length(port):
+    shape = port.partial_shape
+    return shape.rank.is_static and len(shape) == 2 and shape[1].is_dynamic
+
+
+def _is_logits(port):
+    """Whether an output is (batch, classes), or (batch, length, classes)."""
+    shape = port.partial_shape
+    if shape.rank.is_dynamic or len(shape) not in (2, 3) or shape[len(shape) - 1].is_dynamic:
+        return False
+    return len(shape) == 2 or shape[1].is_dynamic
+
+
+def _readers(port):
+    """(node, number of its input) of everything that reads a value, behind conversions of its type."""
+    for target in port.get_target_inputs():
+        node = target.get_node()
+        if node.get_type_name() == "Convert":
+            yield from _readers(node.output(0))
+        else:
+            yield node, target.get_index()

@@ -1,0 +1,95 @@
+"""OpenVINO's sessions pad rows to few lengths, and give the logits that they would give without."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification
+
+from compressor.tasks.features import torch_forward
+from export.graph.trace import trace
+from export.parity.compare import compare
+from export.runtimes.openvino import export_openvino
+from export.runtimes.sessions import run, session
+from tests.compressor.conftest import tiny
+from tests.export.conftest import encoding
+
+openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
+
+LENGTHS = [(1, 1), (3, 7), (2, 9), (4, 20), (2, 8)]
+PADDED = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
+FAST = ("bert", "roberta")
+
+
+def opened(folder, model):
+    """A session of a model's fp32 file, and the shapes that OpenVINO gets."""
+    live, shapes = session(export_openvino(trace(model, encoding(2, 9)), folder, precisions=("fp32",))["fp32"]), []
+    request = live.model.request
+
+    class Watched:
+        def infer(self, feeds):
+            shapes.append(feeds["input_ids"].shape)
+            return request.infer(feeds)
+
+    live.model.request = Watched()
+    return live, shapes
+
+
+@pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PADDED])
+def test_padded_rows_give_the_same_logits_with_any_id_where_the_mask_is_0(tmp_path, name):
+    model = tiny(name, torch.float32)
+    (live, shapes), forward = opened(tmp_path, model), torch_forward(model)
+    filler = live.model.filler
+    assert filler == (0 if name in ("bert", "deberta-v2", "distilbert", "electra", "modernbert") else model.config.pad_token_id)
+    for batch in (encoding(*shape) for shape in LENGTHS):
+        live.model.filler = None
+        plain, expected = run(live, batch), forward(batch)
+        for id_ in (filler, 57) if filler == 0 else (filler,):
+            live.model.filler = id_
+            logits = run(live, batch)
+            np.testing.assert_allclose(logits, plain, atol=1e-5 * max(1, np.abs(plain).max()), rtol=0)
+            assert compare("padded", "fp32", expected, logits, expected.argmax(axis=1)).passed
+    assert {length for _, length in shapes} == {1, 7, 8, 9, 16, 20, 24}
+
+
+def test_openvino_meets_few_lengths(tmp_path):
+    live, shapes = opened(tmp_path, tiny("bert", torch.float32))
+    for length in range(1, 18):
+        run(live, encoding(2, length))
+    assert set(shapes) == {(2, 8), (2, 16), (2, 24)}
+
+
+def test_logits_of_tokens_are_cut_to_the_tokens_that_were_given(tmp_path):
+    model = tiny("bert", torch.float32, auto=AutoModelForTokenClassification)
+    (live, shapes), batch = opened(tmp_path, model), encoding(3, 11)
+    expected, mask = torch_forward(model)(batch), batch["attention_mask"] == 1
+    logits = run(live, batch)
+    assert (shapes, logits.shape) == ([(3, 16)], expected.shape)
+    np.testing.assert_allclose(logits[mask], expected[mask], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+def test_a_model_that_reads_its_last_token_is_not_padded(tmp_path, name):
+    live, shapes = opened(tmp_path, tiny(name, torch.float32))
+    assert live.model.filler is None
+    run(live, encoding(2, 9))
+    assert shapes == [(2, 9)]
+
+
+def test_rows_that_fit_only_without_padding_are_run_without(tmp_path):
+    """60 positions: 58 tokens would become 64."""
+    model = tiny("bert", torch.float32, max_position_embeddings=60)
+    (live, _), batch = opened(tmp_path, model), encoding(2, 58)
+    for shape in ((2, 58), (2, 50), (2, 59)):
+        batch = encoding(*shape)
+        np.testing.assert_allclose(run(live, batch), torch_forward(model)(batch), atol=1e-5, rtol=0)
+    assert live.model.shortest_failed == 64
+    with pytest.raises(RuntimeError):
+        run(live, encoding(2, 61))
+    assert np.isfinite(run(live, batch)).all()
+
+
+def test_ids_and_mask_of_different_lengths_are_not_padded_to_one(tmp_path):
+    live, _ = opened(tmp_path, tiny("bert", torch.float32))
+    batch = encoding(2, 12)
+    with pytest.raises(RuntimeError):
+        run(live, {**batch, "attention_mask": batch["attention_mask"][:, :10]})

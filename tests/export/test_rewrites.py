@@ -1,0 +1,134 @@
+"""Rewrites for ONNX Runtime's CPU: equal outputs, and the operators that they are for."""
+
+import functools
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+
+from compressor.models.anatomy import layers_of
+from compressor.pruning.surgery import Removal, remove
+from compressor.tasks.features import torch_forward
+from export.graph.rewrite import for_cpu, quantized_dynamic
+from export.graph.rewrites.joined_attention import joined_attention
+from export.graph.rewrites.separate_residuals import separate_residuals
+from export.graph.trace import matrices, trace
+from export.runtimes.feeds import feeds_of
+from export.runtimes.onnxruntime import plain_session, write_onnx
+from tests.compressor.conftest import LAYERS, TRIED, tiny
+from tests.export.conftest import UNEQUAL, check_wholly, encoding
+
+JOINED = ("bert", "distilbert", "electra", "roberta", "xlm-roberta")
+PLANS = {"dense": {}, "unequal": UNEQUAL, "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([0, 2, 3], [])}}
+
+
+CASES = [("bert", plan) for plan in PLANS] + [(name, "unequal") for name in JOINED[1:]]
+APART = ("mpnet", "gpt2", "modernbert", "t5")
+
+
+@functools.cache
+def traced(architecture: str, plan: str = "dense") -> tuple[torch.nn.Module, onnx.ModelProto]:
+    """A tiny model and its graph: tracing is what takes time."""
+    model = tiny(architecture, torch.float32, max_position_embeddings=520)
+    if PLANS[plan]:
+        remove(model, PLANS[plan])
+    return model, trace(model, encoding(2, 9))
+
+
+def batches():
+    """Right-padded rows of several shapes; rows padded on the left, with holes, and without any token."""
+    yield from (encoding(1, 1), encoding(1, 512), encoding(3, 9))
+    batch = encoding(4, 12)
+    mask = np.ones((4, 12), np.int64)
+    mask[0], mask[1, :5], mask[2, 3:7] = 0, 0, 0
+    yield batch | {"attention_mask": mask}
+
+
+def operators(graph: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in graph.graph.node)
+
+
+def check_equal(graph: onnx.ModelProto, model: torch.nn.Module) -> None:
+    """What the graph computes without optimizations is what PyTorch does."""
+    live, forward = plain_session(graph.SerializeToString()), torch_forward(model)
+    for batch in batches():
+        assert np.abs(live.run(None, feeds_of(live, batch))[0] - forward(batch)).max() < 1e-5
+
+
+@pytest.mark.parametrize(("architecture", "plan"), CASES)
+def test_attention_is_joined_and_computes_the_same(architecture, plan):
+    model, graph = traced(architecture, plan)
+    joined = joined_attention(graph)
+    attentions = LAYERS - (plan == "emptied")
+    assert operators(joined)["Attention"] == attentions and not operators(joined)["Softmax"]
+    onnx.checker.check_model(joined, full_check=True)
+    check_equal(joined, model)
+    assert operators(graph)["Softmax"] == attentions and not operators(graph)["Attention"]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=() if name in APART else pytest.mark.slow) for name in TRIED if name not in JOINED],
+)
+def test_other_attentions_stay(architecture):
+    _, graph = traced(architecture)
+    assert joined_attention(graph) is graph
+
+
+def test_an_attention_with_an_excluded_matrix_stays_apart(tmp_path):
+    _, graph = traced("bert")
+    excluded = "bert.encoder.layer.1.attention.self.key"
+    assert excluded in matrices(graph)
+    path = write_onnx(graph, tmp_path, precisions=["int8"], excluded=[excluded])["int8"]
+    check_wholly(path)
+    nodes = onnx.load(path).graph.node
+    whole = operators(onnx.load(write_onnx(graph, tmp_path, precisions=["int8"])["int8"]))
+    assert whole["QAttention"] == 3 and not whole["MatMul"]
+    assert sum(node.op_type == "QAttention" for node in nodes) == 2
+    # its query and value are in int8 by themselves; the two products of states have no weights
+    assert sum(node.op_type == "MatMulInteger" for node in nodes) == whole["MatMulInteger"] + 2
+    assert [node.name for node in nodes if node.op_type == "MatMul" and node.name.endswith("key")] == [excluded]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_attention_in_int8_has_a_scale_for_each_column(plan):
+    model, graph = traced("bert", plan)
+    graph = quantized_dynamic(for_cpu(graph))
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
+    widths = [layer.heads * 8 * 3 for layer in layers_of(model) if layer.heads]
+    attentions = [node for node in graph.graph.node if node.op_type == "QAttention"]
+    assert [stored[node.input[4]].shape for node in attentions] == [(width,) for width in widths]
+    live = plain_session(graph.SerializeToString())
+    for batch in batches():
+        want = torch_forward(model)(batch)
+        assert np.abs(live.run(None, feeds_of(live, batch))[0] - want).max() < 0.1 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("architecture", ["bert", "mpnet", "gpt2"])
+def test_no_session_joins_a_sum_with_its_norm(architecture, precision, tmp_path):
+    model, graph = traced(architecture)
+    separate = separate_residuals(graph)
+    check_equal(separate, model)
+    onnx.checker.check_model(separate, full_check=True)
+    found = []
+    for number, proto in enumerate((graph, separate)):
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.optimized_model_filepath = 3, str(tmp_path / f"{number}.onnx")
+        made = proto if precision == "fp32" else quantized_dynamic(proto)
+        onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        found.append(operators(onnx.load(tmp_path / f"{number}.onnx")))
+    # the first shows that it would
+    assert found[0]["SkipLayerNormalization"] and not found[1]["SkipLayerNormalization"]
+    assert found[1]["LayerNormalization"] == operators(graph)["LayerNormalization"]
+
+
+def test_a_graph_is_not_changed_and_equal_graphs_give_equal_bytes():
+    _, graph = traced("bert", "unequal")
+    before = graph.SerializeToString(deterministic=True)
+    first, again = (for_cpu(graph).SerializeToString(deterministic=True) for _ in range(2))
+    assert first == again != before == graph.SerializeToString(deterministic=True)
