@@ -32,6 +32,7 @@ from compressor.processor import default_threads, weight_bits
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds.classification import KIND
 from compressor.tasks.metrics import paired_changes, two_errors
+from export.graph.rewrite import can_fuse
 from export.graph.trace import matrices
 from export.parity.bounds import BOUNDS
 from export.parity.compare import RESAMPLES, loss_of
@@ -194,7 +195,8 @@ def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
             for number, fault in enumerate((None, *FAULTS)):
                 made = graph if fault is None else spoiled(graph, fault)
                 place, bits = Path(scratch, str(number)), weight_bits()
-                paths = {"onnxruntime": write_onnx(made, place, precisions=["int8"], fuse=False, weight_bits=bits)["int8"]}
+                options = {"fuse": can_fuse(model), "weight_bits": bits}
+                paths = {"onnxruntime": write_onnx(made, place, precisions=["int8"], **options)["int8"]}
                 if fault is None:
                     paths["openvino"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
                 for key, path in paths.items():

@@ -57,7 +57,9 @@ def test_the_same_seed_draws_the_same_on_every_machine():
     assert torch.allclose(drawn.A, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [{"rank": 0}, {"rank": 2**20, "out": 2**20}, {"rank": -1, "into": -5}])
+@pytest.mark.parametrize(
+    "sizes", [{"rank": 0}, {"into": 0}, {"out": 0}, {"rank": 2**20, "out": 2**20}, {"rank": -1, "into": -5}]
+)
 def test_sizes_that_no_model_has_are_not_drawn(sizes):
     with pytest.raises(ValueError, match="random matrices"):
         Drawn("p", seed=0, **{"rank": 2, "out": 4, "into": 4, **sizes})

@@ -27,7 +27,7 @@ class Drawn(Prototype):
 
     def __init__(self, name: str, group: str = "", *, seed: int, rank: int, out: int, into: int):
         super().__init__(name, {}, group)
-        if not (rank > 0 and min(out, into) >= 0 and rank * (out + into) <= MOST_ENTRIES):
+        if not (rank > 0 and min(out, into) > 0 and rank * (out + into) <= MOST_ENTRIES):
             raise ValueError(f"random matrices of rank {rank} for {out} x {into}")
         self.names, self.seed, self.rank, self.shape = ("A", "B"), seed, rank, (out, into)
         generator = torch.Generator("cpu").manual_seed(seed)
