@@ -51,6 +51,8 @@ class Change(nn.Module):
     kind: str
     group: str = ""
     frozen = False
+    tuned = True
+    """Whether training may change it, and criteria count it in |ΔW|."""
     masks = False
     """Whether it zeroes entries of W + ΔW: it is then always last in its chain, and not part of ΔW."""
     prototype_name: str | None = None
@@ -207,11 +209,11 @@ def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool =
 
 @torch.no_grad()
 def delta_of(layer: nn.Module, place: Place = WHOLE, name: str = "weight") -> Tensor:
-    """ΔW of the merged layer, masks left out: (out, in), zero where nothing is attached."""
+    """ΔW of the merged layer, (out, in), without masks and refits: zero where nothing is attached."""
     before = original(layer, name)
     changed = before
     for link in chain(layer, name):
-        if not link.masks:
+        if link.tuned and not link.masks:
             changed = link(changed)
     return place.read(changed - before)
 

@@ -223,7 +223,7 @@ def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> N
         parameter.requires_grad_(base or name in head)
     for module in model.modules():
         if isinstance(module, Change):
-            module.requires_grad_(module.group in groups and not module.frozen)
+            module.requires_grad_(module.group in groups and module.tuned and not module.frozen)
 
 
 def trainable_counts(model: nn.Module) -> dict[str, int]:

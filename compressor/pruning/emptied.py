@@ -81,3 +81,12 @@ def _constant(outgoing: nn.Module, hidden: int) -> Constant:
     for change in inserts_of(outgoing):
         insert(constant, change)
     return constant
+
+
+def constant_of(layer: Layer, structure: str) -> Constant:
+    """The constant that `empty` put in the place of a sublayer's outgoing layer."""
+    homes, outgoing = layer.blocks.homes, layer.blocks.modules[STRUCTURES[structure].columns]
+    places = outgoing if isinstance(outgoing, tuple) else (outgoing,)
+    paths = {homes[structure], f"{homes[structure]}.output", *(getattr(place, "path", place) for place in places)}
+    found = (module for path, module in layer.module.named_modules() if path in paths and isinstance(module, Constant))
+    return next(found)

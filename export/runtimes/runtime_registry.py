@@ -45,3 +45,10 @@ def packages_of(names: Iterable[str], *, writing: bool = False) -> tuple[str, ..
 def runtime_of(path: Path) -> Runtime:
     """The runtime that a model file is opened in where none is named: the first whose files end so, else the default."""
     return next((RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].suffix == path.suffix), DEFAULT)
+
+
+def hop_of(model: str, runtime: str, precision: str) -> str:
+    """The name of the comparison of a file with the PyTorch model called `model`."""
+    row = RUNTIMES[runtime]
+    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision in row.emulated else ""
+    return f"{model}: PyTorch -> {row.label} {precision}{emulated}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from compressor.methods import method
 from compressor.models.hub import HEAD_ORIGINS
 from compressor.tasks.task_kind import kind_of
-from export.runtimes.runtime_registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
-from pipelines.reporting.words import headline, left_out_note, notes
+from pipelines.reporting.words import headline, left_out_note, notes, rival_note
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
@@ -22,6 +22,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     candidates = measurements["candidates"]
     roles = roles_of(inputs, measurements)
     cells = cells_of(roles["dense"])
+    fastest = rival(inputs, candidates, cells[-1])
     # what full tuning would train: adapters and prefixes of the dense model were added by its tune
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
     trainable, metric = trainable_rows(inputs, tunable), kind_of(inputs.task.kind).metric
@@ -34,15 +35,17 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "metric": metric_facts(inputs),
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
-        "headline": headline(roles, cells, metric),
+        "headline": headline(roles, fastest, cells, metric),
         "failures": inputs.run.get("failures", []),
         "notes": failure_notes(inputs)
         + unlearnt_notes(inputs)
         + notes(roles, cells, candidates, metric)
+        + rival_note(fastest, roles["compressed"], candidates, cells)
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)
         + left_out_note(measurements),
         "baseline": roles["dense"]["name"],
+        "rival": fastest["name"] if fastest else None,
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
         "summary": summary(roles, cells, trainable, tunable, metric),
@@ -134,6 +137,17 @@ def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
     }
     runtime = find(candidates, "dense", "fp32", roles["compressed"]["runtime"])
     return {**roles, "runtime": runtime} if runtime else roles
+
+
+def rival(inputs: Inputs, candidates: list[Record], cell: tuple[int, int]) -> Record | None:
+    """The fastest dense file at (batch, length), of any exported runtime and precision within its bound: what can be had
+    without compression. None where there is no such file."""
+    exported = inputs.nearest("onnx")
+    parity = exported.metadata["parity"] if exported else []
+    beyond = {record["hop"] for record in parity if not record["passed"]}
+    files = [row for row in candidates if row["model"] == "dense" and row["runtime"] in RUNTIMES]
+    sound = [row for row in files if hop_of("dense", row["runtime"], row["precision"]) not in beyond]
+    return min(sound, key=lambda row: p50(row, cell), default=None)
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from compressor.cost import human_bytes
 from compressor.tasks.task_kind import Metric
-from export.runtimes.runtime_registry import RUNTIMES
-from pipelines.reporting.candidates import Record, find, p50
+from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
+from pipelines.reporting.candidates import Record, find
 from pipelines.reporting.format import (
     faster,
     giga,
@@ -19,8 +19,8 @@ from pipelines.reporting.format import (
 from pipelines.reporting.summary import speedup
 
 
-def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Metric) -> str:
-    """The run in one sentence; the effect of the runtime alone is stated beside that of compression.
+def headline(roles: dict[str, Record], rival: Record | None, cells: list[tuple[int, int]], metric: Metric) -> str:
+    """The run in one sentence: against dense PyTorch, and against the fastest dense file (`rival`).
 
     A speed is claimed only where its interval excludes 1.
     """
@@ -28,9 +28,8 @@ def headline(roles: dict[str, Record], cells: list[tuple[int, int]], metric: Met
     speed = speedup(dense, compressed, cell)
     than = f"{speed.words('faster', 'slower', 'no faster', 2)} {'against' if speed.is_open else 'than'} dense PyTorch"
     alone = ""
-    if "runtime" in roles:
-        name = roles["runtime"]["name"].removesuffix(" fp32")
-        alone = f" ({faster(speedup(roles['runtime'], compressed, cell), 2)} against {name})"
+    if rival:
+        alone = f" ({faster(speedup(rival, compressed, cell), 2)} against the fastest dense file, {file_of(rival)})"
     ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
     difference = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     return (
@@ -67,7 +66,6 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     if quantized and int8:
         speed = faster(speedup(quantized, int8, cells[-1]))
         lines.append(f"Pruned and int8 against int8 of the dense model: {speed} at batch {batch}.")
-    lines += fastest_note(compressed, candidates, cells[-1])
     length = str(cells[-1][1])
     return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
 
@@ -91,13 +89,19 @@ def zeros_note(compressed: Record) -> list[str]:
     ]
 
 
-def fastest_note(compressed: Record, candidates: list[Record], cell: tuple[int, int]) -> list[str]:
-    """Note where several runtimes were measured: the speed against the fastest dense variant of any runtime."""
-    if len({row["runtime"] for row in candidates if row["model"] == "dense"}) < 3:
+def file_of(record: Record) -> str:
+    """The runtime and precision of a file: 'ONNX int8'."""
+    return f"{RUNTIMES[record['runtime']].label} {record['precision']}"
+
+
+def rival_note(rival: Record | None, compressed: Record, candidates: list[Record], cells: list[tuple[int, int]]) -> list[str]:
+    """Note on the speed against the fastest dense file at every shape, and on the runtimes that were not exported."""
+    if rival is None:
         return []
-    fastest = min((row for row in candidates if row["model"] == "dense"), key=lambda row: p50(row, cell))
-    speed = faster(speedup(fastest, compressed, cell))
-    return [f"Against the fastest dense variant of any runtime, {fastest['name']}: {speed} at batch {cell[0]}."]
+    speeds = ", ".join(f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for cell in cells)
+    missing = [RUNTIMES[name].title for name in CPU_RUNTIMES if name not in {row["runtime"] for row in candidates}]
+    unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
+    return [f"Against the fastest dense file, {file_of(rival)}: {speeds}.{unknown}"]
 
 
 def apart_note(compressed: Record, length: str) -> list[str]:

@@ -20,6 +20,7 @@ from compressor.deltas.links import merge_all, merged_copy
 from compressor.digests import sha256_of
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.models.hub import resolve
+from compressor.pruning.refit import groups_of, unfitted
 from compressor.pruning.surgery import removals_to, silence
 from compressor.pruning.weights import unmasked
 from compressor.tasks import TaskConfig
@@ -220,6 +221,8 @@ class Verification:
 
         # masks over single weights that shrank with the units: without them both sides must still agree
         before, after = (unmasked(load_model(artifact, inputs.base)) for artifact in (previous, made))
+        # a refit follows the removal
+        after = unfitted(after, groups_of(after) - groups_of(before))
         removals = removals_to(before, made.metadata["kept"])
         masked = merged_copy(before)
         silence(masked, removals)

@@ -120,6 +120,10 @@ def test_every_fault_of_a_file_is_told_at_once(write):
       - {structur: heads, remove: 1}
       - {structure: neurons,
          remove: 1.5}
+  - prune: {structure: heads, remove: 1, refit: 0}
+  - prune:
+      target: {flops: 0.5}
+      refit: all
   - prun:
   - {merge: , report: }
 """
@@ -128,13 +132,15 @@ def test_every_fault_of_a_file_is_told_at_once(write):
     with pytest.raises(UserError) as error:
         load_pipeline(path)
     assert sorted(str(error.value).replace(f"{path}:", "").splitlines()) == [
-        "E102 13: sed: unknown key. Did you mean 'seed'?",
+        "E102 17: sed: unknown key. Did you mean 'seed'?",
         "E102 1: nam: unknown key. Did you mean 'name'?",
         "E102 6: stages[1].tune.rnk: unknown key. Did you mean 'rank'?",
         "E102 8: stages[2].prune[0].structur: unknown key. Did you mean 'structure'?",
-        "E103 11: stages[3].prun: unknown stage 'prun'. Did you mean 'prune'?",
+        "E103 15: stages[5].prun: unknown stage 'prun'. Did you mean 'prune'?",
         "E104 10: stages[2].prune[1].remove: a share lies in (0, 1); a count is at least 1 and has no decimal point. It is 1.5",
-        "E104 12: stages[4]: 2 keys in one stage. Write each stage as '- NAME: {KEY: VALUE}'",
+        "E104 11: stages[3].prune.refit: must be at least 1, not 0. Change the value",
+        "E104 14: stages[4].prune.refit: must be an integer, not 'all'. Change the value",
+        "E104 16: stages[6]: 2 keys in one stage. Write each stage as '- NAME: {KEY: VALUE}'",
         "E104 5: stages[0].select.count: must be at least 1, not 0. Change the value",
         "E104 5: stages[0].select.score: must be 'rpca' or 'magnitude' or 'pafi' or 'random' or 'fish' or 'sam' or 'd3', "
         "not 'rcpa'. Did you mean 'rpca'?",

@@ -110,6 +110,7 @@ def test_deltas_are_merged_or_kept_apart_but_not_both():
         ({"tune": {"method": "bitfit"}}, "kind 'offset'"),
         ({"tune": {"method": "full"}}, "no delta"),
         ({"prune": [{"structure": "weights", "pattern": "2:4"}]}, "a mask"),
+        ({"prune": {"structure": "neurons", "criterion": "random", "remove": 1, "refit": 8}}, "kind 'refit'"),
     ],
 )
 def test_deltas_that_cannot_be_apart_are_told_before_anything_runs(tmp_path, stage, fault):

@@ -82,7 +82,9 @@ RIGHT = [
     [{"tune": {"modules": "all", "epochs": 0.5}}, {"tune": {"modules": ["query", "value"], "id": "again"}}],
     [{"prune": {"structure": "heads", "remove": 1, "id": "cut"}}, {"prune": [{"structure": "weights", "pattern": "2:4"}]}],
     [{"prune": {"items": [{"structure": "weights", "remove": {"adapted": 0.1, "others": 0.2}}]}}],
-    [{"prune": {"target": {"speedup": 2}, "criterion": {"heads": "taylor", "neurons": "weight"}}}],
+    [{"prune": {"target": {"speedup": 2}, "criterion": {"heads": "taylor", "neurons": "weight"}, "refit": 512}}],
+    [{"prune": {"structure": "heads", "remove": 1, "refit": 64}}],
+    [{"prune": {"items": [{"structure": "weights", "pattern": "2:4"}], "refit": 8}}],
     [{"export": {"precision": "auto", "runtime": ["openvino"]}}, {"recover": {"distill": True}}, {"deploy": {"name": "x"}}],
 ]
 WRONG = [
@@ -95,6 +97,8 @@ WRONG = [
     [{"tune": None, "merge": None}],
     [{"prune": {"structure": "heads"}}],
     [{"prune": {"structure": "heads", "remove": 0}}],
+    [{"prune": {"structure": "heads", "remove": 1, "refit": 0}}],
+    [{"prune": {"target": {"flops": 0.5}, "refit": 0.5}}],
     [{"prune": {"structure": "weights", "remove": 0.1, "normalize": True}}],
     [{"export": {"precision": ["fp64"]}}],
     [{"benchmark": {"rounds": 1}}],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +22,9 @@ class Offset(Delta):
     def change(self, weight: Tensor) -> Tensor:
         return weight + self.values
 
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Offset:
+    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Self:
         values = self.values.detach()[rows]
-        return Offset((values if values.dim() == 1 else values[:, columns]).clone(), self.group)
+        return type(self)((values if values.dim() == 1 else values[:, columns]).clone(), self.group)
 
     def entries(self) -> tuple[None, Tensor]:
         return None, self.values.detach().double().flatten()

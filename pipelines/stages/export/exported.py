@@ -19,7 +19,7 @@ from compressor.tasks.features import pad
 from export.graph.trace import matrices, stamp, trace
 from export.parity.compare import ParityResult, why_refused
 from export.runtimes.runtime import Runtime
-from export.runtimes.runtime_registry import RUNTIMES
+from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.proving import ComparedFile, Prover, repaired
@@ -149,13 +149,6 @@ def left_out(error: CompressError) -> dict[str, str]:
     """Failure record of a file that was to be shipped and is left out."""
     what = f"{f'{error.where}: ' if error.where else ''}{error.what}. The file is left out, the rest of the run went on"
     return {"code": error.code, "what": what, "fix": "Leave that precision out of export.precision, or tune for longer"}
-
-
-def hop_of(name: str, runtime: str, precision: str) -> str:
-    """The name of a file's comparison."""
-    row = RUNTIMES[runtime]
-    emulated = " (the CPU has no kernels: in fp32, each result rounded)" if precision in row.emulated else ""
-    return f"{name}: PyTorch -> {row.label} {precision}{emulated}"
 
 
 def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:

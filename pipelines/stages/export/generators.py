@@ -12,12 +12,12 @@ from compressor.errors import CheckError
 from compressor.models.hub import tokenizer_of
 from compressor.tasks.data import Data
 from export.graph.files import SINGLE_FILE_LIMIT
-from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
+from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES, hop_of
 from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import LoadedModel, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.export.exported import Exported, hop_of, left_out, say_result
+from pipelines.stages.export.exported import Exported, left_out, say_result
 from pipelines.stages.export.proving import Prover
 
 RUNTIME = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)

@@ -71,6 +71,10 @@ def _kind_of(item: Any) -> str:
 Item = Annotated[Annotated[PruneItem, Tag("units")] | Annotated[WeightsItem, Tag("weights")], Discriminator(_kind_of)]
 
 
+OF_STAGE = ("id", "refit")
+"""Keys of the stage itself where its items or its search are written without a key of their own."""
+
+
 class PruneConfig(StageConfig):
     """One item or a list of them, applied in order; or a search for the widths that meet a target."""
 
@@ -78,6 +82,12 @@ class PruneConfig(StageConfig):
         default=[], max_length=limits.LIST, description="what is removed, one after the other; may be written without this key"
     )
     search: TargetSearch | None = Field(default=None, description="instead: a target to meet; may be written without this key")
+    refit: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.ROWS,
+        description="training rows on which outgoing matrices are refitted to the unpruned model, without labels; default none",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -85,13 +95,13 @@ class PruneConfig(StageConfig):
         if isinstance(value, list):
             return {"items": value}
         if isinstance(value, dict) and "items" not in value and "search" not in value:
-            prune = {key: item for key, item in value.items() if key != "id"}
-            name = {"id": value["id"]} if "id" in value else {}
+            prune = {key: item for key, item in value.items() if key not in OF_STAGE}
+            stage = {key: value[key] for key in OF_STAGE if key in value}
             if "target" not in prune:
-                return {**name, "items": [prune]}
+                return {**stage, "items": [prune]}
             if ignored := {"structure", "scope", "normalize", "remove"} & set(prune):
                 raise ValueError(f"{min(ignored)} beside target: the target decides how much of `structures` is removed")
-            return {**name, "search": prune}
+            return {**stage, "search": prune}
         return value
 
     @model_validator(mode="after")
@@ -112,7 +122,7 @@ class PruneConfig(StageConfig):
         forms = [("", {"type": "array", "items": keys["items"]["items"], "minItems": 1})]
         for name in ("PruneItem", "WeightsItem", "TargetSearch"):
             form = copy.deepcopy(definitions[name])
-            form["properties"]["id"] = keys["id"]
+            form["properties"] |= {key: keys[key] for key in OF_STAGE}
             forms.append((f"{name}Alone", form))
         return forms
 
@@ -208,9 +218,18 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
     """The plan after this stage. Raises UserError E501 and E307 before anything runs."""
+    plan = pruned_plan(config, replace(plan, tuned=plan.tuned or plan.shape))
+    if config.refit:
+        from compressor.pruning.refit import announce
+
+        announce(plan.model)
+    return plan
+
+
+def pruned_plan(config: PruneConfig, plan: Plan) -> Plan:
+    """The plan after the items or the search."""
     from compressor.pruning.surgery import check_heads
 
-    plan = replace(plan, tuned=plan.tuned or plan.shape)
     if config.search:
         if "heads" in config.search.structures:
             check_heads(plan.model)
@@ -281,7 +300,10 @@ SECONDS_A_TABLE = 60.0
 
 
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    return {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
+    needs = {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
+    if config.refit:  # a merged copy of the model before and of the pruned one, and the hidden states of both
+        needs["memory"] = 4 * before.shape.bytes + 8 * config.refit * rows["mean"] * before.shape.hidden
+    return needs
 
 
 STAGE = Stage(

@@ -1,10 +1,11 @@
-"""The work of stage `prune`: carry out every item, or the search for a target, and write the state."""
+"""The work of stage `prune`: carry out every item, or the search for a target, refit if requested, and write the state."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from compressor.checkpoint import load_state
+from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import layers_of
 from compressor.models.modules import STRUCTURES
 from pipelines.engine.stage import Inputs, Workspace
@@ -12,21 +13,25 @@ from pipelines.stages.loading import load_data, load_model, publish_model
 from pipelines.stages.prune import mask_weights, remove_units
 from pipelines.stages.prune.config import PruneConfig
 from pipelines.stages.prune.meet_target import meet
+from pipelines.stages.prune.refit_outgoing import refitted
 
 
 def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Apply every item or the search, compare removed against masked on validation rows, write the state."""
+    """Apply every item or the search, compare removed against masked on validation rows, refit, write the state."""
     data, previous = load_data(inputs), inputs.nearest("model")
     model, moved = load_model(previous, inputs.base), previous.metadata["weights_moved"]
     # after full tuning |ΔW| is the distance from the base, which is pruned in the same way to keep the shapes equal
     base = load_state(previous.folder, inputs.base.folder, changes=False) if moved else None
     units = [{name: layer.units(name) for name in STRUCTURES} for layer in layers_of(model)]
+    before = merged_copy(model) if config.refit else None
     steps = []
     for item in config.items:
         work = mask_weights if item.structure == "weights" else remove_units
         steps.append(work.carry_out(item, model, base, inputs.seed, data, workspace))
     target_record = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
+    refit = {} if before is None else {"refit": refitted(config.refit, before, model, data, workspace)}
     published = publish_model(model, inputs, data, workspace)
     parity = [step["parity"] for step in [*steps, target_record] if "parity" in step]
     target = {"target": target_record} if target_record else {}
-    return {**published, "method": previous.metadata["method"], "items": steps, **target, "parity": parity, "found": units}
+    record = {"method": previous.metadata["method"], "items": steps, **target, **refit}
+    return {**published, **record, "parity": parity, "found": units}
