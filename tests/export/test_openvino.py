@@ -10,6 +10,7 @@ import torch
 
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
+from compressor.processor import processor
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.graph.files import save
@@ -166,7 +167,7 @@ def test_bf16_is_close_half_as_large_and_says_what_it_is(exported, made):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16")
+@pytest.mark.skipif("amx_bf16" not in processor()["instructions"], reason="this CPU has no AMX")
 def test_bf16_around_int8_is_still_wrong(tmp_path):
     """When this fails, OpenVINO computes rows as long as a head is wide (32) rightly: offer int8 with bf16 around it."""
     model = tiny("bert", torch.float32, hidden_size=64, num_attention_heads=2, max_position_embeddings=64)
