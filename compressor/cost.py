@@ -229,6 +229,11 @@ class ModelShape:
         inserts = [insert for layer in self.layers for insert in layer.inserts]
         return sum(INSERTS[insert.kind].token_macs(insert.size, self.hidden) for insert in inserts)
 
+    @property
+    def read_weights(self) -> int:
+        """Entries of the matrices that every pass reads whole: of blocks, inserts and head, but not of looked-up embeddings."""
+        return self.linear_macs() + self.insert_macs() + self.head_macs + self.token_macs
+
     def attention_macs(self, length: int) -> int:
         """Multiply-adds Σ 2 n (n + l) w of QKᵀ and AV for `length` n, w the rows of query; cross-attention has no prefix.
 

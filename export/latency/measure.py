@@ -88,20 +88,25 @@ def summarize(variant: str, batch: int, length: int, samples: Sequence[float]) -
     return Measurement(variant, batch, length, *map(float, (p50, p95, p99, q75 - q25, 1000 * batch / p50)), rounded)
 
 
+def worker_environment() -> dict[str, str]:
+    """The environment of a process that is timed: this project is importable, and idle threads do not spin."""
+    places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **quiet}
+
+
 class Worker:
     """A process that holds one model and times one call at a time, over JSON lines on stdin and stdout."""
 
     def __init__(self, variant: LatencyVariant, threads: int | None, log: IO[str]):
         self.variant, self.log = variant, log
-        places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "export.latency.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **quiet},
+            env=worker_environment(),
         )
         description = {**asdict(variant), "path": str(variant.path), "threads": threads}
         self._send(description)

@@ -65,6 +65,8 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
             "device": measurements["device"],
             "rounds": measurements["rounds"],
             "providers": measurements["providers"],
+            # not measured on GPUs, nor by earlier versions
+            "limits": measurements.get("limits"),
         },
         "machine": measurements["machine"],
     }

@@ -243,7 +243,30 @@ def latency(report: Record) -> ReportTable:
     records = [{**cell, "name": row["name"]} for row in report["variants"] for cell in row["latency"]]
     rounds = report["measured"]["rounds"]
     note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
+    # measurements on GPUs, and of earlier versions, have no limits
+    if report["measured"].get("limits"):
+        columns.append(Column("of the limit", "r", limit_share))
+        note += (
+            " Of the limit: the least time for the FLOPs at this machine's rate in the file's precision, or for reading the "
+            "weights once from memory where that is longer (memory), over p50."
+        )
     return made("latency", "Every variant: latency", columns, records, note)
+
+
+def limit_share(cell: Record) -> str:
+    """Least time over p50: '61.2 %', with '(memory)' where the memory rate decides; '' where the rate is unknown."""
+    if "limit_share" not in cell:
+        return ""
+    return percent(cell["limit_share"]) + (" (memory)" if cell["limit"] == "memory" else "")
+
+
+def limits_text(limits: Record | None) -> str:
+    """'366 GFLOP/s in fp32, 4,100 GFLOP/s in int8 (fastest matrix product); memory 24.6 GB/s (copy, read and written)'."""
+    if not limits:
+        return ""
+    rates = [f"{significant(rate / 1e9)} GFLOP/s in {name}" for name, rate in limits.items() if name not in ("memory", "how")]
+    memory = f"memory {significant(limits['memory'] / 1e9)} GB/s (copy, read and written)"
+    return f"{', '.join(rates)} (fastest matrix product); {memory}; measured in the same run, with the same threads"
 
 
 ORDER_WORDS = {"arrival": "as they come", "sorted": "sorted by length"}
@@ -298,6 +321,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
         ("Machine", f"{computed_by}, {machine['cores']} cores, {machine['threads']} used, {machine['system']}"),
         ("Instructions", ", ".join(machine["instructions"])),
+        ("Limits", limits_text(measured.get("limits"))),
         ("Computed by", "; ".join(f"{RUNTIMES[name].title}: {provider}" for name, provider in measured["providers"].items())),
         ("Versions", f"{report['product']}, Python {machine['python']}, {versions}"),
         (

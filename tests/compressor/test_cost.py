@@ -88,6 +88,12 @@ def test_parameters_equal_the_model(architecture):
     assert shape_of(model).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+def test_the_weights_that_a_pass_reads_are_those_of_every_matrix():
+    model = tiny("bert")
+    matrices = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert shape_of(model).read_weights == sum(matrices)
+
+
 def test_the_papers_ratio_holds_adapters():
     """They are linear layers that stay: 2 b d multiply-adds on top of a block's 12 d²."""
     with_adapters = BERT_BASE.with_inserts([(Inserted("adapter", 48),)] * 12)

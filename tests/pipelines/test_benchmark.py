@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import GraphOptimizationLevel
 
 import export.runtimes.sessions
+from compressor.cost import LayerShape, ModelShape
 from compressor.processor import INSTRUCTIONS
+from export.latency.machine_limits import Limits
+from export.latency.measure import summarize
 from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
@@ -22,6 +26,7 @@ from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
 from pipelines.stages.loading import load_data
 from tests.tiny import write_pipeline
 
+LIMITS = Limits({"fp32": 1e9}, 1e12, {"fp32": "torch.mm"})
 STAGES = [{"tune": {"method": "lora", "rank": 2, "modules": ["query"], "epochs": 0.2}}, {"merge": None}]
 
 
@@ -80,12 +85,13 @@ def measured(ready, tmp_path_factory):
         patch.setattr(export.runtimes.sessions, "session", watched_session)
         for name in ("measure", "measure_passes"):
             patch.setattr(benchmark, name, watched(getattr(benchmark, name)))
+        patch.setattr(benchmark, "measure_limits", lambda count: threads.append(count) or LIMITS)
         benchmark.run(BenchmarkConfig(batch=[1, 4], length=[8], rounds=3), ready, workspace)
     return json.loads((folder / "measurements.json").read_text()), threads
 
 
 def test_the_pipelines_threads_reach_the_sessions_and_the_latency_workers(measured):
-    assert measured[1] == [3, 3, 3, 3]
+    assert measured[1] == [3, 3, 3, 3, 3]
 
 
 def test_the_measurements_name_their_machine(measured):
@@ -101,6 +107,34 @@ def test_files_for_cuda_are_left_out_on_the_cpu_and_that_is_told(measured):
     account = measured[0]
     assert [row["name"] for row in account["candidates"]] == ["dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32"]
     assert [row["name"] for row in account["left_out"]] == ["dense ONNX fp16", "compressed ONNX fp16"]
+
+
+def test_every_latency_has_its_share_of_the_machines_limit(measured):
+    account = measured[0]
+    assert account["limits"] == {"fp32": 1e9, "memory": 1e12, "how": {"fp32": "torch.mm"}}
+    for row in account["candidates"]:
+        for cell in row["latency"]:
+            least = 1000 * cell["batch"] * row["flops"]["8"] / 1e9
+            assert cell["limit"] == "compute" and cell["limit_share"] == pytest.approx(least / cell["p50"])
+
+
+def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
+    """12 multiply-adds more for each of 16 tokens, by 12 weights."""
+    shape = ModelShape(4, (LayerShape(1, 4, 8),), other=0, head=0, head_macs=8)
+    row = benchmark.Candidate("dense", "dense", "pytorch", "fp32", tmp_path, 1)
+    timing = summarize("dense", 2, 8, [1.0])
+    alone, beside = (benchmark.share_of(LIMITS, timing, row, shape, apart) for apart in (None, {"parameters": 12, "macs": 12}))
+    assert beside["limit_share"] - alone["limit_share"] == pytest.approx(2 * 16 * 12 / 1e6)
+    slow = replace(LIMITS, memory=1.0)
+    assert benchmark.share_of(slow, timing, row, shape) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
+    assert benchmark.share_of(None, timing, row, shape) == {}
+
+
+def test_on_a_gpu_and_where_nothing_could_be_measured_there_are_no_limits(ready, monkeypatch):
+    told, workspace = [], SimpleNamespace(say=lambda text: told.append(text))
+    monkeypatch.setattr(benchmark, "measure_limits", lambda threads: None)
+    assert benchmark.limits_of(BenchmarkConfig(device="cuda"), ready, workspace) is None and not told
+    assert benchmark.limits_of(BenchmarkConfig(), ready, workspace) is None and "could not be measured" in told[0]
 
 
 def test_every_candidate_is_timed_on_rows_of_their_own_lengths(measured, ready):

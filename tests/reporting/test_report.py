@@ -310,6 +310,30 @@ def test_no_table_has_a_ragged_row(write, candidates):
         assert {len(line) for line in table.rows} == {len(table.columns)}
 
 
+def test_latencies_have_their_share_of_the_machines_limit(write):
+    def edit(measured):
+        measured["limits"] = {"fp32": 366e9, "int8": 4100e9, "memory": 24.6e9, "how": {"fp32": "torch.mm"}}
+        for candidate in measured["candidates"][1:]:
+            for cell, limit in zip(candidate["latency"], ("memory", "compute"), strict=True):
+                cell |= {"limit_share": 0.6123, "limit": limit}
+
+    folder = write(edit=edit)
+    (table,) = [table for table in tables(load(folder)) if table.id == "latency"]
+    assert table.columns[-1] == "of the limit"
+    assert [line[-1] for line in table.rows][:4] == ["", "", "61.2 % (memory)", "61.2 %"]
+    told = "366 GFLOP/s in fp32, 4,100 GFLOP/s in int8 (fastest matrix product); memory 24.6 GB/s (copy, read and written)"
+    assert f"- Limits: {told}; " in (folder / "report.md").read_text(encoding="utf-8") and told in page(folder).text
+    assert load(folder)["variants"][1]["latency"][0]["limit_share"] == 0.6123
+
+
+@pytest.mark.parametrize("limits", [{}, {"limits": None}])
+def test_measurements_without_limits_are_reported(write, limits):
+    """Those of a GPU, and of earlier versions."""
+    folder = write(edit=lambda measured: measured.update(limits))
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "of the limit" not in text.lower() and "Limits" not in text and "Limits" not in page(folder).text
+
+
 def test_rows_of_their_own_lengths_are_told_with_the_first_time_of_a_shape(write):
     folder = write()
     report, markdown = load(folder), (folder / "report.md").read_text(encoding="utf-8")

@@ -19,7 +19,8 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
-from export.latency.measure import LatencyVariant, measure
+from export.latency.machine_limits import Limits, measure_limits
+from export.latency.measure import LatencyVariant, Measurement, measure
 from export.latency.passes import Pass, PassMeasurement, measure_passes, passes_of, rows_of
 from export.runtimes import sessions
 from export.runtimes.runtime import Device
@@ -143,6 +144,27 @@ def timed_passes(
         return measure_passes(variants, passes, config.real_rounds, **options)
 
 
+def limits_of(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> Limits | None:
+    """The rates of this machine's CPU with the run's threads; None on a GPU, and where they cannot be measured."""
+    if config.device != "cpu":
+        return None
+    limits = measure_limits(inputs.threads)
+    if limits is None:
+        workspace.say("the rates of this machine could not be measured: no latency is compared with them")
+    return limits
+
+
+def share_of(
+    limits: Limits | None, timing: Measurement, row: Candidate, shape: ModelShape, apart: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """The share of the machine's limit that a candidate reaches at one shape; empty where it is unknown."""
+    if limits is None:
+        return {}
+    beside = apart["macs"] if apart else 0
+    flops = shape.flops(timing.length, timing.batch) + 2 * timing.batch * timing.length * beside
+    return limits.share(row.precision, flops, shape.read_weights + beside, timing.p50)
+
+
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record per candidate, latencies of one interleaved run, and the machine."""
     data = load_data(inputs)
@@ -159,6 +181,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         metric_inputs = {row.name: evaluate(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
         variants = [LatencyVariant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
+        limits = limits_of(config, inputs, workspace)
         grid = [(batch, length) for length in config.length for batch in config.batch]
         with workspace.progress("measuring latency", config.rounds * len(grid)) as bar:
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
@@ -181,7 +204,11 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "quality": metric_inputs[row.name].quality,
                 "difference_interval": [low, high],
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
-                "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
+                "latency": [
+                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model])
+                    for timing in timings
+                    if timing.variant == row.name
+                ],
                 "real_lengths": [timing.to_json() for timing in real if timing.variant == row.name],
             }
         )
@@ -189,6 +216,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         "device": config.device,
         "rounds": config.rounds,
         "machine": machine([STAGE], inputs.threads, packages_of(row.runtime for row in rows)),
+        "limits": limits.to_json() if limits else None,
         "providers": providers(rows, config.device),
         "baseline": rows[0].name,
         "candidates": records,

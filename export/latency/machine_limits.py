@@ -1,0 +1,182 @@
+"""The limits of this machine: the rates of its matrix products and its memory, and the least time a model could take.
+
+`python -m export.latency.machine_limits THREADS` measures them in its own process and prints JSON; with THREADS 0 the libraries
+choose.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from export.latency.measure import worker_environment
+from export.runtimes.runtime_registry import RUNTIMES
+
+TYPE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+"""Type of matrix products on the CPU -> bytes of a weight. A file's precision starts with its type: int8_bf16 is int8."""
+SIZES = (1024, 1536, 2048)
+"""Rows and columns of the square matrices that are multiplied; the fastest size counts."""
+ROUNDS, SECONDS = 3, 0.04
+"""Rounds over all kernels and sizes, and the time of each in a round: at least one call."""
+BUFFER = 128 * 2**20
+"""Bytes of the copied buffer: beyond what two threads keep in their caches."""
+TIMEOUT = 60.0
+"""Seconds after which the measurement is given up."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """FLOPs a second by type (a multiply-add is two), bytes a second of a memory copy (read and written), and what computed
+    them."""
+
+    rates: Mapping[str, float]
+    memory: float
+    how: Mapping[str, str]
+
+    def share(self, precision: str, flops: float, weights: int, ms: float) -> dict[str, Any]:
+        """`limit_share` of a call that took `ms`: the least time for its FLOPs, and for reading its `weights` (a number) once
+        from memory, whichever is longer (`limit`), over the measured time. Empty where the rate of its type is unknown.
+
+        All FLOPs are taken at the rate of the precision. A dynamic int8 file computes the products inside attention in fp32,
+        so its least time is a lower bound.
+        """
+        name = precision.partition("_")[0]
+        if name not in self.rates:
+            return {}
+        least = {"compute": flops / self.rates[name], "memory": weights * TYPE_BYTES[name] / self.memory}
+        limit = max(least, key=least.get)
+        return {"limit_share": 1000 * least[limit] / ms, "limit": limit}
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry `limits` of measurements.json."""
+        return {**self.rates, "memory": self.memory, "how": dict(self.how)}
+
+
+def measure_limits(threads: int | None) -> Limits | None:
+    """The limits of this machine's CPU with so many threads, in about four seconds; None where they cannot be measured."""
+    command = [sys.executable, "-m", "export.latency.machine_limits", str(threads or 0)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=worker_environment(), timeout=TIMEOUT, check=True)
+        return Limits(**json.loads(done.stdout))
+    except (subprocess.SubprocessError, OSError, ValueError, TypeError):
+        return None
+
+
+def types() -> list[str]:
+    """The types in which some runtime computes on the CPU here."""
+    rows = [row for row in RUNTIMES.values() if row.runs]
+    return [name for name in TYPE_BYTES if any("cpu" in row.precisions.get(name, ()) and row.computes(name) for row in rows)]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One call whose time gives a rate: a product of two square matrices of a type, or a copy."""
+
+    what: str
+    how: str
+    work: float
+    """FLOPs, or bytes, of a call."""
+    call: Callable[[], object]
+
+
+def fastest(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of the calls that `SECONDS` allow."""
+    times, end = [], time.perf_counter() + SECONDS
+    while not times or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+Product = tuple[str, Callable[[], object]]
+"""What computes, and one call of it."""
+
+
+def torch_products(name: str, size: int) -> Iterator[Product]:
+    """PyTorch's product of two square matrices of a type."""
+    import torch
+
+    if name == "int8":
+        # not public: a PyTorch without it is left out
+        if multiply := getattr(torch, "_int_mm", None):
+            left, right = (torch.randint(-100, 100, (size, size), dtype=torch.int8) for _ in range(2))
+            yield "torch._int_mm", lambda: multiply(left, right)
+        return
+    left, right = (torch.randn(size, size).to(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[name])) for _ in range(2))
+    out = torch.empty_like(left)
+    yield "torch.mm", lambda: torch.mm(left, right, out=out)
+
+
+def onnxruntime_products(name: str, size: int, threads: int) -> Iterator[Product]:
+    """ONNX Runtime's product of unsigned activations and signed weights, its fastest in int8."""
+    if name != "int8" or not all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime")):
+        return
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    draw = np.random.default_rng(0)
+    weight = numpy_helper.from_array(draw.integers(-100, 100, (size, size), dtype=np.int8), "weight")
+    inputs = [helper.make_tensor_value_info("input", TensorProto.UINT8, [size, size])]
+    outputs = [helper.make_tensor_value_info("product", TensorProto.INT32, [size, size])]
+    nodes = [helper.make_node("MatMulInteger", ["input", "weight"], ["product"])]
+    graph = helper.make_graph(nodes, "product", inputs, outputs, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    live = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {"input": draw.integers(0, 200, (size, size), dtype=np.uint8)}
+    yield "onnxruntime MatMulInteger", lambda: live.run(None, feeds)
+
+
+def kernels(threads: int) -> Iterator[Kernel]:
+    """Every product of every type at every size, and a copy, which reads and writes each byte."""
+    import torch
+
+    for name, size in itertools.product(types(), SIZES):
+        for how, call in (*torch_products(name, size), *onnxruntime_products(name, size, threads)):
+            yield Kernel(name, f"{how}, {size} x {size}", 2 * size**3, call)
+    source = torch.ones(BUFFER, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    yield Kernel("memory", f"copy of {BUFFER // 2**20} MiB", 2 * BUFFER, lambda: target.copy_(source))
+
+
+def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:
+    """FLOPs or bytes a second of the fastest kernel of each type, and which it is; in rounds, as other work comes and goes."""
+    live, best = list(measured), {}
+    for kernel in live:
+        kernel.call()
+    for kernel in live * ROUNDS:
+        found = (kernel.work / fastest(kernel.call), kernel.how)
+        best[kernel.what] = max(found, best.get(kernel.what, found))
+    return best
+
+
+def main() -> None:
+    import torch
+
+    # libraries print to stdout, which is redirected: only the result uses the real one
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if threads := int(sys.argv[1]):
+        torch.set_num_threads(threads)
+    with torch.inference_mode():
+        best = rates_of(kernels(threads))
+    rates, how = ({name: pair[place] for name, pair in best.items()} for place in (0, 1))
+    replies.write(json.dumps({"memory": rates.pop("memory"), "rates": rates, "how": how}) + "\n")
+    replies.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The machine's own rates, and the share of them that a latency reaches; no assertion on a time."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from export.latency import machine_limits
+from export.latency.machine_limits import Limits, measure_limits, types
+from export.latency.measure import worker_environment
+
+RATES = Limits({"fp32": 1e9, "int8": 4e9}, 2e9, {"fp32": "torch.mm"})
+SMALL = """
+import sys
+from export.latency import machine_limits as measured
+measured.SIZES, measured.BUFFER, measured.ROUNDS, measured.SECONDS = (32, 48), 4096, 1, 0.0
+sys.argv.append("1")
+measured.main()
+"""
+
+
+def test_the_limit_is_the_longer_of_computing_and_of_reading_the_weights():
+    """8e6 FLOPs take 8 ms in fp32 and 2 ms in int8; a million weights of 4 bytes 2 ms, of 1 byte half of one."""
+    assert RATES.share("fp32", 8e6, 10**6, ms=16.0) == {"limit_share": 0.5, "limit": "compute"}
+    assert RATES.share("fp32", 1e6, 10**6, ms=16.0) == {"limit_share": 0.125, "limit": "memory"}
+    for precision in ("int8", "int8_bf16"):
+        assert RATES.share(precision, 8e6, 10**6, ms=16.0) == {"limit_share": 0.125, "limit": "compute"}
+
+
+def test_a_type_without_a_rate_has_no_share():
+    assert RATES.share("bf16", 8e6, 10**6, ms=16.0) == {}
+
+
+def test_every_type_that_is_computed_here_has_a_positive_rate():
+    """As the process that measures prints them."""
+    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, env=worker_environment(), check=True)
+    measured = Limits(**json.loads(done.stdout))
+    assert list(measured.rates) == types() and {"fp32", "int8"} <= set(types())
+    assert all(rate > 0 and math.isfinite(rate) for rate in (*measured.rates.values(), measured.memory))
+    assert set(measured.how) == {*types(), "memory"} == set(measured.to_json()) - {"how"}
+
+
+@pytest.mark.parametrize("program", ["false", "true", "missing"])
+def test_without_a_measurement_there_are_no_limits(monkeypatch, program):
+    monkeypatch.setattr(machine_limits.sys, "executable", program)
+    assert measure_limits(2) is None
+
+
+def test_only_a_processor_with_bf16_is_measured_in_it(monkeypatch):
+    monkeypatch.setattr("export.runtimes.runtime.processor", lambda: {"instructions": ["avx2"]})
+    assert types() == ["fp32", "int8"]
+    monkeypatch.setattr("export.runtimes.runtime.processor", lambda: {"instructions": ["avx2", "amx_bf16"]})
+    assert types() == ["fp32", "bf16", "int8"]
