@@ -23,7 +23,7 @@ from export.latency.measure import worker_environment
 from export.runtimes.runtime_registry import RUNTIMES
 
 TYPE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-"""Type of matrix products on the CPU -> bytes of a weight. A file's precision starts with its type: int8_bf16 is int8."""
+"""Type of a file's matrix products on the CPU, which is its precision -> bytes of a weight."""
 SIZES = (1024, 1536, 2048)
 """Rows and columns of the square matrices that are multiplied; the fastest size counts."""
 ROUNDS, SECONDS = 3, 0.04
@@ -50,10 +50,9 @@ class Limits:
         All FLOPs are taken at the rate of the precision. A dynamic int8 file computes the products inside attention in fp32,
         so its least time is a lower bound.
         """
-        name = precision.partition("_")[0]
-        if name not in self.rates:
+        if precision not in self.rates:
             return {}
-        least = {"compute": flops / self.rates[name], "memory": weights * TYPE_BYTES[name] / self.memory}
+        least = {"compute": flops / self.rates[precision], "memory": weights * TYPE_BYTES[precision] / self.memory}
         limit = max(least, key=least.get)
         return {"limit_share": 1000 * least[limit] / ms, "limit": limit}
 
