@@ -28,6 +28,7 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
 from pipelines.stages.loading import judge_rows, load_data, load_model
+from pipelines.stages.recover.control import CONTROL, control_of, metric_inputs_of_control
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,11 @@ def timed_passes(
         return measure_passes(variants, passes, config.real_rounds, **options)
 
 
+def against_control(judged: MetricInputs, control: MetricInputs | None) -> dict[str, Any]:
+    """The 95 % interval of the difference from the control, where there is one."""
+    return {"control_interval": list(judged.change_from(control))} if control else {}
+
+
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record per candidate, latencies of one interleaved run, and the machine."""
     data = load_data(inputs)
@@ -167,6 +173,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference, records = metric_inputs[rows[0].name], []
+    recovery = control_of(inputs.artifacts)
+    control = metric_inputs_of_control(recovery, data, reference.labels) if recovery else None
     for row in rows:
         low, high = metric_inputs[row.name].change_from(reference)
         records.append(
@@ -180,6 +188,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
                 "quality": metric_inputs[row.name].quality,
                 "difference_interval": [low, high],
+                **against_control(metric_inputs[row.name], control if row.model == "compressed" else None),
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [timing.to_json() for timing in timings if timing.variant == row.name],
                 "real_lengths": [timing.to_json() for timing in real if timing.variant == row.name],
@@ -191,6 +200,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         "machine": machine([STAGE], inputs.threads, packages_of(row.runtime for row in rows)),
         "providers": providers(rows, config.device),
         "baseline": rows[0].name,
+        "control": {"stage": recovery.entry, **recovery.metadata[CONTROL]} if recovery else None,
         "candidates": records,
         "left_out": [{"name": row.name, "bytes": row.bytes, "why": row.why_left_out} for row in skipped],
     }
