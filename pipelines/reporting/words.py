@@ -55,9 +55,9 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
         return []
     low, high = control["difference_interval"]
     return [
-        f"Against the control, {CONTROL} as the recovered model, {metric.name} changes by {points(control['difference'])} "
-        f"(95 % interval {points(low, '')} to {points(high)}, paired over the same {compressed['quality']['rows']:,} rows): "
-        f"{verdict(low, high, 'the control')}."
+        f"Against the control (the dense model, trained as long as the recovered one) {metric.name} changes by "
+        f"{points(control['difference'])} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
+        f"{compressed['quality']['rows']:,} rows): {verdict(low, high, 'the control')}."
     ]
 
 
