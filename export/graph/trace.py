@@ -33,6 +33,8 @@ from compressor.models.tasks_table import BY_AUTO_CLASS
 from export.graph.attention import plain_attention
 
 OPSET = 20
+GRAPHS = 2
+"""Version of how graphs are traced and rewritten: raised when files of equal models take another time."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Order of a graph's inputs, independent of the tokenizer; other inputs follow."""
 AXES = ("batch", "sequence")

@@ -92,7 +92,7 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert f"target 0.800 of the FLOPs, predicted {share:.3f} of the FLOPs" in shown
     assert second["predicted"] >= 1.6 and second["measured"] == second["dense_ms"] / second["ms"] > 0
     assert 1 <= len(second["tried"]) <= meet_target.TRIES and first["tried"] == []
-    assert second["told"].endswith(f"predicted {second['predicted']:.2f}x, measured {second['measured']:.2f}x")
+    assert f"predicted {second['predicted']:.2f}x, measured {second['measured']:.2f}x" in second["told"]
     assert second["told"].startswith("target 1.60x, predicted 1.6") and second["told"] in shown
     assert second["criterion"] == {"heads": "delta", "neurons": "weight"}
     left = [{name: len(units) for name, units in row.items()} for row in artifacts["prune"].metadata["kept"].values()]
@@ -215,9 +215,12 @@ def test_a_target_that_the_table_misses_is_met_by_measurement(project, tmp_path,
         ([0.53, 0.49], [1, 0.5 / 0.53]),
         ([0.9, 0.55, 0.52], [1, 1 / 1.1, 1 / 1.21]),  # a measurement that no table is off by; and no fourth trial
         ([0.53, None], [1, 0.5 / 0.53]),  # nothing more to be saved: what was had stays
+        ([0.47, 0.49], [1, 0.5 / 0.47]),  # faster than requested: quality would be given away
+        ([0.3, 0.51], [1, 1 / 0.9]),  # a measurement that no table is off by
+        ([0.46, 0.53, 0.49], [1, 0.5 / 0.46, 0.5 / 0.46 * 0.5 / 0.53]),  # from both sides
     ],
 )
-def test_widths_are_chosen_for_less_until_the_measurement_meets_the_target(times, shares):
+def test_widths_are_chosen_until_the_measurement_meets_the_target(times, shares):
     asked = []
 
     def choose(share=1):
@@ -232,6 +235,14 @@ def test_widths_are_chosen_for_less_until_the_measurement_meets_the_target(times
     tried = meet_target.settled(choose, trial, Target(speedup=2.0))
     assert asked == pytest.approx(shares)
     assert [one.ms for one in tried] == [one for one in times if one]
+
+
+@pytest.mark.parametrize(
+    ("times", "used"), [([0.46, 0.53], 0.46), ([0.53, 0.49], 0.49), ([0.9, 0.55, 0.52], 0.52), ([0.45, 0.48, 0.49], 0.49)]
+)
+def test_the_widths_that_are_used_meet_the_target_and_keep_most(times, used):
+    tried = [meet_target.TargetTrial([{}], 2.0, 1.0, ms) for ms in times]
+    assert meet_target.best_of(tried, Target(speedup=2.0)).ms == used
 
 
 def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasured, compress):

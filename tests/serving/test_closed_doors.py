@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import struct
+import time
 from pathlib import Path
 
 import grpc
@@ -204,12 +205,20 @@ def listening(pid):
     return {(address, int(port, 16)) for address, port in found}
 
 
+def opened(server, seconds=10):
+    """`listening` of a server, once it listens on all ports that it should, or after `seconds`: metrics come last."""
+    end = time.monotonic() + seconds
+    while len(found := listening(server.process.pid)) < len(server.ports) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 """127.0.0.1, and the same as an IPv6 socket has it."""
 
 
 def test_it_listens_on_this_machine_alone(server):
-    found = listening(server.process.pid)
+    found = opened(server)
     assert {address for address, _ in found} <= LOOPBACK
     assert {port for _, port in found} == set(server.ports.values())
 
@@ -219,7 +228,7 @@ def test_the_environment_opens_nothing(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("AIP_MODE", "PREDICTION")
     monkeypatch.setenv("AIP_HTTP_PORT", "0")
     with EmbeddedServer(repository, log_path=tmp_path / "log", models=()) as embedded:
-        assert {port for _, port in listening(embedded.process.pid)} == set(embedded.ports.values())
+        assert {port for _, port in opened(embedded)} == set(embedded.ports.values())
 
 
 @pytest.mark.usefixtures("triton")

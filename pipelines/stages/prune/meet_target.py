@@ -23,6 +23,7 @@ from compressor.pruning.search import Prices, Widths
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import pad
+from export.graph.trace import GRAPHS
 from export.latency.measure import measure
 from export.latency.table import KNOTS, LatencyTable, exported, measure_table, steps, undisturbed
 from pipelines.engine.environment import distribution
@@ -35,11 +36,16 @@ from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, 
 MISS = 0.02
 """Relative excess over the target's time that is accepted; above it the widths are chosen again."""
 
+GIVEN_AWAY = 0.03
+"""Share of the target's time that a model may stay below it; below that more units are kept, for quality's sake."""
+
 OFF = 0.1
-"""Largest relative error of a latency table that is corrected: it limits how much narrower the next widths become."""
+"""Largest relative error of a latency table that is corrected: it limits how much the next widths change."""
 
 TRIES = 3
 """Largest number of times that widths are chosen and measured."""
+
+ORDINALS = ("first", "second", "third")
 
 UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 """Keys of config.json that do not affect the latency of a graph beyond its shape."""
@@ -65,20 +71,28 @@ class TargetTrial:
 
 
 def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], TargetTrial], target: Target) -> list[TargetTrial]:
-    """The trials made until the measured time meets a timed target; the widths to use are in the last one.
+    """The trials made until the measured time meets a timed target from both sides; `best_of` says which to use.
 
     `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
-    If they measure slower than allowed, the table is corrected by that error, and the next are chosen for less time.
+    If they measure slower than allowed, or faster than requested, the table is corrected by that error for the next ones.
     """
     share, tried = 1.0, [trial(choose())]
-    while tried[-1].excess(target) > 1 + MISS and len(tried) < TRIES:
-        share /= min(tried[-1].excess(target), 1 + OFF)
+    while len(tried) < TRIES and not 1 - GIVEN_AWAY <= (excess := tried[-1].excess(target)) <= 1 + MISS:
+        share /= min(max(excess, 1 - OFF), 1 + OFF)
         try:
-            narrower = choose(share)
+            chosen = choose(share)
         except UserError:  # E520: no more can be saved
             break
-        tried.append(trial(narrower))
+        if chosen is None or chosen == tried[-1].widths:
+            break
+        tried.append(trial(chosen))
     return tried
+
+
+def best_of(tried: Sequence[TargetTrial], target: Target) -> TargetTrial:
+    """The trial to use: of those that meet the target the slowest, which keeps most; else the fastest."""
+    met = [attempt for attempt in tried if attempt.excess(target) <= 1 + MISS]
+    return max(met, key=lambda attempt: attempt.excess(target)) if met else min(tried, key=lambda attempt: attempt.ms)
 
 
 def lowest_of(chosen: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, Removal]:
@@ -188,7 +202,7 @@ def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]
         "config": fingerprint(config),
         "shape": asdict(shape_of(dense)),
         "knots": KNOTS,
-        "exporter": [distribution("torch"), distribution("transformers")],
+        "exporter": [distribution("torch"), distribution("transformers"), GRAPHS],
         "batch": target.batch,
         "length": target.length,
         "precision": target.precision,
@@ -250,11 +264,13 @@ def meet(
         scores = {setting.structure: score(setting, model, base, inputs.seed, data, workspace) for setting in settings}
         choose = partial(find_widths, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
         tried = settled(choose, trial, target) if table else []
-        record["widths"] = tried[-1].widths if tried else choose()
+        record["widths"] = best_of(tried, target).widths if tried else choose()
         record["parity"] = cut("target", lowest_of(record["widths"], scores), model, base, data, workspace)
     record["tried"] = [attempt.to_json(target) for attempt in tried]
-    record |= record["tried"][-1] if tried else {"predicted": target.reached(measure(shape_of(model)), dense_cost)}
-    sentence = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}"
+    used = tried.index(best_of(tried, target)) if tried else 0
+    record |= record["tried"][used] if tried else {"predicted": target.reached(measure(shape_of(model)), dense_cost)}
+    which = f"; the {ORDINALS[used]} widths are used" if used < len(tried) - 1 else ""
+    sentence = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}{which}"
     workspace.say(sentence)
     return {**record, "told": sentence}
 
