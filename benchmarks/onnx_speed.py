@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from compressor.models.hub import resolve
 from compressor.processor import processor
 from export.runtimes.feeds import feeds_of
 from export.runtimes.onnxruntime import export_onnx
+from export.runtimes.runtime import Session
 from export.runtimes.sessions import session
 
 PLANS = {"dense": (0.0, 0.0), "pruned": (0.5, 0.5)}
@@ -109,9 +111,11 @@ def files(folder: Path, scratch: Path) -> dict[str, Path]:
     return result | {AGAIN: result[CONTROL]}
 
 
-def measure(paths: dict[str, Path], threads: int, rounds: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def measure(
+    paths: dict[str, Path], threads: int, rounds: int, opened: Callable[[Path, int], Any]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Workload -> file -> milliseconds and CPU milliseconds of each round but the first two, which warm up."""
-    live = {name: session(path, threads=threads) for name, path in paths.items()}
+    live = {name: opened(path, threads) for name, path in paths.items()}
     result, order = {}, random.Random(0)
     for workload, batches in workloads(1000).items():
         calls = {name: _passes(opened, batches) for name, opened in live.items()}
@@ -126,12 +130,12 @@ def measure(paths: dict[str, Path], threads: int, rounds: int) -> dict[str, dict
     return result
 
 
-def _passes(opened: onnxruntime.InferenceSession, batches: list[Encoding]) -> Callable[[], None]:
+def _passes(opened: Session, batches: list[Encoding]) -> Callable[[], None]:
     feeds = [feeds_of(opened, batch) for batch in batches]
 
     def once() -> None:
         for feed in feeds:
-            opened.run(None, feed)
+            opened.run(["logits"], feed)
 
     return once
 
@@ -153,11 +157,11 @@ def column(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     return {"control": control, "void": abs(control - 1) > CONTROL_BOUND, "rows": rows}
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: dict[str, Any], title: str) -> str:
     """The tables, one a model."""
     facts = result["settings"]
-    lines = ["# ONNX Runtime on a CPU: files written here and by other tools", ""]
-    lines += [f"{facts['cpu']}, {facts['threads']} threads, ONNX Runtime {facts['onnxruntime']}, {facts['rounds']} rounds."]
+    lines = [f"# {title} on a CPU: files written here and by other tools", ""]
+    lines += [f"{facts['cpu']}, {facts['threads']} threads, {title} {facts['version']}, {facts['rounds']} rounds."]
     lines += ["Medians in ms, half of the interquartile range, and the factor over the peer's file of the same precision."]
     for model, columns in result["models"].items():
         lines += ["", f"## {model}", "", f"| file | {' | '.join(columns)} |", f"|---|{'--:|' * len(columns)}"]
@@ -172,25 +176,44 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared: the runtime's title and version, what writes the files of a model folder, and what opens one."""
+
+    name: str
+    title: str
+    version: str
+    files: Callable[[Path, Path], dict[str, Path]]
+    opened: Callable[[Path, int], Any]
+    usage: str
+
+
+def compare(comparison: Comparison) -> int:
     """Measure, print and write; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=comparison.usage, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help="folders, or package:NAME/PATH")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, required=True, help="folder")
     options = parser.parse_args()
-    facts = {**processor(), "threads": options.threads, "rounds": options.rounds, "onnxruntime": onnxruntime.__version__}
+    facts = {**processor(), "threads": options.threads, "rounds": options.rounds, "version": comparison.version}
     result: dict[str, Any] = {"settings": facts, "models": {}}
     for reference in options.models:
         with tempfile.TemporaryDirectory() as scratch:
-            times = measure(files(resolve(reference).folder, Path(scratch)), options.threads, options.rounds)
+            paths = comparison.files(resolve(reference).folder, Path(scratch))
+            times = measure(paths, options.threads, options.rounds, comparison.opened)
         result["models"][plain(reference)] = {workload: column(values) for workload, values in times.items()}
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "onnx_speed.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.out / "onnx_speed.md").write_text(markdown(result))
-    print(markdown(result))
+    (options.out / f"{comparison.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / f"{comparison.name}.md").write_text(markdown(result, comparison.title))
+    print(markdown(result, comparison.title))
     return 3 if any(cell["void"] for columns in result["models"].values() for cell in columns.values()) else 0
+
+
+def main() -> int:
+    """Compare ONNX Runtime's files; returns the exit code."""
+    opened = lambda path, threads: session(path, threads=threads)  # noqa: E731
+    return compare(Comparison("onnx_speed", "ONNX Runtime", onnxruntime.__version__, files, opened, __doc__ or ""))
 
 
 if __name__ == "__main__":

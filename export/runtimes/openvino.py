@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from export.runtimes.runtime import INT8, Device, Runtime, TensorSpec
+from export.runtimes.runtime import Device, Runtime, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ class OpenVINO(Runtime):
         return open_session(path, device, threads)
 
     def computes_with(self, device: Device) -> str:
-        return "CPU, bf16 in bf16 files and around the int8 of int8_bf16, else fp32"
+        return "CPU, bf16 in bf16 files, fp32 in the others and around int8"
 
     def tensors(self, path: Path) -> tuple[list[TensorSpec], list[TensorSpec]]:
         self.require()
@@ -91,15 +91,15 @@ RUNTIME = OpenVINO(
     key="openvino",
     title="OpenVINO",
     label="OpenVINO",
-    precisions={"fp32": ("cpu",), "int8": ("cpu",), "bf16": ("cpu",), "int8_bf16": ("cpu",)},
+    precisions={"fp32": ("cpu",), "int8": ("cpu",), "bf16": ("cpu",)},
     suffix=".xml",
     packages=("openvino",),
     writers=("nncf",),
     extra="openvino",
     reporters=("openvino_telemetry",),
-    instructions=dict.fromkeys(("bf16", "int8_bf16"), ("amx_bf16", "avx512_bf16")),
+    instructions={"bf16": ("amx_bf16", "avx512_bf16")},
     calibrated=True,
-    symbols={"fp32": "circle-open", "int8": "diamond-open", "bf16": "square-open", "int8_bf16": "hexagon-open"},
+    symbols={"fp32": "circle-open", "int8": "diamond-open", "bf16": "square-open"},
     backend="openvino",
 )
 
@@ -118,8 +118,7 @@ def export_openvino(
     rows: Sequence[dict[str, np.ndarray]] = (),
     excluded: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """Write FOLDER/model.xml, model_int8.xml, ... as in `precisions`; returns precision -> path. In int8_bf16 everything
-    around the int8 products is computed in bf16.
+    """Write FOLDER/model.xml, model_int8.xml and model_bf16.xml, as in `precisions`; returns precision -> path.
 
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
@@ -127,7 +126,7 @@ def export_openvino(
     Raises UserError E901 (extra missing), E605 (int8 without rows).
     """
     RUNTIME.require(writing=True)
-    if not rows and set(INT8) & set(precisions):
+    if "int8" in precisions and not rows:
         raise UserError("E605", "static int8 needs rows to calibrate on", "Give training rows, or leave out int8")
     import openvino
 
@@ -141,11 +140,10 @@ def export_openvino(
         for precision in precisions:
             model = openvino.Core().read_model(Path(scratch, "model.onnx"))
             join_attention(model)
-            if precision in INT8:
+            if precision == "int8":
                 model = quantized_static(model, rows, excluded)
             if precision == "bf16":
                 round_weights(model)
-            if precision in RUNTIME.instructions:
                 model.set_rt_info("bf16", COMPUTED_IN)
             name_nodes(model)
             paths[precision] = folder / RUNTIME.file_name(precision)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 Device = Literal["cpu", "cuda"]
-INT8 = ("int8", "int8_bf16")
-"""Precisions whose matrices are multiplied in int8: with fp32, or with bf16, around them."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, left_out_note, notes, rival_note
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
-NARROWEST = ("int8", "int8_bf16", "fp16", "bf16", "fp32")
+NARROWEST = ("int8", "fp16", "bf16", "fp32")
 """Precisions by preference: the first available one is shown if nothing is deployed."""
 
 

@@ -16,7 +16,7 @@ def test_factors_are_over_the_peer_of_the_same_plan_and_precision(tmp_path, monk
     walls = {name: 10.0 if "ours" in name else 15.0 if "int8" in name else 12.0 for name in NAMES} | {onnx_speed.AGAIN: again}
     times = {name: [(wall, 2 * wall)] * 4 for name, wall in walls.items()}
     monkeypatch.setattr(onnx_speed, "files", lambda folder, scratch: {})
-    monkeypatch.setattr(onnx_speed, "measure", lambda paths, threads, rounds: {"8 x 128": times})
+    monkeypatch.setattr(onnx_speed, "measure", lambda paths, threads, rounds, opened: {"8 x 128": times})
     model = write_project(tmp_path / "project").parent / "model"
     monkeypatch.setattr("sys.argv", ["onnx_speed.py", str(model), "--out", str(tmp_path / "out")])
     assert onnx_speed.main() == code

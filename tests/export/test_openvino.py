@@ -165,22 +165,6 @@ def test_bf16_is_close_half_as_large_and_says_what_it_is(exported, made):
     assert hints == ["", "YES"]
 
 
-@pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16")
-def test_bf16_around_int8(exported, made):
-    """The same products in int8; what is around them moves the logits by less than these do."""
-    batch, paths = encoding(8, 20), made("bert-unequal", "int8", "int8_bf16")
-    reference = torch_forward(exported("bert-unequal").model)(batch)
-    plain, around = (session(paths[name]) for name in ("int8", "int8_bf16"))
-    assert around.compiled.get_property("INFERENCE_PRECISION_HINT") == openvino.Type.bf16
-    quantized = [
-        sum(node.get_type_name() == "FakeQuantize" for node in openvino.Core().read_model(path).get_ops())
-        for path in paths.values()
-    ]
-    assert quantized[0] == quantized[1] > 0
-    moved = np.abs(run(around, batch) - run(plain, batch)).max()
-    assert 0 < moved < 0.25 * np.abs(reference).max()
-
-
 def test_bf16_is_refused_where_the_cpu_has_none(made, monkeypatch):
     """Before anything is trained, and where a file from another machine is opened."""
     without = {"cpu": "x", "instructions": ["avx2", "avx512_vnni"], "cores": 2}

@@ -42,10 +42,10 @@ class DeployConfig(StageConfig):
         Raises CheckError E616 if the requested one was left out."""
         written = [name for name in runtimes if name in files and self.runtime in (None, name)]
         for runtime in written:
-            for precision in ("int8", "int8_bf16", "bf16", "fp32"):
+            for precision in ("int8", "bf16", "fp32"):
                 if precision in files[runtime] and self.precision in (None, precision):
                     return runtime, precision
-        requested = " ".join(filter(None, (self.runtime, self.precision))) or "int8, int8_bf16, bf16 or fp32"
+        requested = " ".join(filter(None, (self.runtime, self.precision))) or "int8, bf16 or fp32"
         what = f"nothing to deploy: {requested} did not pass its comparison and was left out by the export"
         raise CheckError("E616", what, "See what failed in the report, or deploy another precision")
 

@@ -9,7 +9,6 @@ from pydantic import Field, field_validator
 
 from compressor.errors import UserError
 from compressor.processor import weight_bits
-from export.runtimes.runtime import INT8
 from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
@@ -29,8 +28,7 @@ class ExportConfig(StageConfig):
     """`precision` and `runtime` list what is written, each precision for each runtime that has it. int8 is dynamic in ONNX
     Runtime and static in OpenVINO: calibrated on `calibration_rows` training rows (default 128), drawn at random with the seed.
 
-    In OpenVINO bf16, and int8_bf16 (bf16 around int8), are for CPUs with AMX or AVX-512 BF16.
-    In ONNX Runtime fp16 and bf16 are files for CUDA.
+    bf16 is for CPUs with AMX or AVX-512 BF16 in OpenVINO. In ONNX Runtime fp16 and bf16 are files for CUDA.
 
     `precision: auto` writes one compressed file: the fastest, over the runtimes named, that loses at most `accuracy_budget`
     points (default 0.5) of the metric; timed at `batch` x `length` (default 8 x 128, or the task's max_length where less).
@@ -78,8 +76,7 @@ class ExportConfig(StageConfig):
     @property
     def calibrates(self) -> bool:
         """Whether a static int8 may be written."""
-        calibrated = [name for name in self.runtime if RUNTIMES[name].calibrated]
-        return any(precision in INT8 for name in calibrated for precision in self.precisions_of(name))
+        return "int8" in self.possible and any(RUNTIMES[name].calibrated for name in self.runtime)
 
     @property
     def devices(self) -> set[Device]:

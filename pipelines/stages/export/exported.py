@@ -18,7 +18,7 @@ from compressor.tasks.data import Data
 from compressor.tasks.features import pad
 from export.graph.trace import matrices, stamp, trace
 from export.parity.compare import ParityResult, why_refused
-from export.runtimes.runtime import INT8, Runtime
+from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
@@ -93,7 +93,7 @@ class OneFile:
             error = fault
         if self.precision == "fp32" and self.prover.gated:
             raise error
-        better = self.repaired(compared) if compared and self.precision in INT8 else None
+        better = self.repaired(compared) if compared and self.precision == "int8" else None
         if better is not None:
             return better
         self.row.remove(self.path)
@@ -120,8 +120,7 @@ class OneFile:
         """The first file that passes with its most sensitive matrices in fp32, which replaces the one that failed."""
 
         def again(excluded: tuple[str, ...]) -> ComparedFile:
-            model, precisions = self.prover.model, [self.precision]
-            write_runtime(self.runtime, self.graph, model, self.folder, precisions, self.rows, excluded)
+            write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
             return self.compared(self.path, excluded)
 
         say, static = self.prover.workspace.say, self.row.calibrated
@@ -170,7 +169,7 @@ def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[s
 def bits_description(runtime: str, precision: str) -> dict[str, int]:
     """Entry of a record for the bits of a weight: only where they are fewer than 8 in int8."""
     bits = RUNTIMES[runtime].weight_bits()
-    return {"weight_bits": bits} if precision in INT8 and bits < 8 else {}
+    return {"weight_bits": bits} if precision == "int8" and bits < 8 else {}
 
 
 def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:

@@ -19,7 +19,6 @@ from export.auto.choose import MOST_EXCLUDED, Candidate, choose_candidate, with_
 from export.graph.trace import matrices
 from export.latency.measure import LatencyVariant, measure
 from export.parity.bounds import ACCURACY_BUDGET
-from export.runtimes.runtime import INT8
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
@@ -154,13 +153,13 @@ class PrecisionSearch:
     def spared(self, trial: Candidate) -> Iterator[Candidate]:
         """Files of an int8 trial in which 1, 2, 4, ... of the most sensitive matrices stay in fp32."""
         static = RUNTIMES[trial.runtime].calibrated
-        if trial.precision not in INT8:
+        if trial.precision != "int8":
             return
         for mixed in repaired(
             self.prover,
             matrices(self.graph),
             static=static,
-            make=lambda excluded: self.written(trial.runtime, excluded, trial.precision),
+            make=lambda excluded: self.written(trial.runtime, excluded),
         ):
             yield mixed
             shutil.rmtree(mixed.path.parent)  # nobody stopped here: it was not good enough

@@ -25,7 +25,7 @@ from export.parity.bounds import LEAST_UNLABELLED_ROWS
 from export.parity.compare import ParityResult, Unlabelled, failure
 from export.parity.sides import Outputs, compare_outputs, runs, telling_rows
 from export.parity.suspects import suspect_in_graph
-from export.runtimes.runtime import INT8, Runtime
+from export.runtimes.runtime import Runtime
 from export.runtimes.sessions import parity_session, run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import judge_rows, predict_rows
@@ -109,7 +109,7 @@ class Prover:
     ) -> ParityResult:
         """Compare the outputs of a runtime's file with the model's; nothing is raised."""
         unlabelled = Unlabelled(self.reference.more, outputs.more)
-        if precision in INT8 and not self.data.kind.generates:
+        if precision == "int8" and not self.data.kind.generates:
             unlabelled = replace(unlabelled, rounded=self.rounded(excluded, bits), static=runtime.calibrated)
         result = replace(compare_outputs(hop, precision, self.reference, outputs, self.rows, unlabelled), gated=self.gated)
         self.workspace.proven(result.to_json())
