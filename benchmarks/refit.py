@@ -23,7 +23,7 @@ from benchmarks.grid import rows_of, run_file
 from pipelines.engine.stage import Artifact
 
 TUNE = {"method": "lora", "modules": "all", "epochs": 3, "learning_rate": 1e-3}
-RECOVER = {"method": "full", "epochs": 3, "learning_rate": 1e-4}
+RECOVER = {"method": "full", "epochs": 3, "learning_rate": 1e-4, "control": False}
 ARMS = {"cut": (None, False), "cut, refit": (512, False), "cut, recover": (None, True), "cut, refit, recover": (512, True)}
 """Name -> (rows of the refit, whether it is recovered)."""
 

@@ -116,7 +116,8 @@ class Grid:
         stages = [
             self.tune,
             {"prune": {"target": target, "criterion": run.criterion, "rows": 1024}},
-            {"recover": {**RECOVER, "distill": run.distill}},
+            # all cells of a seed have the same control, which `longer` trains once
+            {"recover": {**RECOVER, "distill": run.distill, "control": False}},
         ]
         artifacts = self._run(run.name, run.seed, stages)
         return asdict(outcome(artifacts, self.metric.key)) if "recover" in artifacts else None

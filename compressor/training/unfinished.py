@@ -45,7 +45,7 @@ def load_changing(model: nn.Module, folder: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Mark a checkpoint as complete: write the sha256 of every file in it."""
+    """Mark a checkpoint, or another folder of files, as complete: write the sha256 of every file in it."""
     digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
 
@@ -54,13 +54,14 @@ def newest(work: Path) -> Path | None:
     """The newest complete checkpoint below `work`; damaged ones are deleted in favour of the one before."""
     folders = sorted(work.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
     for folder in folders:
-        if _is_complete(folder):
+        if is_complete(folder):
             return folder
         shutil.rmtree(folder)
     return None
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether the folder was sealed, and every file in it is as it was then."""
     try:
         digests = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):

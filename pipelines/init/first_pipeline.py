@@ -188,6 +188,8 @@ def _recovery(facts: Facts) -> str:
       batch_size: {_batch(facts)}
       # or: false (labels alone), hidden, both
       distill: logits
+      # also train the unpruned model in the same way: the fair baseline of quality in the report, for about as long again
+      control: true
 
   # Fold the changes into the weights: from here on it is an ordinary model
   - merge:

@@ -88,11 +88,11 @@ def interval(low: float, high: float) -> str:
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
-def verdict(low: float, high: float) -> str:
-    """Verdict from a paired 95 % interval of metric(compressed) - metric(dense)."""
+def verdict(low: float, high: float, than: str = "dense") -> str:
+    """Verdict from a paired 95 % interval of metric(compressed) - metric(dense), or than that of another model."""
     if low <= 0 <= high:
-        return "not distinguishable from dense"
-    return "worse than dense" if high < 0 else "better than dense"
+        return f"not distinguishable from {than}"
+    return f"worse than {than}" if high < 0 else f"better than {than}"
 
 
 def milliseconds(value: float) -> str:

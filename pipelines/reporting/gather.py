@@ -26,6 +26,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     # what full tuning would train: adapters and prefixes of the dense model were added by its tune
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
     trainable, metric = trainable_rows(inputs, tunable), kind_of(inputs.task.kind).metric
+    control = control_record(measurements, roles["compressed"], metric.key)
     return {
         "name": inputs.run.get("name", inputs.base.reference),
         "command": inputs.run.get("command", ""),
@@ -35,20 +36,21 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "metric": metric_facts(inputs),
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
-        "headline": headline(roles, fastest, cells, metric),
+        "headline": headline(roles, fastest, cells, metric, control),
         "failures": inputs.run.get("failures", []),
         "notes": failure_notes(inputs)
         + unlearnt_notes(inputs)
-        + notes(roles, cells, candidates, metric)
+        + notes(roles, cells, candidates, metric, control)
         + rival_note(fastest, roles["compressed"], candidates, cells)
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)
         + left_out_note(measurements),
         "baseline": roles["dense"]["name"],
         "rival": fastest["name"] if fastest else None,
+        "control": control,
         "deployed": roles["compressed"]["name"],
         "cells": [{"batch": batch, "length": length} for batch, length in cells],
-        "summary": summary(roles, cells, trainable, tunable, metric),
+        "summary": summary(roles, cells, trainable, tunable, metric, control),
         "variants": [without_samples(row) for row in candidates],
         "steps": gain_steps(roles, cells, candidates, metric),
         "precision": precision(inputs),
@@ -150,6 +152,17 @@ def rival(inputs: Inputs, candidates: list[Record], cell: tuple[int, int]) -> Re
     files = [row for row in candidates if row["model"] == "dense" and row["runtime"] in RUNTIMES]
     sound = [row for row in files if hop_of("dense", row["runtime"], row["precision"]) not in beyond]
     return min(sound, key=lambda row: p50(row, cell), default=None)
+
+
+def control_record(measurements: Record, compressed: Record, key: str) -> Record | None:
+    """The control of the last recovery, and the main metric's difference of the deployed model from it, with its interval; None
+    where there is none (in measurements made before there were controls, too)."""
+    control = measurements.get("control")
+    if control is None:
+        return None
+    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality")
+    interval = compressed["control_interval"]
+    return {**{name: control[name] for name in facts}, "difference": difference, "difference_interval": interval}
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:

@@ -22,14 +22,23 @@ from pipelines.reporting.format import (
     verdict,
 )
 
+CONTROL = "dense, trained as long"
+"""What the control of a recovery is, in a report."""
+
 
 def summary(
-    roles: dict[str, Record], cells: list[tuple[int, int]], trainable: list[Record], tunable: int, metric: Metric
+    roles: dict[str, Record],
+    cells: list[tuple[int, int]],
+    trainable: list[Record],
+    tunable: int,
+    metric: Metric,
+    control: Record | None = None,
 ) -> list[Record]:
     """Rows of strings: metric, dense PyTorch, dense fp32 in the deployed runtime, compressed, and the change against either."""
     length = str(cells[-1][1])
     rows = [
         quality_row(roles, metric),
+        *([control_row(control, roles["compressed"], metric)] if control else []),
         *(trainable_row(row, tunable) for row in trainable),
         comparison_row(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
         *inserted_row(roles),
@@ -116,10 +125,6 @@ def speedup(before: Record, after: Record, cell: tuple[int, int]) -> Speed:
 def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
     """Row of the main metric with intervals; against dense PyTorch also the paired interval and its verdict."""
 
-    def shown(record: Record) -> str:
-        quality, value = record["quality"], record["quality"][metric.key]
-        return f"{hundredths(value, metric.unit)} ({interval(*quality['interval'])}){metric.aside(value)}"
-
     def change(before: float, after: float) -> str:
         return points(after - before)
 
@@ -127,7 +132,21 @@ def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
     row = comparison_row(roles, title, lambda record: record["quality"][metric.key], str, change)
     low, high = roles["compressed"]["difference_interval"]
     row["change"] += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high)}"
-    return {**row, **{role: shown(record) for role, record in roles.items()}}
+    return {**row, **{role: quality_cell(record, metric) for role, record in roles.items()}}
+
+
+def quality_cell(record: Record, metric: Metric) -> str:
+    """The main metric of a record with its interval: '86.0 % (83.5 to 88.4)'."""
+    quality, value = record["quality"], record["quality"][metric.key]
+    return f"{hundredths(value, metric.unit)} ({interval(*quality['interval'])}){metric.aside(value)}"
+
+
+def control_row(control: Record, compressed: Record, metric: Metric) -> Record:
+    """Row of the main metric against the control, a PyTorch model as the dense one."""
+    low, high = control["difference_interval"]
+    change = f"{points(control['difference'])} ({points(low, '')} to {points(high, '')}): {verdict(low, high, 'the control')}"
+    cells = {"dense": quality_cell(control, metric), "compressed": quality_cell(compressed, metric)}
+    return {"metric": f"{metric.name}, control ({CONTROL})", **cells, "change": change}
 
 
 def trainable_row(row: Record, dense: int) -> Record:

@@ -16,11 +16,17 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.summary import speedup
+from pipelines.reporting.summary import CONTROL, speedup
 
 
-def headline(roles: dict[str, Record], rival: Record | None, cells: list[tuple[int, int]], metric: Metric) -> str:
-    """The run in one sentence: against dense PyTorch, and against the fastest dense file (`rival`).
+def headline(
+    roles: dict[str, Record],
+    rival: Record | None,
+    cells: list[tuple[int, int]],
+    metric: Metric,
+    control: Record | None = None,
+) -> str:
+    """The run in one sentence: against dense PyTorch, the fastest dense file (`rival`), and the `control` of the recovery.
 
     A speed is claimed only where its interval excludes 1.
     """
@@ -32,13 +38,36 @@ def headline(roles: dict[str, Record], rival: Record | None, cells: list[tuple[i
         alone = f" ({faster(speedup(rival, compressed, cell), 2)} against the fastest dense file, {file_of(rival)})"
     ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
     difference = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
+    if control:
+        theirs += f" dense and {hundredths(control['quality'][metric.key], metric.unit)} of the control ({CONTROL})"
+        difference = f"{verdict(*compressed['difference_interval'])}, {verdict(*control['difference_interval'], 'the control')}"
+    else:
+        theirs += " dense"
     return (
         f"{sentence(than)} at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
-        f"{metric.name} {ours} against {theirs} dense: {difference} on {compressed['quality']['rows']:,} rows"
+        f"{metric.name} {ours} against {theirs}: {difference} on {compressed['quality']['rows']:,} rows"
     )
 
 
-def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: list[Record], metric: Metric) -> list[str]:
+def control_note(control: Record | None, compressed: Record, metric: Metric) -> list[str]:
+    """Note on the quality against the control, which shows what pruning costs: the recovery alone may gain more than that."""
+    if control is None:
+        return []
+    low, high = control["difference_interval"]
+    return [
+        f"Against the control (the dense model, trained as long as the recovered one) {metric.name} changes by "
+        f"{points(control['difference'])} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
+        f"{compressed['quality']['rows']:,} rows): {verdict(low, high, 'the control')}."
+    ]
+
+
+def notes(
+    roles: dict[str, Record],
+    cells: list[tuple[int, int]],
+    candidates: list[Record],
+    metric: Metric,
+    control: Record | None = None,
+) -> list[str]:
     """Notes needed to judge the headline: the share of the runtime, of int8, and the uncertainty of the quality."""
     dense, compressed = roles["dense"], roles["compressed"]
     batch = cells[-1][0]
@@ -46,7 +75,8 @@ def notes(roles: dict[str, Record], cells: list[tuple[int, int]], candidates: li
     change = compressed["quality"][metric.key] - dense["quality"][metric.key]
     lines = [
         f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over "
-        f"the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}."
+        f"the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}.",
+        *control_note(control, compressed, metric),
     ]
     runtime = compressed["runtime"]
     if "runtime" in roles:

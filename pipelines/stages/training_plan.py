@@ -45,7 +45,7 @@ def counted(stage: str, trained: Trained, shape: ModelShape) -> tuple[str, int]:
 
 
 def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    """Of a tune or a recover, its teacher and its validation included: see `pipelines.check.estimate`."""
+    """Of a tune or a recover, its teacher, control and validation included: see `pipelines.check.estimate`."""
     shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
     trains_base = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
     forward = shape.flops(rows["mean"])
@@ -53,12 +53,19 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     teacher = bool(getattr(config, "distill", False))
     if teacher:
         flops += rows["train"] * plan.dense.flops(rows["mean"])
-    activations = config.batch_size * saved_bytes(shape, min(rows["longest"], plan.length))
+    length = min(rows["longest"], plan.length)
+    # the control, one after the other, is as large as the dense model
+    control = plan.tuned if getattr(config, "control", False) else None
+    if control:
+        dense = control.flops(rows["mean"])
+        flops += (3 if trains_base else 2) * dense * rows["train"] * config.epochs + rows["validation"] * dense
+    largest = control or shape
+    disk = sum(model.bytes if trains_base else 8 * trained for model in (shape, control) if model)
     return {
         "flops": flops,
         "seconds": 3.0,
-        "memory": shape.bytes + 12 * trained + activations + teacher * plan.dense.bytes,
-        "disk": shape.bytes if trains_base else 8 * trained,
+        "memory": largest.bytes + 12 * trained + config.batch_size * saved_bytes(largest, length) + teacher * plan.dense.bytes,
+        "disk": disk,
     }
 
 

@@ -53,20 +53,14 @@ def train_and_save(
 
     `logits` (predictions, outputs) are a teacher's for every training row; `teacher` is a model in memory.
     """
-    schedule = schedule_of(config, row, inputs.seed)
-    trainable = trainable_counts(model)
-    taught = None if logits is None else by_row(logits, data.train.labels)
-    dataset = TrainingRows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
-    with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(dataset))) as bar:
-        kept = workspace.unfinished / BUDGETS
+    trainable, stops, kept = trainable_counts(model), stops_of(config, model), workspace.unfinished / BUDGETS
 
-        def keep(places: int) -> None:
-            kept.mkdir(parents=True, exist_ok=True)
-            write_delta(model, kept / f"{places}.safetensors", inputs, data)
+    def keep(places: int) -> None:
+        kept.mkdir(parents=True, exist_ok=True)
+        write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
-        stops, work, teaching = stops_of(config, model), workspace.unfinished, {"teacher": teacher}
-        inputs.require_unchanged()
-        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), stops=stops, on_stop=keep, **teaching)
+    options = {"row": row, "logits": logits, "teacher": teacher, "on_stop": keep}
+    losses = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
     published = publish_model(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
         workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
@@ -77,6 +71,32 @@ def train_and_save(
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+
+
+def train_model(
+    model: nn.Module,
+    config: TrainingConfig,
+    inputs: Inputs,
+    data: Data,
+    workspace: Workspace,
+    work: Path,
+    *,
+    row: Method,
+    logits: np.ndarray | None = None,
+    teacher: HiddenTeacher | None = None,
+    on_stop: Callable[[int], None] = lambda places: None,
+    what: str = "",
+) -> list[dict[str, Any]]:
+    """Train the trainable parameters, in place, with checkpoints in `work`; returns the losses. Shows a bar, which says `what`
+    is trained. `on_stop` is called at each of the config's checkpoints of a growing Ω."""
+    schedule = schedule_of(config, row, inputs.seed)
+    taught = None if logits is None else by_row(logits, data.train.labels)
+    dataset = TrainingRows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
+    title = f"training {what}{trainable_counts(model)['body']:,} parameters"
+    with workspace.progress(title, schedule.steps(len(dataset))) as bar:
+        inputs.require_unchanged()
+        options = {"stops": stops_of(config, model), "on_stop": on_stop, "teacher": teacher}
+        return train(model, dataset, data.pad_id, schedule, work, stepping(bar), **options)
 
 
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:

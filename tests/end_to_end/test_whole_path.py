@@ -60,6 +60,9 @@ def test_every_stage_and_the_summary(finished):
     report = json.loads((out / "tiny" / "report.json").read_text())
     assert all(hop["passed"] for hop in report["parity"]) and len(report["parity"]) == 8
     assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "fp32", "int8", "served"}
+    low, high = report["control"]["difference_interval"]
+    assert report["control"]["stage"] == "recover" and low <= report["control"]["difference"] <= high
+    assert "of the control" in report["headline"] and "control: " in printed
 
 
 def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):

@@ -160,6 +160,30 @@ def test_verdict_follows_the_paired_interval(write, low, high, words):
     assert verdict(low, high).startswith(words) and verdict(low, high) in row(report, "accuracy")["change"]
 
 
+def test_the_control_is_in_headline_summary_and_notes(write):
+    """The fair baseline of a recovered model; measurements without one (older ones) say nothing of it."""
+
+    def edit(measured):
+        measured["control"] = {"stage": "recover", "quality": quality(0.87875), "recoveries": 1, "losses": []}
+        for one in measured["candidates"][-2:]:
+            one["control_interval"] = [-0.03875, -0.005]
+
+    report, without = load(write(edit=edit)), load(write())
+    told = "accuracy 85.8 % against 86.8 % dense and 87.9 % of the control (dense, trained as long): "
+    assert f"{told}not distinguishable from dense, worse than the control on 800 rows" in report["headline"]
+    assert report["control"]["difference"] == pytest.approx(-0.02125)
+    line = row(report, "accuracy, control (dense, trained as long)")
+    assert line["dense"].startswith("87.9 % (") and line["compressed"].startswith("85.8 % (")
+    assert line["change"] == "−2.1 points (−3.9 to −0.5): worse than the control"
+    assert any(
+        note.startswith(
+            "Against the control (the dense model, trained as long as the recovered one) accuracy changes by −2.1 points"
+        )
+        for note in report["notes"]
+    )
+    assert without["control"] is None and "control" not in without["headline"] + " ".join(without["notes"])
+
+
 def test_says_when_int8_gives_nothing(write):
     def edit(measured):
         fp32, int8 = measured["candidates"][-2:]

@@ -29,6 +29,7 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
 from pipelines.stages.loading import judge_rows, load_data, load_model
+from pipelines.stages.recover.control import CONTROL, control_of, metric_inputs_of_control
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,11 @@ def share_of(
     return limits.share(row.precision, flops, shape.read_weights + beside, timing.p50)
 
 
+def against_control(judged: MetricInputs, control: MetricInputs | None) -> dict[str, Any]:
+    """The 95 % interval of the difference from the control, where there is one."""
+    return {"control_interval": list(judged.change_from(control))} if control else {}
+
+
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record per candidate, latencies of one interleaved run, and the machine."""
     data = load_data(inputs)
@@ -190,6 +196,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference, records = metric_inputs[rows[0].name], []
+    recovery = control_of(inputs.artifacts)
+    control = metric_inputs_of_control(recovery, data, reference.labels) if recovery else None
     for row in rows:
         low, high = metric_inputs[row.name].change_from(reference)
         records.append(
@@ -203,6 +211,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
                 "quality": metric_inputs[row.name].quality,
                 "difference_interval": [low, high],
+                **against_control(metric_inputs[row.name], control if row.model == "compressed" else None),
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [
                     timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model])
@@ -219,6 +228,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         "limits": limits.to_json() if limits else None,
         "providers": providers(rows, config.device),
         "baseline": rows[0].name,
+        "control": {"stage": recovery.entry, **recovery.metadata[CONTROL]} if recovery else None,
         "candidates": records,
         "left_out": [{"name": row.name, "bytes": row.bytes, "why": row.why_left_out} for row in skipped],
     }

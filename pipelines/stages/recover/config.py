@@ -37,6 +37,10 @@ class RecoverConfig(TrainingConfig):
         default=None, gt=0, le=limits.SCALE, description="weight of the distance between hidden states in the loss, default 1"
     )
 
+    control: bool = Field(
+        default=True, description="also train the unpruned model in the same way, as the baseline of quality in the report"
+    )
+
     @field_validator("distill", mode="before")
     @classmethod
     def _true_is_logits(cls, value: Any) -> Any:
@@ -119,7 +123,7 @@ STAGE = Stage(
     accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=6,
+    version=7,
     trains=True,
     outcome="recovered",
     run="pipelines.stages.recover.run:run",

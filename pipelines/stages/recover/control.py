@@ -1,0 +1,138 @@
+"""The control of a recovery: the dense model, trained as long as the pruned one, on the same rows in the same order.
+
+A recovery is further training, from which the dense model would gain, too: only the difference from the control is the price
+of pruning. Its state is kept for a later recovery of the same pipeline, whose control goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from compressor.checkpoint import load_state, save_state
+from compressor.errors import UserError
+from compressor.methods import Options, method
+from compressor.pruning.positions import before_pruning
+from compressor.tasks.data import Data, MetricInputs
+from compressor.tasks.features import torch_forward
+from compressor.training.unfinished import MANIFEST, is_complete, seal
+from pipelines.engine.stage import Artifact, Inputs, Workspace
+from pipelines.reporting.format import hundredths
+from pipelines.stages.loading import judge_rows, load_model
+from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.recover.preparing import prepare, teaching
+from pipelines.stages.trainings import load_options, train_model
+
+CONTROL = "control"
+"""Folder of the control in the artifact, and of its unfinished training in the stage's work folder."""
+PREDICTED, FACTS = "predicted.safetensors", "facts.json"
+"""What its metrics are computed from, row by row, and the metadata."""
+
+
+def train_control(
+    config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Data, logits: np.ndarray | None
+) -> dict[str, Any] | None:
+    """Train the control, write its state and its predictions, and return its metadata; None where there is none.
+
+    A control that an interrupted attempt has finished is not trained again. Raises UserError E406.
+    """
+    earlier = recoveries(inputs.artifacts)
+    if not config.control or earlier is None:
+        return None
+    if why := left_out(config, inputs, earlier):
+        workspace.say(f"no control: {why}")
+        return None
+    work = workspace.unfinished / CONTROL
+    finished = work / "finished"
+    if not is_complete(finished):
+        inputs.require_unchanged()
+        _train(config, inputs, workspace, data, logits, work)
+    shutil.copytree(finished, workspace.folder / CONTROL, ignore=shutil.ignore_patterns(MANIFEST, FACTS))
+    facts, metric = json.loads((finished / FACTS).read_text()), data.kind.metric
+    value = hundredths(facts["quality"][metric.key], metric.unit)
+    workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after the same training without pruning")
+    return facts
+
+
+def recoveries(artifacts: Iterable[Artifact]) -> list[Artifact] | None:
+    """The trainings since something was first removed; None where nothing was: a recovery is then itself of the dense model."""
+    since = [*dropwhile(lambda artifact: not artifact.row.removes, artifacts)]
+    return [artifact for artifact in since if artifact.row.trains] if since else None
+
+
+def left_out(config: RecoverConfig, inputs: Inputs, earlier: list[Artifact]) -> str | None:
+    """Why this recovery has no control; None if it has one."""
+    if earlier and CONTROL not in earlier[-1].metadata:
+        return f"{earlier[-1].entry}, from which it would go on, has none"
+    if config.method != "same":
+        options = load_options(config, inputs, group="")
+        if options.omega and options.on != "weights":
+            return f"positions chosen in the {options.on} of the pruned model are none of the dense model's"
+    return None
+
+
+def _train(
+    config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Data, logits: np.ndarray | None, work: Path
+) -> None:
+    """Train, and write the finished control below `work`: its state, its predictions and its metadata."""
+    previous, earlier = inputs.nearest("model").metadata, recoveries(inputs.artifacts)
+    positions = _positions(config, inputs, previous["kept"])
+    model = _start(inputs, earlier)
+
+    def options_of(group: str) -> Options:
+        options = load_options(config, inputs, group)
+        return replace(options, omega=positions) if options.omega else options
+
+    row = method(prepare(model, config, previous["method"], options_of)["method"])
+    try:
+        taught = teaching(config, model, inputs, logits)
+        losses = train_model(model, config, inputs, data, workspace, work, row=row, what="the control, ", **taught)
+    except UserError as error:
+        if error.code != "E406":
+            raise
+        what = f"the control (the dense model, trained as the pruned one is): {error.what}"
+        raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
+    judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
+    facts = {"quality": judged.quality, "recoveries": len(earlier) + 1, "losses": losses}
+    finished = work / "finished"
+    shutil.rmtree(finished, ignore_errors=True)
+    reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}
+    save_state(model, finished, **reference, label_names=data.label_names)
+    save_file({"predicted": np.ascontiguousarray(judged.predicted)}, finished / PREDICTED)
+    (finished / FACTS).write_text(json.dumps(facts))
+    seal(finished)
+
+
+def _positions(config: RecoverConfig, inputs: Inputs, kept: dict) -> dict | None:
+    """The positions of the nearest select in the dense matrices, where the recovery's method takes them."""
+    if config.method == "same" or not (omega := load_options(config, inputs, group="").omega):
+        return None
+    return before_pruning(omega, kept, load_state(inputs.dense.folder, inputs.base.folder, changes=False))
+
+
+def _start(inputs: Inputs, earlier: list[Artifact]) -> nn.Module:
+    """The dense model, or where an earlier recovery's control has got to; random numbers then follow from the seed."""
+    if earlier:
+        return load_state(earlier[-1].folder / CONTROL, inputs.base.folder, seed=inputs.seed)
+    return load_model(inputs.dense, inputs.base, inputs.seed)
+
+
+def control_of(artifacts: Iterable[Artifact]) -> Artifact | None:
+    """The last recovery, if it has a control."""
+    last = (recoveries(artifacts) or [None])[-1]
+    return last if last and CONTROL in last.metadata else None
+
+
+def metric_inputs_of_control(artifact: Artifact, data: Data, labels: np.ndarray) -> MetricInputs:
+    """The recorded predictions of a recovery's control on the validation rows, whose `labels` are a kind's metric inputs."""
+    predicted = load_file(artifact.folder / CONTROL / PREDICTED)["predicted"]
+    return MetricInputs(predicted, labels, data.kind)

@@ -1,0 +1,57 @@
+"""What a recovery trains of a model, and its teacher: the same for the pruned model and for its control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from compressor.deltas.links import Change, merge_all, merge_deltas
+from compressor.methods import Options, apply, method, set_trainable
+from compressor.tasks.data import Data
+from compressor.tasks.features import torch_forward
+from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
+from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.loading import load_model, predict_rows
+from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.trainings import settings_of
+
+
+def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Callable[[str], Options]) -> dict[str, Any]:
+    """Set which parameters are trained, in place; returns the method that they belong to, and its settings.
+
+    `before` is the method of the training before, `options_of` gives the options of a new group of changes.
+    """
+    groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
+    if config.method == "full" or (config.method == "same" and before == "full"):
+        merge_deltas(model)
+        set_trainable(model, base=True, groups=())
+        return {"method": "full"}
+    if config.method == "same":
+        set_trainable(model, base=False, groups=groups)
+        return {"method": before}
+    row, options = method(config.method), options_of(str(len(groups) + 1))
+    apply(model, row.name, options)
+    return {"method": row.name, **settings_of(row, options, model)}
+
+
+def teacher_logits(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Workspace) -> np.ndarray | None:
+    """The dense model's logits for every training row, without dropout; None where a model in memory is the teacher (always if
+    its logits over a vocabulary are too many to store), or nothing is distilled."""
+    if config.distill != "logits" or data.kind.generates:
+        return None
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    return predict_rows(torch_forward(dense), data.train, data, workspace, "computing the teacher's outputs")
+
+
+def teaching(config: RecoverConfig, model: nn.Module, inputs: Inputs, logits: np.ndarray | None) -> dict[str, Any]:
+    """Arguments for a training of `model` about the teacher: its stored logits, or the dense model in memory."""
+    if not config.distill:
+        return {}
+    if logits is not None:
+        return {"logits": logits}
+    dense = merge_all(load_model(inputs.dense, inputs.base))
+    weight = 0.0 if config.distill == "logits" else config.hidden_weight or HIDDEN_WEIGHT
+    return {"teacher": HiddenTeacher(dense, model, weight=weight, logits=config.distill != "hidden")}

@@ -1,0 +1,105 @@
+"""The control of a recovery: the dense model trained as long as the pruned one, in whole pipelines."""
+
+from dataclasses import replace
+
+import pytest
+
+from compressor.account import Plan
+from compressor.cost import LayerShape, ModelShape
+from compressor.errors import UserError
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.stages.recover import control, run
+from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.training_plan import estimate
+from tests.tiny import write_pipeline
+
+FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}
+TUNE = {"tune": {"method": "lora", "rank": 2, **FAST}}
+PRUNE = {"prune": [{"structure": name, "criterion": "random", "remove": 1} for name in ("heads", "layers")]}
+RECOVERIES = {
+    "same, hidden states": [{"recover": {"distill": "hidden", **FAST}}],
+    "full, logits": [{"recover": {"method": "full", **FAST}}],
+    "twice": [{"recover": FAST}, {"recover": {"method": "lora", "rank": 3, "modules": "all", "distill": False, **FAST}}],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Runs stages on one project and one store; returns the artifacts by id."""
+    folder = tmp_path_factory.mktemp("project")
+
+    def make(*stages):
+        path = write_pipeline(folder, stages=[*stages], rows=40)
+        return run_pipeline(load_pipeline(path), folder / "out").artifacts
+
+    return make
+
+
+def trained(artifact, folder=""):
+    """sha256 of everything that training changes in the state in a folder of an artifact."""
+    return [artifact.files.get(f"{folder}{name}.safetensors") for name in ("head", "changes", "weights")]
+
+
+@pytest.mark.parametrize("name", RECOVERIES)
+def test_it_is_the_dense_model_with_the_same_trainings(made, name):
+    """Bit for bit what the same recoveries make of the unpruned model; a prune between them changes nothing."""
+    first, *later = RECOVERIES[name]
+    again = {"prune": {"structure": "neurons", "criterion": "random", "remove": 3}}
+    dense = made(TUNE, first, *later)
+    pruned = made(TUNE, PRUNE, first, *(stage for one in later for stage in (again, one)))
+    for number, entry in enumerate(("recover", "recover-2")[: len(RECOVERIES[name])]):
+        assert "control" not in dense[entry].metadata, "nothing was removed: the recovery is its own control"
+        assert trained(pruned[entry], "control/") == trained(dense[entry])
+        same = {key: dense[entry].metadata[key] for key in ("quality", "losses")}
+        assert pruned[entry].metadata["control"] == {**same, "recoveries": number + 1}
+
+
+def test_without_it_the_recovered_model_is_the_same(made):
+    beside = made(TUNE, PRUNE, {"recover": FAST})["recover"]
+    alone = made(TUNE, PRUNE, {"recover": {"control": False, **FAST}})["recover"]
+    assert trained(beside) == trained(alone)
+    assert "control" not in alone.metadata and not any(name.startswith("control/") for name in alone.files)
+
+
+def test_a_later_recovery_has_none_where_the_first_left_it_out(made, capfd):
+    last = made(TUNE, PRUNE, {"recover": {"control": False, **FAST}}, {"recover": FAST})["recover-2"]
+    assert "control" not in last.metadata
+    assert "no control: recover, from which it would go on, has none" in "".join(capfd.readouterr())
+
+
+def test_a_finished_control_is_not_trained_again(made, monkeypatch):
+    """The attempt that failed after it leaves it to the next one."""
+    stages, save = (TUNE, PRUNE, {"recover": {**FAST, "learning_rate": 0.01}}), run.train_and_save
+
+    def stop(*_, **__):
+        raise UserError("E406", "stopped", "go on")
+
+    monkeypatch.setattr(run, "train_and_save", stop)
+    with pytest.raises(UserError, match="stopped"):
+        made(*stages)
+    monkeypatch.setattr(run, "train_and_save", save)
+    monkeypatch.setattr(control, "_train", stop)
+    assert made(*stages)["recover"].metadata["control"]["recoveries"] == 1
+
+
+def test_one_that_diverges_is_named(made, monkeypatch):
+    def diverge(*_, **__):
+        raise UserError("E406", "training diverged at learning_rate 0.03", "Lower it")
+
+    monkeypatch.setattr(control, "train_model", diverge)
+    with pytest.raises(UserError, match=r"E406 .*: the control .* diverged at learning_rate 0.03") as error:
+        made(TUNE, PRUNE, {"recover": {**FAST, "learning_rate": 0.03}})
+    assert "control: false" in error.value.fix
+
+
+def test_the_estimate_of_a_run_counts_it():
+    """As much again as the training of the dense model, where something was pruned before."""
+    dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
+    pruned, rows = dense.with_units("neurons", [12] * 2), {"train": 100, "validation": 50, "mean": 10, "longest": 20}
+    plan = Plan(dense, pruned, model=None, trainable=(("recover", 500),), tuned=dense)
+    with_it, without = (estimate(RecoverConfig(epochs=3, control=control), plan, plan, rows) for control in (True, False))
+    assert with_it["flops"] - without["flops"] == (2 * 100 * 3 + 50) * dense.flops(10)
+    assert with_it["memory"] > without["memory"] and with_it["disk"] == 2 * without["disk"]
+    unpruned = replace(plan, shape=dense, tuned=None)
+    assert estimate(RecoverConfig(epochs=3), unpruned, unpruned, rows)["flops"] == (2 * 300 + 50 + 100) * dense.flops(10)
