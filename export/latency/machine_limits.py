@@ -6,7 +6,6 @@ choose.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -16,8 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from export.latency.measure import worker_environment
 from export.runtimes.runtime_registry import RUNTIMES
@@ -117,34 +114,13 @@ def torch_products(name: str, size: int) -> Iterator[Product]:
     yield "torch.mm", lambda: torch.mm(left, right, out=out)
 
 
-def onnxruntime_products(name: str, size: int, threads: int) -> Iterator[Product]:
-    """ONNX Runtime's product of unsigned activations and signed weights, its fastest in int8."""
-    if name != "int8" or not all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime")):
-        return
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
-
-    draw = np.random.default_rng(0)
-    weight = numpy_helper.from_array(draw.integers(-100, 100, (size, size), dtype=np.int8), "weight")
-    inputs = [helper.make_tensor_value_info("input", TensorProto.UINT8, [size, size])]
-    outputs = [helper.make_tensor_value_info("product", TensorProto.INT32, [size, size])]
-    nodes = [helper.make_node("MatMulInteger", ["input", "weight"], ["product"])]
-    graph = helper.make_graph(nodes, "product", inputs, outputs, [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    live = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {"input": draw.integers(0, 200, (size, size), dtype=np.uint8)}
-    yield "onnxruntime MatMulInteger", lambda: live.run(None, feeds)
-
-
 def kernels(threads: int) -> Iterator[Kernel]:
     """Every product of every type at every size, and a copy, which reads and writes each byte."""
     import torch
 
     for name, size in itertools.product(types(), SIZES):
-        for how, call in (*torch_products(name, size), *onnxruntime_products(name, size, threads)):
+        by_runtimes = (product for row in RUNTIMES.values() if row.runs for product in row.products(name, size, threads))
+        for how, call in (*torch_products(name, size), *by_runtimes):
             yield Kernel(name, f"{how}, {size} x {size}", 2 * size**3, call)
     source = torch.ones(BUFFER, dtype=torch.uint8)
     target = torch.zeros_like(source)

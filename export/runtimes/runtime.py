@@ -7,7 +7,7 @@ methods that need them.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -161,6 +161,13 @@ class Runtime:
     def weight_bits(self) -> int:
         """Bits of a weight in int8 files that are written on this machine."""
         return 8
+
+    def products(self, precision: str, size: int, threads: int) -> Iterator[tuple[str, Callable[[], object]]]:
+        """What multiplies square matrices of a precision fastest on the CPU here, and one call of it: for the machine's limits.
+
+        Nothing where PyTorch's product is as fast, or packages are missing. `threads` 0: as many as the runtime chooses.
+        """
+        return iter(())
 
     def can_fuse(self, model: nn.Module) -> bool:
         """Whether the fusions that are part of a file leave what a model computes."""
