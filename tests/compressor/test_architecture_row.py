@@ -36,7 +36,8 @@ def run_harness(row: str, model_type: str, names: tuple[str, ...], where: list[s
     assert all(re.search(rf"PASSED .*{name}.*{model_type}", done.stdout) for name in names)
 
 
-@pytest.mark.parametrize("which", ["in part", pytest.param("all of it", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["in part", "all of it"])
 def test_the_row_in_the_docs_is_all_that_a_new_architecture_takes(which):
     (row,) = re.findall(r"^    (Architecture\(.*\)),$", DOCS.read_text(), re.MULTILINE)
     assert "camembert" in row and "camembert" not in ARCHITECTURES

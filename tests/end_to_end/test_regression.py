@@ -26,7 +26,7 @@ STAGES = [
         {"structure": "heads", "criterion": "taylor", "remove": 1},
         {"structure": "weights", "criterion": "fisher", "remove": 0.1},
     ]},
-    {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 4, "distill": "both", **FAST}},
+    {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 4, "distill": "both", "control": False, **FAST}},
     {"merge": None},
     {"export": None},
     {"deploy": {"name": "alike"}},

@@ -29,7 +29,7 @@ STAGES = [
         {"structure": "neurons", "criterion": "taylor", "remove": 0.25},
         {"structure": "weights", "criterion": "fisher", "remove": 0.1, "modules": ["query", "ffn_in"]},
     ]},
-    {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 4, **FAST}},
+    {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 4, "control": False, **FAST}},
     {"merge": None},
     {"export": None},
     {"deploy": {"name": "tags"}},

@@ -22,7 +22,7 @@ from export.runtimes.sessions import session
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from serving.client import predict
-from tests.tiny import STAGES, write_pipeline
+from tests.tiny import EVERYTHING, STAGES, write_pipeline
 
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
 
@@ -37,7 +37,7 @@ def compress(*arguments, **options) -> subprocess.CompletedProcess:
 def finished(tmp_path_factory):
     """(pipeline file, out folder, what was printed) of one uninterrupted run."""
     folder = tmp_path_factory.mktemp("project")
-    path, out = write_pipeline(folder), folder / "runs"
+    path, out = write_pipeline(folder, stages=EVERYTHING), folder / "runs"
     done = compress("run", path, "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     return path, out, done.stdout
@@ -216,7 +216,8 @@ INSERTED = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == "prefix" else pytest.mark.slow) for one in INSERTED])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INSERTED)
 def test_what_cannot_be_merged_is_pruned_around_and_exported(name, tmp_path):
     """Adapters and prefixes are code: they travel through prune, recover, merge and the exporter, with parity at each hop."""
     fast = {"epochs": 1, "learning_rate": 0.01, "batch_size": 8}

@@ -113,9 +113,7 @@ def test_attention_is_one_operator_per_block(name, exported, made):
     assert [attentions(made(name)[precision]) for precision in ("fp32", "int8")] == [blocks, blocks]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("deberta-v2", "llama", "t5") else pytest.mark.slow) for name in TRIED]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "deberta-v2" else pytest.mark.slow) for name in TRIED])
 def test_attention_is_joined_where_an_architecture_has_it_in_this_form(name, tmp_path):
     """In all but DeBERTa, which replaces masked scores instead of adding to them. Rows that are masked wholly, too."""
     model = tiny(name, torch.float32)

@@ -40,6 +40,7 @@ def test_a_pruned_model_is_refitted_stored_and_merged(tune, prune, tmp_path):
         assert torch.equal(state(**inputs).logits, merged(**inputs).logits)
 
 
+@pytest.mark.slow
 def test_a_recovery_leaves_the_refit_and_a_second_prune_cuts_it(tmp_path):
     """`same` counts and trains the deltas alone; the plan's number of trained parameters is what is trained."""
     cut = {"structure": "neurons", "criterion": "random", "remove": 5}
