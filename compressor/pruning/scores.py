@@ -59,7 +59,7 @@ def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, 
         total = torch.zeros(units)
         for matrix, rows in matrices if units else ():
             values = _magnitudes(matrix, criterion, changes)
-            total = total + values.sum(dim=1 if rows else 0).view(units, -1).sum(dim=1)
+            total = total + values.sum(dim=1 if rows else 0).view(units, -1).sum(dim=1).cpu()
         scores.append(total)
     return scores
 
@@ -126,7 +126,7 @@ def loss_scores(
             for number, gradient in zip(probe.blocks, gradients, strict=True):
                 effect = (probe.seen[number][0].detach() * gradient).sum(dim=1)
                 effect = effect.view(len(effect), len(totals[number]), -1).sum(dim=2)
-                totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0)
+                totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0).cpu()
             on_batch(len(labels))
     return totals
 
