@@ -28,7 +28,7 @@ from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
 from tests.compressor.conftest import tiny
 from tests.pipelines.toys import tree
-from tests.tiny import write_pipeline
+from tests.tiny import LEFT_OUT, write_pipeline
 
 STAGES = [
     {"tune": {"method": "lora", "rank": 2, "epochs": 1, "learning_rate": 0.02}},
@@ -40,7 +40,11 @@ STAGES = [
     }},
     {"merge": None},
 ]  # fmt: skip
-AFTER = [{"export": {"precision": ["fp32"]}}, {"benchmark": {"batch": [2], "length": [16], "rounds": 3}}, {"report": None}]
+AFTER = [
+    {"export": {"precision": ["fp32"]}},
+    {"benchmark": {"batch": [2], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
+    {"report": None},
+]
 
 
 @pytest.fixture(scope="module")
