@@ -136,6 +136,16 @@ class _Generator(torch.Generator):
         return made
 
 
+def _modules_to(parse: Callable) -> Callable:
+    """What reads the arguments of `Module.to`, for which in C++ every tensor is on the CPU."""
+
+    def parsed(*args, **kwargs) -> tuple:
+        like = args[0] if args else None
+        return parse(SECOND if is_second(like) else CPU, like.dtype) if isinstance(like, Tensor) else parse(*args, **kwargs)
+
+    return parsed
+
+
 def _train_on_it(initialize: Callable) -> Callable:
     """The initialization of accelerate's state, after which that is the device."""
 
@@ -152,6 +162,7 @@ def second_device() -> Iterator[torch.device]:
     patches = [
         mock.patch("torch.cuda._lazy_init"),
         mock.patch("torch.Generator", _Generator),
+        mock.patch("torch._C._nn._parse_to", _modules_to(torch._C._nn._parse_to)),
         mock.patch.object(TrainingArguments, "device", property(lambda settings: settings._setup_devices and SECOND)),
         mock.patch.object(PartialState, "__init__", _train_on_it(PartialState.__init__)),
     ]

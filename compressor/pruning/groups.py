@@ -53,7 +53,7 @@ class ChainedLinearPruner(BasePruningFunc):
         names = {matrix.place: matrix.name for matrix in self.matrices}
         total = self.get_out_channels(owner) if out_channels else self.get_in_channels(owner)
         links, bias_links = detach(owner), detach(owner, "bias") if original(owner, "bias") is not None else []
-        keep = complement(idxs, total).to(owner.weight.device)
+        keep = complement(idxs, total)
         self._keep(owner, "weight", keep, self._axis(out_channels=out_channels))
         if out_channels and owner.bias is not None:
             self._keep(owner, "bias", keep, 0)
@@ -81,9 +81,9 @@ def _kept_of(
 ) -> tuple[Tensor, Tensor]:
     """Rows and columns left of a matrix (out, in), output rows `place` (None: all) of a weight, if `keep` of it is left."""
     if not out_channels:
-        return torch.arange(shape[0], device=keep.device), keep
+        return torch.arange(shape[0]), keep
     start, stop = place or (0, shape[0])
-    return keep[(keep >= start) & (keep < stop)] - start, torch.arange(shape[1], device=keep.device)
+    return keep[(keep >= start) & (keep < stop)] - start, torch.arange(shape[1])
 
 
 def _shrunk(link: nn.Module, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> nn.Module:

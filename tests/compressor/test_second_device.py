@@ -142,11 +142,12 @@ def test_single_weights(device, criterion):
     assert torch.equal(pruned(device).cpu(), pruned(CPU))
 
 
-def test_removal_refit_and_inference(device):
+@pytest.mark.parametrize("case", ["dsee", "vera", "propetl-lora"])
+def test_removal_refit_and_inference(device, case):
     """What is cut, fitted anew, merged and asked; and what is silenced instead of cut."""
 
     def answers(there):
-        model = model_on(there)
+        model = model_on(there, case)
         dense, silenced, batch = merged_copy(model), merged_copy(model), on(there, encoding())
         silence(silenced, CUT)
         remove(model, CUT)

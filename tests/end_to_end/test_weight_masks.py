@@ -65,7 +65,13 @@ def test_the_papers_pools_through_to_the_report(tmp_path):
     assert "## What is zero" in text and f"{adapted + others - removed:,}" in text
 
 
-@pytest.mark.parametrize("recover", [{"method": "full"}, {"method": "selective", "modules": "all"}], ids=["full", "selective"])
+@pytest.mark.parametrize(
+    "recover",
+    [
+        pytest.param({"method": "full"}, id="full", marks=pytest.mark.slow),
+        pytest.param({"method": "selective", "modules": "all"}, id="selective"),
+    ],
+)
 def test_patterns_and_heads_and_a_second_training(recover, tmp_path):
     """2:4 by the loss, heads removed behind it, Ω chosen among what is left; all weights trained, or those of Ω."""
     items = [TWO_OF_FOUR, {"structure": "heads", "criterion": "delta", "remove": 1}]
