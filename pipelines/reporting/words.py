@@ -61,6 +61,21 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
     ]
 
 
+def teacher_note(stage: str, recovery: Record) -> str:
+    """Note on what a recovery learned from: texts without labels, and whose outputs."""
+    teacher = f"the model {recovery['teacher']['reference']}" if "teacher" in recovery else "the dense model"
+    if "texts" not in recovery:
+        return f"{stage} was distilled from {teacher}, not from the dense one."
+    texts = recovery["texts"]
+    lines = (
+        f"{stage} learned the outputs of {teacher} on {texts['rows']:,} texts without labels ({texts['file']}) and on the "
+        f"{texts['labelled']:,} training rows, and no labels."
+    )
+    if recovery.get("control", {}).get("learned") == "labels":
+        lines += " Its control, to which its own outputs teach nothing, learned the training rows' labels in as many steps."
+    return lines
+
+
 def notes(
     roles: dict[str, Record],
     cells: list[tuple[int, int]],
