@@ -10,7 +10,7 @@ from compressor.deltas.links import merge_all, merged_copy
 from compressor.models.anatomy import matrices_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.refit import refit
-from compressor.pruning.scores import changes_of, loss_scores, random_scores, weight_scores
+from compressor.pruning.scores import changes_of, loss_scores, reconstruction_scores, weight_scores
 from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning.weights import hide_all_but, hide_lowest, importance, loss_importance
 from compressor.pruning_criteria import LOSS_POWER, NofM
@@ -119,7 +119,7 @@ def test_criteria_of_units(device, structure):
         changes = changes_of(model)
         by_weight = [weight_scores(model, structure, name, changes) for name in ("weight", "weight_plus_delta", "delta")]
         by_loss = [loss_scores(model, structure, name, [batch]) for name in LOSS_POWER]
-        return [*by_weight, *by_loss, random_scores(model, structure, seed=0)]
+        return [*by_weight, *by_loss, reconstruction_scores(model, structure, [batch[0]])]
 
     for there, here in zip(scores(device), scores(CPU), strict=True):
         assert all(torch.equal(*pair) for pair in zip(there, here, strict=True))
