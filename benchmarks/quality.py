@@ -39,21 +39,20 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact
 from pipelines.stages.prune.config import STAGE
 
-STEPS = {"steps": 1500, "batch_size": 64, "learning_rate": 1e-4}
-RECOVER = {"method": "full", "control": False, "distill": "logits", **STEPS}
-SHORT = {**RECOVER, "epochs": 3, "batch_size": 32}
-"""The usual recovery: three epochs of the labelled rows."""
-del SHORT["steps"]
+RECOVER = {"method": "full", "control": False, "distill": "logits", "learning_rate": 1e-4}
+LONG, SHORT = {**RECOVER, "batch_size": 64}, {**RECOVER, "batch_size": 32, "epochs": 3}
+"""A recovery of as many steps as the task's row says, and the usual one: three epochs of the labelled rows."""
 ALONE = ("cut", "refit", "refit-4096")
 """Arms without training."""
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task of GLUE: its folder, its tuning, and how many labelled rows are trained on (None: all) and held back."""
+    """A task of GLUE: its folder, its tuning, and how many steps a long recovery has, how many labelled rows are trained on (None: all) and held back."""
 
     folder: str
     tune: dict[str, Any]
+    steps: int
     rows: int | None
     held: int
     texts: bool
@@ -64,10 +63,10 @@ class TaskRow:
 LORA = {"method": "lora", "modules": "all", "epochs": 3, "learning_rate": 1e-3}
 PAIRS = {"text": ["text", "second"], "max_length": 128}
 TASKS = {
-    "sst2": TaskRow("SST-2", LORA, 4000, 3000, True, {"text": "text", "max_length": 64}),
-    "sst2-all": TaskRow("SST-2", {**LORA, "epochs": 1}, None, 3000, False, {"text": "text", "max_length": 64}),
-    "stsb": TaskRow("STS-B", {**LORA, "learning_rate": 3e-4}, None, 1500, False, {"kind": "regression", **PAIRS}),
-    "rte": TaskRow("RTE", {**LORA, "epochs": 10}, None, 500, True, PAIRS),
+    "sst2": TaskRow("SST-2", LORA, 1500, 4000, 3000, True, {"text": "text", "max_length": 64}),
+    "sst2-all": TaskRow("SST-2", {**LORA, "epochs": 1}, 1500, None, 3000, False, {"text": "text", "max_length": 64}),
+    "stsb": TaskRow("STS-B", {**LORA, "learning_rate": 3e-4}, 500, None, 1500, False, {"kind": "regression", **PAIRS}),
+    "rte": TaskRow("RTE", {**LORA, "epochs": 10}, 500, None, 500, True, PAIRS),
 }
 
 
@@ -118,23 +117,24 @@ class Cell:
         target = {"speedup": speedup or self.speedup, "batch": 8, "length": 128, "runtime": "onnxruntime"}
         return {"prune": {"target": target, **({"refit": refit} if refit else {}), **keys}}
 
-    def recovered(self, base: dict = RECOVER, **keys: Any) -> dict:
-        texts = {"texts": "texts.jsonl"} if TASKS[self.task].texts and base is RECOVER else {}
-        return {"recover": {**base, **texts, **keys}}
+    def recovered(self, *, texts: bool = True, **keys: Any) -> dict:
+        row = TASKS[self.task]
+        unlabelled = {"texts": "texts.jsonl"} if texts and row.texts else {}
+        return {"recover": {**LONG, "steps": row.steps, **unlabelled, **keys}}
 
 
 def _in_steps(cell: Cell, teacher: Callable[[], str]) -> list[dict]:
     """Three cuts, the last one to the target, each with a third of the steps."""
     between = [1 + (cell.speedup - 1) * share for share in (0.25, 0.5, 1.0)]
-    part = {"steps": STEPS["steps"] // 3}
+    part = {"steps": TASKS[cell.task].steps // 3}
     return [stage for speedup in between for stage in (cell.pruned(speedup=round(speedup, 2)), cell.recovered(**part))]
 
 
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "product": lambda cell, teacher: [cell.pruned(), cell.recovered()],
-    "without texts": lambda cell, teacher: [cell.pruned(), {"recover": RECOVER}],
+    "without texts": lambda cell, teacher: [cell.pruned(), cell.recovered(texts=False)],
     "without refit": lambda cell, teacher: [cell.pruned(refit=None), cell.recovered()],
-    "without teacher": lambda cell, teacher: [cell.pruned(), {"recover": {**RECOVER, "distill": False}}],
+    "without teacher": lambda cell, teacher: [cell.pruned(), cell.recovered(texts=False, distill=False)],
     "usual recovery": lambda cell, teacher: [cell.pruned(refit=None), {"recover": SHORT}],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.recovered(teacher=teacher())],
     "in three cuts": _in_steps,
@@ -146,7 +146,7 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
 }
 """Name -> the stages after tune. `product` is the whole; the others leave one part out, change one, or do not train at all."""
-CONTROLS = {"usual": {**SHORT, "distill": False}, "as long": {**RECOVER, "distill": False}}
+CONTROLS = ("usual", "as long")
 
 
 @dataclass(frozen=True)
@@ -189,16 +189,16 @@ class Grid:
         """Qualities of the dense model and of both controls."""
         figures = self.record.figures(f"{self.task}-control-{seed}", lambda: self._control(seed))
         if self.train:
-            print(
-                f"{self.task}-control-{seed}: " + ", ".join(f"{name} {value:.2f}" for name, value in figures.items()),
-                flush=True,
-            )
+            told = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+            print(f"{self.task}-control-{seed}: {told}", flush=True)
         return figures
 
     def _control(self, seed: int) -> dict | None:
         figures = {}
-        for name, keys in CONTROLS.items():
-            artifacts = self._run(f"{self.task}-control-{name.replace(' ', '-')}-{seed}", seed, [{"recover": keys}])
+        longer = {**LONG, "steps": TASKS[self.task].steps}
+        for name, keys in zip(CONTROLS, (SHORT, longer), strict=True):
+            stages = [{"recover": {**keys, "distill": False}}]
+            artifacts = self._run(f"{self.task}-control-{name.replace(' ', '-')}-{seed}", seed, stages)
             if "recover" not in artifacts:
                 return None
             figures |= {"dense": self.quality(artifacts["tune"]), name: self.quality(artifacts["recover"])}
@@ -269,7 +269,7 @@ def markdown(grid: Grid, options: argparse.Namespace) -> str:
 def facts_of(options: argparse.Namespace) -> dict:
     """What every run of a record has in common: settings and machine."""
     facts = machine([STAGE], None, ["onnxruntime"])
-    settings = {"model": resolve(options.model).sha256, "recover": RECOVER, "threads": options.threads}
+    settings = {"model": resolve(options.model).sha256, "recover": [LONG, SHORT], "threads": options.threads}
     return {**settings, **{key: facts[key] for key in ("cpu", "cores", "packages")}}
 
 
