@@ -42,13 +42,12 @@ from pipelines.stages.prune.config import STAGE
 RECOVER = {"method": "full", "control": False, "distill": "logits", "learning_rate": 1e-4}
 LONG, SHORT = {**RECOVER, "batch_size": 64}, {**RECOVER, "batch_size": 32, "epochs": 3}
 """A recovery of as many steps as the task's row says, and the usual one: three epochs of the labelled rows."""
-ALONE = ("cut", "refit", "refit-4096")
-"""Arms without training."""
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task of GLUE: its folder, its tuning, and how many steps a long recovery has, how many labelled rows are trained on (None: all) and held back."""
+    """A task of GLUE: its folder, its tuning, the steps of a long recovery, the labelled rows that are trained on (None: all)
+    and those held back."""
 
     folder: str
     tune: dict[str, Any]
