@@ -167,9 +167,10 @@ def control_record(measurements: Record, compressed: Record, key: str) -> Record
     control = measurements.get("control")
     if control is None:
         return None
-    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality")
+    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality", "learned")
     interval = compressed["control_interval"]
-    return {**{name: control[name] for name in facts}, "difference": difference, "difference_interval": interval}
+    found = {name: control[name] for name in facts if name in control}
+    return {**found, "difference": difference, "difference_interval": interval}
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:

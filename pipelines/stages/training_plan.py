@@ -14,6 +14,10 @@ from compressor.methods import (
 )
 from pipelines.stages.training_config import TrainingConfig
 
+PASSES_OF_LABELS = 3.0
+"""Most passes over the training rows of a control that learns their labels instead of texts: in as many steps as the texts
+take it would overfit few rows, and be a weaker baseline."""
+
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
     """What a stage with this config and method would train at this point of the plan, and the resulting shape.
@@ -59,6 +63,8 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     # the control, one after the other, is as large as the dense model
     control = plan.tuned if getattr(config, "control", False) else None
     if control:
+        if "texts" in rows and "teacher" not in rows:
+            taken = min(taken, PASSES_OF_LABELS * rows["train"])
         flops += backward * control.flops(mean) * taken + rows["validation"] * control.flops(rows["mean"])
     largest = control or shape
     disk = sum(model.bytes if trains_base else 8 * trained for model in (shape, control) if model)

@@ -325,6 +325,11 @@ MISTAKES = [
         "teacher: dense",
     ),
     Mistake(
+        "embeddings of a method that trains none",
+        ("method: same", "method: lora, embeddings: false"),
+        "E403 {file}:8: stages[3].recover.embeddings: embeddings is not used by method lora",
+    ),
+    Mistake(
         "steps and epochs", ("rank: 4", "steps: 4, epochs: 2"), "E403 {file}:6: stages[1].tune.steps: steps and epochs exclude"
     ),
     Mistake(

@@ -108,6 +108,20 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert [row["hop"] for row in artifacts["prune-2"].metadata["parity"]] == ["target masked -> removed"]
 
 
+def test_gradual_pruning_is_a_list_of_stages(tmp_path):
+    """Prune, recover, prune, recover: each target is a share of the first dense model, whatever was removed before."""
+    shares, recover = (0.8, 0.6), {"recover": {"epochs": 0.2, "distill": False}}
+    prunes = [{"prune": {"target": {"flops": share, "length": 16}, "rows": 16, "price_rows": 16}} for share in shares]
+    stages = [STAGES[0], *(stage for prune in prunes for stage in (prune, recover))]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages, rows=32))
+    made = run_pipeline(pipeline, tmp_path / "runs").artifacts
+    dense = flops_of(made["tune"], pipeline)
+    left = [flops_of(made[name], pipeline) / dense for name in ("recover", "recover-2")]
+    assert 0.7 < left[0] <= 0.8 and 0.5 < left[1] <= 0.6
+    assert [made[name].metadata["target"]["predicted"] for name in ("prune", "prune-2")] == left
+    assert made["recover-2"].metadata["control"]["recoveries"] == 2
+
+
 def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, unmeasured):
     """For one machine, model shape and setting, whatever is pruned before and however much is asked for."""
 

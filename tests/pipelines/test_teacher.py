@@ -52,17 +52,19 @@ def go(store):
     return lambda path, *overrides: run_pipeline(load_pipeline(path, overrides), store).artifacts["recover"]
 
 
-def test_it_learns_from_the_texts(go, project):
-    """The new ones and the training rows, each once; the control learns the labels of the training rows in as many steps."""
-    made = go(project)
+def test_it_learns_from_the_texts(go, project, store):
+    """The new ones and the training rows, each once; the control learns the labels of the training rows, twice."""
+    made, plan = go(project), run_pipeline(load_pipeline(project), store, dry_run=True).plan
     assert made.metadata["texts"] == {"file": "texts.txt", "rows": 40, "labelled": 40}
     assert "teacher" not in made.metadata and made.metadata["control"]["learned"] == "labels"
     assert teacher_note("recover", made.metadata) == (
         "recover learned the outputs of the dense model on 40 texts without labels (texts.txt) and on the 40 training rows, "
-        "and no labels. Its control, to which its own outputs teach nothing, learned the training rows' labels in as many "
-        "steps."
+        "and no labels. Its control, to which its own outputs teach nothing, learned the labels of the training rows instead, "
+        "in at most 3 passes."
     )
     assert made.metadata["losses"][-1]["step"] == made.metadata["control"]["losses"][-1]["step"] == 80 / 8
+    # the token embeddings are not trained, as `--dry-run` says; those of the control are
+    assert plan.trainable[-1] == ("recover", made.metadata["trainable"]["body"])
     # a distance from the teacher, without a cross-entropy of labels
     assert made.metadata["losses"][0]["loss"] < 0.3 < made.metadata["control"]["losses"][0]["loss"]
 

@@ -52,6 +52,9 @@ class RecoverConfig(TrainingConfig):
         max_length=limits.REFERENCE,
         description="a fine-tuned model for the same labels (as model); default dense: the dense model of this pipeline",
     )
+    embeddings: bool | None = Field(
+        default=None, description="full: train the token embeddings, too; default yes, but no where there are texts"
+    )
     control: bool = Field(
         default=True, description="also train the unpruned model in the same way, as the baseline of quality in the report"
     )
@@ -70,6 +73,11 @@ class RecoverConfig(TrainingConfig):
     def uses_dropout(self) -> bool:
         return self.texts is None if self.dropout is None else self.dropout
 
+    @property
+    def trains_embeddings(self) -> bool:
+        """Whether full tuning trains the token embeddings: an optimizer step on them takes longer than everything else."""
+        return self.texts is None if self.embeddings is None else self.embeddings
+
     @classmethod
     def amend_schema(cls, schema: dict[str, Any]) -> None:
         schema["properties"]["distill"]["enum"].insert(0, True)
@@ -81,6 +89,9 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield Problem("E403", "hidden_weight is not used where no hidden states are distilled", fix, ("hidden_weight",))
     yield from length_problems(config)
     yield from teacher_problems(config)
+    if config.embeddings is not None and config.method not in ("same", "full"):
+        what = f"embeddings is not used by method {config.method}, which trains none"
+        yield Problem("E403", what, "Remove the key, or say method: full", ("embeddings",))
     if not any(entry.row.trains for entry in earlier):
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
@@ -170,8 +181,12 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
         count = sum(trained.kept(plan.shape) for trained in plan.trained)
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
-    trained_parts = (added,) if config.method == "full" else (*plan.trained, added)
-    return replace(plan, shape=shape, trained=trained_parts, trainable=(*plan.trainable, counted("recover", added, shape)))
+    name, count = counted("recover", added, shape)
+    if config.method != "full":
+        return replace(plan, shape=shape, trained=(*plan.trained, added), trainable=(*plan.trainable, (name, count)))
+    if not config.trains_embeddings:
+        count -= plan.model.get_input_embeddings().weight.numel()
+    return replace(plan, shape=shape, trained=(added,), trainable=(*plan.trainable, (name, count)))
 
 
 STAGE = Stage(

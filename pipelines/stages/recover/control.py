@@ -24,7 +24,6 @@ from compressor.methods import Options, method
 from compressor.pruning.positions import before_pruning
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
-from compressor.training.schedule import Schedule
 from compressor.training.unfinished import MANIFEST, is_complete, seal
 from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.reporting.format import hundredths
@@ -32,7 +31,8 @@ from pipelines.stages.loading import judge_rows, load_model
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.recover.preparing import prepare, teaching
-from pipelines.stages.trainings import load_options, schedule_of, train_model
+from pipelines.stages.training_plan import PASSES_OF_LABELS
+from pipelines.stages.trainings import load_options, train_model
 
 CONTROL = "control"
 """Folder of the control in the artifact, and of its unfinished training in the stage's work folder."""
@@ -94,7 +94,7 @@ def _train(config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Da
 
     row = method(prepare(model, config, previous["method"], options_of)["method"])
     try:
-        how, own = lessons_of_control(config, data, lessons, schedule_of(config, row, inputs.seed))
+        how, own = lessons_of_control(config, data, lessons)
         taught = teaching(how, model, inputs, own.logits)
         losses = train_model(model, how, inputs, own.data, workspace, work, row=row, what="the control, ", **taught)
     except UserError as error:
@@ -115,15 +115,13 @@ def _train(config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Da
     seal(finished)
 
 
-def lessons_of_control(
-    config: RecoverConfig, data: Data, lessons: Lessons, schedule: Schedule
-) -> tuple[RecoverConfig, Lessons]:
+def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons) -> tuple[RecoverConfig, Lessons]:
     """What the control learns, and how: the same, but where texts have the dense model as teacher, of which it could learn
-    nothing: then the labels of the task's training rows, in as many steps."""
+    nothing: then the labels of the task's training rows."""
     if not lessons.texts or config.teacher is not None:
         return config, lessons
-    alone = {"texts": None, "distill": False, "steps": schedule.steps(len(lessons.data.train))}
-    return config.model_copy(update=alone), Lessons(data)
+    passes = min(config.passes(len(lessons.data.train)) * len(lessons.data.train) / len(data.train), PASSES_OF_LABELS)
+    return config.model_copy(update={"texts": None, "distill": False, "steps": None, "epochs": passes}), Lessons(data)
 
 
 def _positions(config: RecoverConfig, inputs: Inputs, kept: dict) -> dict | None:

@@ -26,6 +26,8 @@ def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Ca
     if config.method == "full" or (config.method == "same" and before == "full"):
         merge_deltas(model)
         set_trainable(model, base=True, groups=())
+        if not config.trains_embeddings:
+            model.get_input_embeddings().requires_grad_(False)
         return {"method": "full"}
     if config.method == "same":
         set_trainable(model, base=False, groups=groups)
