@@ -292,7 +292,7 @@ def check_timed(target: Target, plan: Plan) -> None:
 
 def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
     """The row length in tokens that a target refers to; none for a target of parameters."""
-    if config.search and config.search.target.goal != "parameters":
+    if config.search and config.search.target.goal != "parameters" and config.search.target.lengths == "fixed":
         yield ("search", "target", "length"), config.search.target.length
 
 
