@@ -234,12 +234,21 @@ def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
         return reached
     last = reached[-1]
     pair = [find(candidates, model, last["precision"], last["runtime"]) for model in ("dense", "compressed")]
-    cell = (last["batch"], last["length"])
-    if all(pair) and cell in [(entry["batch"], entry["length"]) for entry in pair[0]["latency"]]:
-        dense, compressed = (p50(row, cell) for row in pair)
+    times = [ms for row in pair if row and (ms := time_of(row, last["batch"], last["length"]))]
+    if len(times) == len(pair):
+        dense, compressed = times
         value, words = (dense / compressed, "{:.2f}x") if last["goal"] == "speedup" else (compressed, "{:.3g} ms")
         last |= {"benchmark": value, "told": f"{last['told']}, benchmark {words.format(value)}"}
     return reached
+
+
+def time_of(candidate: Record, batch: int, length: int | None) -> float | None:
+    """The measured milliseconds of a batch of rows of a length, or of their own lengths as they come; None if not measured."""
+    if length is not None:
+        cell = (batch, length)
+        return p50(candidate, cell) if cell in [(row["batch"], row["length"]) for row in candidate["latency"]] else None
+    passes = [row for row in candidate.get("real_lengths", ()) if (row["order"], row["batch"]) == ("arrival", batch)]
+    return passes[0]["p50"] / passes[0]["batches"] if passes else None
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

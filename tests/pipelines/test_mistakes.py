@@ -217,6 +217,16 @@ MISTAKES = [
         "two targets", pruning("target: {flops: 0.5, speedup: 2}"), "E104 {file}:7: stages[2].prune.target: a target is exactly"
     ),
     Mistake(
+        "a length beside the rows' own",
+        pruning("target: {speedup: 2, length: 64, lengths: data}"),
+        "E104 {file}:7: stages[2].prune.target: length is not used with lengths: data",
+    ),
+    Mistake(
+        "lengths of what is not measured",
+        pruning("target: {flops: 0.5, lengths: data}"),
+        "E104 {file}:7: stages[2].prune.target: lengths is not used by a target of flops",
+    ),
+    Mistake(
         "several values of a target",
         pruning("target: {speedup: [1.5, 2]}"),
         "E104 {file}:7: stages[2].prune.target.speedup: one run has one target; for several: compress sweep FILE --over",
