@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,3 +29,13 @@ def feeds_of(session: Session, encoding: dict[str, np.ndarray]) -> dict[str, np.
 def run(session: Session, encoding: dict[str, np.ndarray]) -> np.ndarray:
     """Logits (batch, classes) for int64 arrays (batch, length), or (batch, length, vocabulary) from a generative graph."""
     return session.run(["logits"], feeds_of(session, encoding))[0]
+
+
+def timed_runs(session: Session, encoding: dict[str, np.ndarray], count: int) -> list[float]:
+    """Milliseconds of each of some runs on the same inputs."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run(session, encoding)
+        times.append(1000 * (time.perf_counter() - start))
+    return times

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
 from compressor.processor import weight_bits
-from export.runtimes.runtime import Device, Runtime, TensorSpec
+from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +59,16 @@ class OnnxRuntime(Runtime):
 
     def values(self, path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray]:
         return graph_values(path, encoding)
+
+    def profile(
+        self, path: Path, encoding: dict[str, np.ndarray], threads: int | None, *, warm: int, passes: int
+    ) -> PassProfile:
+        from export.runtimes.onnxruntime_profile import profile_by_trace
+
+        def opened(trace: Path) -> InferenceSession:
+            return open_session(path, "cpu", self.providers["cpu"], threads, {}, trace)
+
+        return profile_by_trace(opened, encoding, warm, passes)
 
     def failures(self) -> tuple[type[Exception], ...]:
         # they have no separate base module
@@ -186,9 +196,15 @@ def export_onnx(
 
 
 def open_session(
-    path: Path, device: Device, provider: str, threads: int | None, swapped: Mapping[str, np.ndarray]
+    path: Path,
+    device: Device,
+    provider: str,
+    threads: int | None,
+    swapped: Mapping[str, np.ndarray],
+    trace: Path | None = None,
 ) -> InferenceSession:
-    """A session with every graph optimization, by one execution provider or not at all. Raises UserError E602, E645, E904."""
+    """A session with every graph optimization, by one execution provider or not at all. With `trace` it records the time of
+    every operator, in a file whose path begins so. Raises UserError E602, E645, E904."""
     import numpy as np
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -202,6 +218,8 @@ def open_session(
     # spinning idle threads would take cores from other sessions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
+    if trace:
+        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     if threads:
         options.intra_op_num_threads = threads
     check_swapped(path, swapped)

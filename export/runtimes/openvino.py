@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from export.runtimes.runtime import Device, Runtime, TensorSpec
+from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +62,13 @@ class OpenVINO(Runtime):
         if swapped:
             raise UserError("E645", "OpenVINO takes no other weights for a file", "Use the ONNX file", str(path))
         return open_session(path, device, threads)
+
+    def profile(
+        self, path: Path, encoding: dict[str, np.ndarray], threads: int | None, *, warm: int, passes: int
+    ) -> PassProfile:
+        from export.runtimes.openvino_profile import profile_by_counters
+
+        return profile_by_counters(open_session(path, "cpu", threads, counters=True), encoding, warm, passes)
 
     def computes_with(self, device: Device) -> str:
         return "CPU, bf16 in bf16 files, fp32 in the others and around int8"
@@ -250,8 +257,9 @@ def _tensor(port: openvino.ConstOutput) -> Tensor:
     return Tensor(port.get_any_name(), [None if axis.is_dynamic else axis.get_length() for axis in port.partial_shape])
 
 
-def open_session(path: Path, device: Device, threads: int | None) -> OpenVINOSession:
-    """OpenVINO's session of an existing file, computing in the file's type. Raises UserError E602, E901, E904."""
+def open_session(path: Path, device: Device, threads: int | None, *, counters: bool = False) -> OpenVINOSession:
+    """OpenVINO's session of an existing file, computing in the file's type; with `counters` it counts the time of every
+    operator. Raises UserError E602, E901, E904."""
     RUNTIME.require()
     import openvino
 
@@ -261,6 +269,8 @@ def open_session(path: Path, device: Device, threads: int | None) -> OpenVINOSes
     options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
     if threads:
         options["INFERENCE_NUM_THREADS"] = str(threads)
+    if counters:
+        options["PERF_COUNT"] = "YES"
     try:
         # f32: if the CPU has bf16 kernels, OpenVINO would use them even for a model in fp32, and the same file would give
         # other outputs on another machine

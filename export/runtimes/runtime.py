@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -42,6 +43,42 @@ class Session(Protocol):
     def get_outputs(self) -> Sequence[Any]: ...
 
     def run(self, outputs: Sequence[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]: ...
+
+
+class Work(StrEnum):
+    """The kinds of work of operators, as reports call them; a runtime's table maps its operator types to them."""
+
+    PRODUCTS_FP32 = "matrix products, fp32"
+    PRODUCTS_BF16 = "matrix products, bf16"
+    PRODUCTS_INT8 = "matrix products, int8"
+    PRODUCTS_INT4 = "matrix products, int4 weights"
+    ATTENTION = "attention"
+    PROJECTED_ATTENTION = "attention with its projections"
+    SOFTMAX = "softmax"
+    NORMALIZATION = "normalization"
+    ACTIVATION = "activation"
+    GATHER = "embeddings and gather"
+    CONVERSION = "quantization and conversion"
+    LAYOUT = "layout"
+    ELEMENTWISE = "sums and other elementwise"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """Milliseconds of one operator in a forward pass; `type` is the runtime's own word."""
+
+    work: Work
+    type: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class PassProfile:
+    """Milliseconds of a forward pass with the profiler on, and those of every operator in it."""
+
+    ms: float
+    operators: tuple[OperatorTime, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,6 +170,12 @@ class Runtime:
 
     def values(self, path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray] | None:
         """Every float value of three axes that a file computes from `encoding`, in order; None where it shows none of them."""
+        return None
+
+    def profile(
+        self, path: Path, encoding: dict[str, np.ndarray], threads: int | None, *, warm: int, passes: int
+    ) -> PassProfile | None:
+        """The time of a file's operators on the CPU over some passes after `warm` untimed ones; None where it gives none."""
         return None
 
     def failures(self) -> tuple[type[Exception], ...]:

@@ -1,0 +1,75 @@
+"""Where the time of a forward pass goes: the operators of an exported file by kind of work.
+
+`python -m export.latency.profiling` reads a variant with threads, batch and length as JSON from stdin and prints its profile: a
+separate process, because a profiler slows down what it watches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from export.latency.measure import LatencyVariant, worker_environment
+from export.latency.worker import encoding_of
+from export.runtimes.runtime import PassProfile
+from export.runtimes.runtime_registry import RUNTIMES
+
+WARM, PASSES = 3, 10
+"""Untimed and timed forward passes."""
+TIMEOUT = 180.0
+"""Seconds after which a profile is given up."""
+OUTSIDE = "outside operators"
+"""What a pass takes beyond its operators: scheduling, memory, inputs and outputs."""
+
+
+def measure_profile(variant: LatencyVariant, batch: int, length: int, threads: int | None) -> dict[str, Any] | None:
+    """The profile of a file of a runtime on the CPU (see `account`); None where the runtime gives none."""
+    description = {**asdict(variant), "path": str(variant.path), "threads": threads, "batch": batch, "length": length}
+    command = [sys.executable, "-m", "export.latency.profiling"]
+    options = {"capture_output": True, "text": True, "env": worker_environment(), "timeout": TIMEOUT, "check": True}
+    try:
+        done = subprocess.run(command, input=json.dumps(description), **options)
+        return json.loads(done.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return None
+
+
+def account(profile: PassProfile) -> dict[str, Any]:
+    """A profile in JSON: `ms` of the pass, and its `kinds` of work by falling time (what is outside operators is one of them),
+    each with its milliseconds, its share of the pass and the milliseconds of its operator types."""
+    by_work: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for operator in profile.operators:
+        by_work[operator.work][operator.type] += operator.ms
+    inside = sum(operator.ms for operator in profile.operators)
+    # the operators' medians may add up to a little more than the median pass
+    by_work[OUTSIDE] = {OUTSIDE: max(profile.ms - inside, 0.0)}
+    kinds = [kind_of_work(work, types, profile.ms) for work, types in by_work.items()]
+    return {"ms": profile.ms, "passes": PASSES, "kinds": sorted(kinds, key=lambda kind: -kind["ms"])}
+
+
+def kind_of_work(work: str, types: dict[str, float], total: float) -> dict[str, Any]:
+    """One kind of work in JSON; its operator types by falling time."""
+    ms, ordered = sum(types.values()), sorted(types, key=types.get, reverse=True)
+    return {"kind": str(work), "ms": ms, "share": ms / total, "types": {name: types[name] for name in ordered}}
+
+
+def main() -> None:
+    # libraries print to stdout, which is redirected: only the result uses the real one
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    variant = json.load(sys.stdin)
+    batch, length = variant["batch"], variant["length"]
+    runtime, encoding = RUNTIMES[variant["runtime"]], encoding_of(variant, batch, length)
+    profile = runtime.profile(Path(variant["path"]), encoding, variant["threads"], warm=WARM, passes=PASSES)
+    replies.write(json.dumps(profile and {"batch": batch, "length": length, **account(profile)}))
+    replies.close()
+
+
+if __name__ == "__main__":
+    main()
