@@ -203,11 +203,11 @@ EVERYTHING = [
     {"merge": None},
     {"export": {"precision": ["fp32", "int8"]}},
     {"deploy": {"name": "tiny"}},
-    {"benchmark": {"batch": [1, 2], "length": [16], "rounds": 3}},
+    {"benchmark": {"batch": [1, 2], "length": [16], "rounds": 3, "profile": True}},
     {"report": None},
 ]  # fmt: skip
 """The quickstart's shape, in seconds."""
-LEFT_OUT = {"recover": {"control": False}, "benchmark": {"real_lengths": False, "machine_limits": False}}
+LEFT_OUT = {"recover": {"control": False}, "benchmark": {"real_lengths": False, "machine_limits": False, "profile": False}}
 STAGES = [
     {name: {**keys, **LEFT_OUT[name]} if name in LEFT_OUT else keys for name, keys in stage.items()} for stage in EVERYTHING
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from compressor.cost import human_bytes
 from export.runtimes.runtime_registry import RUNTIMES
+from pipelines.reporting.candidates import timing
 from pipelines.reporting.format import factor, hundredths, interval, milliseconds, percent, points, significant, verdict
 
 Record = dict[str, Any]
@@ -46,7 +47,7 @@ def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any],
 def tables(report: Record) -> list[ReportTable]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
     chosen = (tried, sensitivity) if report["precision"] else ()
-    every = (summary, steps, *chosen, density, trainable, parity, variants, latency, real_lengths)
+    every = (summary, steps, *chosen, density, trainable, parity, variants, latency, time_by_kind, real_lengths)
     return [table for table in (make(report) for make in every) if table.rows]
 
 
@@ -267,6 +268,46 @@ def limits_text(limits: Record | None) -> str:
     rates = [f"{significant(rate / 1e9)} GFLOP/s in {name}" for name, rate in limits.items() if name not in ("memory", "how")]
     memory = f"memory {significant(limits['memory'] / 1e9)} GB/s (copy, read and written)"
     return f"{', '.join(rates)} (fastest matrix product); {memory}; measured in the same run, with the same threads"
+
+
+SHOWN_SHARE = 0.01
+"""Kinds of work with a smaller share of a pass are left out of the table."""
+
+
+def time_by_kind(report: Record) -> ReportTable:
+    # only files of benchmarks with `profile: true` have one
+    profiled = [(row, row["profile"]) for row in report["variants"] if row.get("profile")]
+    records = [
+        {
+            **kind,
+            "name": row["name"],
+            "p50": timing(row, (profile["batch"], profile["length"]))["p50"],
+            "profiled": profile["ms"],
+        }
+        for row, profile in profiled
+        for kind in profile["kinds"]
+        if kind["share"] >= SHOWN_SHARE
+    ]
+    columns = [
+        Column("variant", "l", text("name")),
+        Column("p50 ms", "r", digits("p50")),
+        Column("profiled pass ms", "r", digits("profiled")),
+        Column("kind of work", "l", text("kind")),
+        Column("ms", "r", digits("ms")),
+        Column("share", "r", lambda row: percent(row["share"])),
+        Column("operators", "l", operators),
+    ]
+    shapes = {f"{profile['batch']} × {profile['length']} tokens" for _, profile in profiled}
+    note = (
+        f"Shares of one forward pass of {', '.join(shapes)}, in a separate process after the timing and with the runtime's own "
+        "profiler, so it may take longer than p50; kinds below 1 % are left out. An operator that joins several counts as one."
+    )
+    return made("profile", "Where the time goes", columns, records, note)
+
+
+def operators(row: Record) -> str:
+    """The operator types that take most of a kind's time, by falling time."""
+    return ", ".join(name for name, ms in row["types"].items() if ms >= row["ms"] / 20 and name != row["kind"])
 
 
 ORDER_WORDS = {"arrival": "as they come", "sorted": "sorted by length"}

@@ -16,7 +16,7 @@ import export.runtimes.sessions
 from compressor.cost import LayerShape, ModelShape
 from compressor.processor import INSTRUCTIONS
 from export.latency.machine_limits import Limits
-from export.latency.measure import summarize
+from export.latency.measure import LatencyVariant, summarize
 from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
@@ -86,7 +86,7 @@ def measured(ready, tmp_path_factory):
         for name in ("measure", "measure_passes"):
             patch.setattr(benchmark, name, watched(getattr(benchmark, name)))
         patch.setattr(benchmark, "measure_limits", lambda count: threads.append(count) or LIMITS)
-        benchmark.run(BenchmarkConfig(batch=[1, 4], length=[8], rounds=3), ready, workspace)
+        benchmark.run(BenchmarkConfig(batch=[1, 4], length=[8], rounds=3, profile=True), ready, workspace)
     return json.loads((folder / "measurements.json").read_text()), threads
 
 
@@ -136,6 +136,27 @@ def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_
     for config in (BenchmarkConfig(device="cuda"), BenchmarkConfig(machine_limits=False)):
         assert benchmark.limits_of(config, ready, workspace) is None and not told
     assert benchmark.limits_of(BenchmarkConfig(), ready, workspace) is None and "could not be measured" in told[0]
+
+
+def test_every_exported_file_says_where_its_time_goes_at_the_largest_shape(measured):
+    dense, *files = measured[0]["candidates"]
+    assert "profile" not in dense and len(files) == 2
+    for row in files:
+        profile = row["profile"]
+        assert (profile["batch"], profile["length"], profile["passes"]) == (4, 8, 10)
+        shown = {kind["kind"]: list(kind["types"]) for kind in profile["kinds"]}
+        assert shown["embeddings and gather"] == ["Gather"] and shown["sums and other elementwise"] == ["ReduceMean"]
+
+
+def test_a_file_without_a_profile_is_told_and_on_a_gpu_none_is_made(ready, monkeypatch, tmp_path):
+    told, bar = [], SimpleNamespace(advance=lambda: None)
+    workspace = SimpleNamespace(say=told.append, progress=lambda description, total: nullcontext(bar))
+    monkeypatch.setattr(benchmark, "measure_profile", lambda file, batch, length, threads: None)
+    files = [LatencyVariant(name, name, tmp_path) for name in ("pytorch", "onnxruntime")]
+    for config in (BenchmarkConfig(profile=True, device="cuda"), BenchmarkConfig()):
+        assert benchmark.profiles_of(files, config, ready, workspace) == {} and not told
+    assert benchmark.profiles_of(files, BenchmarkConfig(profile=True), ready, workspace) == {}
+    assert told == ["onnxruntime has no profile: ONNX Runtime gave none"]
 
 
 def test_every_candidate_is_timed_on_rows_of_their_own_lengths(measured, ready):

@@ -350,6 +350,28 @@ def test_latencies_have_their_share_of_the_machines_limit(write):
     assert load(folder)["variants"][1]["latency"][0]["limit_share"] == 0.6123
 
 
+def test_where_the_time_goes_is_a_table_by_falling_share(write):
+    def edit(measured):
+        for row in measured["candidates"][1:3]:
+            times = {"matrix products, fp32": ("MatMul", 6.0), "other": ("Novel", 3.9), "outside operators": ("", 0.091)}
+            kinds = [
+                {"kind": kind, "ms": ms, "share": ms / 10, "types": {name or kind: ms}} for kind, (name, ms) in times.items()
+            ]
+            row["profile"] = {"batch": 8, "length": 128, "ms": 10.0, "passes": 10, "kinds": kinds}
+
+    folder = write(edit=edit)
+    report = load(folder)
+    (table,) = [table for table in tables(report) if table.id == "profile"]
+    name, p50 = report["variants"][1]["name"], significant(report["variants"][1]["latency"][-1]["p50"])
+    assert len(table.rows) == 4 and table.rows[:2] == [
+        (name, p50, "10.0", "matrix products, fp32", "6.00", "60.0 %", "MatMul"),
+        (name, p50, "10.0", "other", "3.90", "39.0 %", "Novel"),
+    ]
+    assert "## Where the time goes" in (folder / "report.md").read_text(encoding="utf-8")
+    assert "Where the time goes" in page(folder).text and "8 × 128 tokens" in table.note
+    assert "Where the time goes" not in page(write()).text
+
+
 @pytest.mark.parametrize("limits", [{}, {"limits": None}])
 def test_measurements_without_limits_are_reported(write, limits):
     """Those of a GPU, and of earlier versions."""

@@ -30,6 +30,9 @@ class BenchmarkConfig(StageConfig):
     machine_limits: bool = Field(
         default=True, description="also measure the machine's rates, so that each latency has its share of the limit"
     )
+    profile: bool = Field(
+        default=False, description="also show where the time of each file goes, by kind of operator, at the largest shape"
+    )
     rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="interleaved rounds of timing")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that computes")
 
@@ -63,8 +66,9 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
         yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", fix, ("device",))
 
 
-FILES, SECONDS_A_FILE, SECONDS_OF_LIMITS = 5, 6.0, 4.0
-"""Estimated number of measured files, and seconds to load each, and to measure the machine's rates."""
+FILES, SECONDS_A_FILE, SECONDS_OF_LIMITS, SECONDS_OF_PROFILE = 5, 6.0, 4.0, 0.5
+"""Estimated number of measured files, and seconds to load each, to measure the machine's rates, and to load a file anew for its
+profile."""
 
 
 def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
@@ -77,8 +81,13 @@ def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, 
         real = sum(min(rows_of(batch), rows["validation"]) for batch in config.batch)
         calls += len(ORDERS) * (config.real_rounds + 1) * real * before.dense.flops(rows["mean"])
         starts += len(ORDERS)
+    if config.profile:
+        from export.latency.profiling import PASSES, WARM
+
+        calls += (WARM + PASSES) * max(config.batch) * before.dense.flops(max(config.length))
     validation = rows["validation"] * plan.shape.flops(rows["mean"])
     seconds = FILES * SECONDS_A_FILE * starts + SECONDS_OF_LIMITS * config.machine_limits
+    seconds += FILES * SECONDS_OF_PROFILE * config.profile
     return {"flops": FILES * (calls + validation), "seconds": seconds}
 
 

@@ -22,6 +22,7 @@ from compressor.tasks.features import torch_forward
 from export.latency.machine_limits import Limits, measure_limits
 from export.latency.measure import LatencyVariant, Measurement, measure
 from export.latency.passes import Pass, PassMeasurement, measure_passes, passes_of, rows_of
+from export.latency.profiling import measure_profile
 from export.runtimes import sessions
 from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import RUNTIMES, packages_of
@@ -145,6 +146,25 @@ def timed_passes(
         return measure_passes(variants, passes, config.real_rounds, **options)
 
 
+def profiles_of(
+    variants: list[LatencyVariant], config: BenchmarkConfig, inputs: Inputs, workspace: Workspace
+) -> dict[str, dict[str, Any]]:
+    """Name of an exported file -> where its time goes on the CPU at the largest shape; a file without a profile is told."""
+    files = [variant for variant in variants if variant.runtime in RUNTIMES]
+    if not config.profile or config.device != "cpu":
+        return {}
+    profiles = {}
+    with workspace.progress("profiling", len(files)) as bar:
+        for file in files:
+            profile = measure_profile(file, max(config.batch), max(config.length), inputs.threads)
+            if profile:
+                profiles[file.name] = {"profile": profile}
+            else:
+                workspace.say(f"{file.name} has no profile: {RUNTIMES[file.runtime].title} gave none")
+            bar.advance()
+    return profiles
+
+
 def limits_of(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> Limits | None:
     """The rates of this machine's CPU with the run's threads; None on a GPU, where unwanted and where not measurable."""
     if config.device != "cpu" or not config.machine_limits:
@@ -193,6 +213,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
         real = timed_passes(variants, real_passes(config, data, inputs.seed), config, inputs, workspace)
+        profiles = profiles_of(variants, config, inputs, workspace)
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference, records = metric_inputs[rows[0].name], []
@@ -219,6 +240,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                     if timing.variant == row.name
                 ],
                 "real_lengths": [timing.to_json() for timing in real if timing.variant == row.name],
+                **profiles.get(row.name, {}),
             }
         )
     result = {
