@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from export.latency.measure import LatencyVariant, worker_environment
@@ -41,16 +42,21 @@ def measure_profile(variant: LatencyVariant, batch: int, length: int, threads: i
 
 
 def account(profile: PassProfile) -> dict[str, Any]:
-    """A profile in JSON: `ms` of the pass, and its `kinds` of work by falling time (what is outside operators is one of them),
-    each with its milliseconds, its share of the pass and the milliseconds of its operator types."""
+    """A profile in JSON: its `kinds` of work by falling time (what is outside operators is one of them), each with its
+    milliseconds, its share and the milliseconds of its operator types; `ms` is their sum.
+
+    Each operator counts with its median, and so does the rest of the passes: other work on the machine delays now one, now
+    another.
+    """
     by_work: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for operator in profile.operators:
-        by_work[operator.work][operator.type] += operator.ms
-    inside = sum(operator.ms for operator in profile.operators)
-    # the operators' medians may add up to a little more than the median pass
-    by_work[OUTSIDE] = {OUTSIDE: max(profile.ms - inside, 0.0)}
-    kinds = [kind_of_work(work, types, profile.ms) for work, types in by_work.items()]
-    return {"ms": profile.ms, "passes": PASSES, "kinds": sorted(kinds, key=lambda kind: -kind["ms"])}
+        by_work[operator.work][operator.type] += max(median(operator.ms), 0.0)
+    inside = map(sum, zip(*(operator.ms for operator in profile.operators), strict=True))
+    outside = median(whole - part for whole, part in zip(profile.ms, inside, strict=True))
+    by_work[OUTSIDE] = {OUTSIDE: max(outside, 0.0)}
+    total = sum(sum(types.values()) for types in by_work.values())
+    kinds = [kind_of_work(work, types, total) for work, types in by_work.items()]
+    return {"ms": total, "passes": len(profile.ms), "kinds": sorted(kinds, key=lambda kind: -kind["ms"])}
 
 
 def kind_of_work(work: str, types: dict[str, float], total: float) -> dict[str, Any]:

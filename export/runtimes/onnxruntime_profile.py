@@ -8,11 +8,10 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from export.runtimes.feeds import timed_runs
-from export.runtimes.runtime import OperatorTime, PassProfile, Work
+from export.runtimes.runtime import OperatorTimes, PassProfile, Work
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,16 +57,16 @@ KERNEL = "_kernel_time"
 def profile_by_trace(
     opened: Callable[[Path], InferenceSession], encoding: dict[str, np.ndarray], warm: int, passes: int
 ) -> PassProfile:
-    """The median time of a pass, and of every operator in it. `opened` gives a session that traces to a path."""
+    """The times of some passes, and of every operator in them. `opened` gives a session that traces to a path."""
     with tempfile.TemporaryDirectory() as scratch:
         session = opened(Path(scratch, "trace"))
         times = timed_runs(session, encoding, warm + passes)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    return PassProfile(median(times[warm:]), tuple(operators_of(events, passes)))
+    return PassProfile(tuple(times[warm:]), tuple(operators_of(events, passes)))
 
 
-def operators_of(events: Iterable[dict[str, Any]], passes: int) -> list[OperatorTime]:
-    """Every operator with its median milliseconds over the last passes of a trace."""
+def operators_of(events: Iterable[dict[str, Any]], passes: int) -> list[OperatorTimes]:
+    """Every operator with its milliseconds in each of the last passes of a trace."""
     events = list(events)
     starts = sorted(event["ts"] for event in events if event["name"] == "model_run")[-passes:]
     times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(starts))
@@ -75,4 +74,4 @@ def operators_of(events: Iterable[dict[str, Any]], passes: int) -> list[Operator
         place = bisect(starts, event["ts"]) - 1
         if event["cat"] == "Node" and event["name"].endswith(KERNEL) and place >= 0:
             times[event["name"], event["args"]["op_name"]][place] += event["dur"] / 1000
-    return [OperatorTime(WORK.get(type_, Work.OTHER), type_, median(each)) for (_, type_), each in times.items()]
+    return [OperatorTimes(WORK.get(type_, Work.OTHER), type_, tuple(each)) for (_, type_), each in times.items()]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import fmean
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from export.runtimes.feeds import timed_runs
-from export.runtimes.runtime import OperatorTime, PassProfile, Work
+from export.runtimes.runtime import OperatorTimes, PassProfile, Work
 
 if TYPE_CHECKING:
-    import numpy as np
     import openvino
 
     from export.runtimes.openvino import OpenVINOSession
@@ -50,23 +50,24 @@ SUBGRAPH = "Subgraph"
 
 
 def profile_by_counters(session: OpenVINOSession, encoding: dict[str, np.ndarray], warm: int, passes: int) -> PassProfile:
-    """The mean time of a pass, and of every operator in it, in a session with counters."""
+    """The times of some passes, and of every operator in them, in a session with counters."""
     timed_runs(session, encoding, warm)
-    request = session.model.request
-    before = [warm * milliseconds(entry) for entry in request.profiling_info]
-    ms = fmean(timed_runs(session, encoding, passes))
+    request, times = session.model.request, []
+    totals = [totals_of(request.profiling_info, warm)]
+    for number in range(warm + 1, warm + passes + 1):
+        times += timed_runs(session, encoding, 1)
+        totals.append(totals_of(request.profiling_info, number))
     softmax, operators = names_with_softmax(session.compiled), []
-    for entry, earlier in zip(request.profiling_info, before, strict=True):
-        # a counter is the mean over all runs since the file was compiled, the first and slowest among them
-        spent = (warm + passes) * milliseconds(entry) - earlier
+    for entry, ms in zip(request.profiling_info, np.diff(totals, axis=0).T.tolist(), strict=True):
         work = work_of(entry.node_type, entry.exec_type, with_softmax=entry.node_name in softmax)
-        operators.append(OperatorTime(work, entry.node_type, max(spent / passes, 0.0)))
-    return PassProfile(ms, tuple(operator for operator in operators if operator.ms))
+        operators.append(OperatorTimes(work, entry.node_type, tuple(ms)))
+    return PassProfile(tuple(times), tuple(operator for operator in operators if any(operator.ms)))
 
 
-def milliseconds(entry: openvino.ProfilingInfo) -> float:
-    """What the counter of an operator says, to the microsecond."""
-    return 1000 * entry.real_time.total_seconds()
+def totals_of(counters: Iterable[openvino.ProfilingInfo], runs: int) -> list[float]:
+    """Milliseconds of every operator over all runs: a counter is their mean since the file was compiled, in whole
+    microseconds."""
+    return [1000 * runs * counter.real_time.total_seconds() for counter in counters]
 
 
 def names_with_softmax(compiled: openvino.CompiledModel) -> set[str]:

@@ -65,20 +65,20 @@ class Work(StrEnum):
 
 
 @dataclass(frozen=True)
-class OperatorTime:
-    """Milliseconds of one operator in a forward pass; `type` is the runtime's own word."""
+class OperatorTimes:
+    """Milliseconds of one operator in each of some forward passes; `type` is the runtime's own word."""
 
     work: Work
     type: str
-    ms: float
+    ms: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class PassProfile:
-    """Milliseconds of a forward pass with the profiler on, and those of every operator in it."""
+    """Milliseconds of some forward passes with the profiler on, and those of every operator in them."""
 
-    ms: float
-    operators: tuple[OperatorTime, ...]
+    ms: tuple[float, ...]
+    operators: tuple[OperatorTimes, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
