@@ -68,7 +68,8 @@ class OpenVINO(Runtime):
     ) -> PassProfile:
         from export.runtimes.openvino_profile import profile_by_counters
 
-        return profile_by_counters(open_session(path, "cpu", threads, counters=True), encoding, warm, passes)
+        session = open_session(path, "cpu", threads, counters=True)
+        return profile_by_counters(session, session.model, encoding, warm, passes)
 
     def computes_with(self, device: Device) -> str:
         return "CPU, bf16 in bf16 files, fp32 in the others and around int8"

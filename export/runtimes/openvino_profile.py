@@ -13,7 +13,8 @@ from export.runtimes.runtime import OperatorTimes, PassProfile, Work
 if TYPE_CHECKING:
     import openvino
 
-    from export.runtimes.openvino import OpenVINOSession
+    from export.runtimes.padded_model import PaddedModel
+    from export.runtimes.runtime import Session
 
 TYPES = {
     Work.ATTENTION: ("ScaledDotProductAttention", "ScaledDotProductAttentionWithKVCache", "PagedAttention"),
@@ -49,15 +50,17 @@ SUBGRAPH = "Subgraph"
 """Type of several operators that OpenVINO compiled as one."""
 
 
-def profile_by_counters(session: OpenVINOSession, encoding: dict[str, np.ndarray], warm: int, passes: int) -> PassProfile:
-    """The times of some passes, and of every operator in them, in a session with counters."""
+def profile_by_counters(
+    session: Session, model: PaddedModel, encoding: dict[str, np.ndarray], warm: int, passes: int
+) -> PassProfile:
+    """The times of some passes, and of every operator in them, in a session of a model that counts."""
     timed_runs(session, encoding, warm)
-    request, times = session.model.request, []
+    request, times = model.request, []
     totals = [totals_of(request.profiling_info, warm)]
     for number in range(warm + 1, warm + passes + 1):
         times += timed_runs(session, encoding, 1)
         totals.append(totals_of(request.profiling_info, number))
-    softmax, operators = names_with_softmax(session.compiled), []
+    softmax, operators = names_with_softmax(model.compiled), []
     for entry, ms in zip(request.profiling_info, np.diff(totals, axis=0).T.tolist(), strict=True):
         work = work_of(entry.node_type, entry.exec_type, with_softmax=entry.node_name in softmax)
         operators.append(OperatorTimes(work, entry.node_type, tuple(ms)))
