@@ -48,6 +48,8 @@ class Peer:
     files: tuple[File, ...]
     without: tuple[str, ...] = ()
     """Removed after the installation: torchvision may be of another build of torch, and text models do not need it."""
+    note: str = ""
+    """What a user runs into that is no error of the script."""
 
     @property
     def source(self) -> Path:
@@ -71,7 +73,6 @@ PEERS = (
         without=("torchvision",),
     ),
     Peer(
-        # its releases from 6 on cannot be installed with the extra onnx
         "sentence-transformers onnx",
         "sentence_transformers_onnx.py",
         ("sentence-transformers[onnx]==5.7.0", "optimum-onnx==0.1.0", "transformers==4.57.6", "onnx==1.23.2", ONNX_RUNTIME),
@@ -80,6 +81,7 @@ PEERS = (
             File("O3", "fp32", "optimized/onnx/model_O3.onnx"),
             File("avx512_vnni", "int8", "int8/onnx/model_qint8_avx512_vnni.onnx"),
         ),
+        note="6.2.0 cannot be installed with its extra onnx: ResolutionImpossible, optimum-onnx 0.1.0 needs transformers 4",
     ),
     Peer(
         "sentence-transformers openvino",

@@ -33,8 +33,8 @@ def head(facts: dict[str, Any]) -> list[str]:
         f"The model is the dense one of the run {facts['run']}: {facts['metric']} {facts['dense']:.2f} in PyTorch on "
         f"{facts['rows']} validation rows.",
         "",
-        "- **Every file is opened by the runtimes named above**, in one process, whatever version its own tool has: files are "
-        "compared, not tools.",
+        "- **Every file is opened by the runtimes named above**, all of a runtime in one process, whatever its tool has: "
+        "files are compared, not tools.",
         "- Times are ms of a batch: median and half of the interquartile range. In brackets: the factor over our dense file of "
         "the same runtime and precision, the median over the rounds: above 1 it is faster than ours.",
         f"- `real`: the first {facts['real_rows']} validation rows in batches of 8, in the order of the file.",
@@ -85,10 +85,10 @@ def minutes_cell(minutes: float | None) -> str:
 
 def peer_table(peers: dict[str, Any]) -> list[str]:
     """What each tool needs, makes and failed in."""
-    lines = [line(("peer", "packages", "files", "minutes", "lines", "failed")), "|---|---|---|--:|--:|---|"]
+    lines = [line(("peer", "packages", "files", "minutes", "lines", "failed", "note")), "|---|---|---|--:|--:|---|---|"]
     for name, peer in peers.items():
         files, packages = (", ".join(f"`{part}`" for part in peer[key]) for key in ("files", "packages"))
-        about = (minutes_cell(peer["minutes"]), str(peer["lines"]), peer["failure"])
+        about = (minutes_cell(peer["minutes"]), str(peer["lines"]), peer["failure"], peer["note"])
         lines.append(line((f"[{name}](../../{peer['script']})", packages, files, *about)))
     return lines
 

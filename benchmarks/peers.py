@@ -7,25 +7,27 @@ The dense model of the run is saved as a Hugging Face folder. Each peer (benchma
 its own and makes its files from that folder by the script that a user would write (benchmarks/peers/). Environments and files
 stay in --cache and are used again; --again makes them anew. A peer that fails is a row with its error, and the others go on.
 
-All files are opened in this environment, by one version of each runtime, and timed in one process: in every round each file
-runs each workload once, in shuffled order. Milliseconds are of one batch. `1 x 128` and `8 x 128` have no padding; `real` are
-validation rows in batches of 8, in the order of the file. The factor is the median over the rounds of the time of our dense
-file of the same runtime and precision over the file's own: above 1 it is faster than ours. A second session of one file of each
-runtime is the A/A control: where it is more than 3 % off, a column is void. Writes peers.json and peers.md; exit code 3 if a
-column is void, 2 for a wrong argument.
+All files are opened in this environment, by one version of each runtime, and timed in one process a runtime: in every round
+each file runs each workload once, in shuffled order. Milliseconds are of one batch. `1 x 128` and `8 x 128` have no padding;
+`real` are validation rows in batches of 8, in the order of the file. The factor is the median over the rounds of the time of
+our dense file of the same runtime and precision over the file's own: above 1 it is faster than ours. A second session of our
+dense fp32 file is the A/A control: where it is more than 3 % off, a column is void. Writes peers.json and peers.md; exit code
+3 if a column is void, 2 for a wrong argument.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import random
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,44 @@ def candidates_of(peer: Peer, account: Account) -> Iterator[Candidate]:
             yield in_bf16(candidate)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The validation rows as a process of their own gets them, and how long to measure: `real` has the first `count` rows."""
+
+    tokens: list[dict[str, list[int]]]
+    pad_id: int
+    batch_size: int
+    count: int
+    rounds: int
+    threads: int
+
+
+@dataclass
+class Measured:
+    """The files of one runtime: logits or the error of each, and workload -> file -> milliseconds of a batch in every round."""
+
+    logits: dict[str, np.ndarray] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+
+def measured(candidates: Sequence[Candidate], rows: Rows) -> Measured:
+    """Open, run and time every file; the first is timed a second time as the control."""
+    result, live = Measured(), {}
+    for candidate in candidates:
+        try:
+            opened = candidate.open(rows.threads)
+            outputs = predict(partial(outputs_of, opened), rows.tokens, rows.pad_id, batch_size=rows.batch_size)
+            result.logits[candidate.key], live[candidate.key] = outputs, opened
+        except Exception as error:  # whatever the file of another tool raises is a cell of its row
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            result.failures[candidate.key] = plain_error(said, candidate.path.parent)
+        print(f"{candidate.key}: {result.failures.get(candidate.key, 'opened')}", file=sys.stderr, flush=True)
+    live[candidates[0].key + AGAIN] = candidates[0].open(rows.threads)
+    result.times = timed(live, rows)
+    return result
+
+
 def outputs_of(live: Session, batch: Encoding) -> np.ndarray:
     """The first output: peers do not agree on its name."""
     return live.run([live.get_outputs()[0].name], feeds_of(live, batch))[0]
@@ -201,19 +241,20 @@ def full(tokens: list[dict[str, list[int]]], rows: int) -> Encoding:
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
-def measure(live: dict[str, Session], data: Data, rows: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+def timed(live: dict[str, Session], rows: Rows) -> dict[str, dict[str, list[float]]]:
     """Workload -> file -> milliseconds of a batch, in every round but the first, which warm up."""
-    tokens, order = data.validation.tokens, random.Random(0)
+    tokens, order = rows.tokens, random.Random(0)
     workloads = {name: [full(tokens, int(name.split()[0]))] * calls for name, calls in CALLS.items()}
-    workloads["real"] = [pad(tokens[start : start + BATCH], data.pad_id) for start in range(0, min(rows, len(tokens)), BATCH)]
-    times = {workload: {name: [] for name in live} for workload in workloads}
-    for number in range(rounds + WARM_UP):
+    starts = range(0, min(rows.count, len(tokens)), BATCH)
+    workloads["real"] = [pad(tokens[start : start + BATCH], rows.pad_id) for start in starts]
+    times: dict[str, dict[str, list[float]]] = {workload: {name: [] for name in live} for workload in workloads}
+    for number in range(rows.rounds + WARM_UP):
         for workload, batches in workloads.items():
             for name in order.sample(sorted(live), len(live)):
                 milliseconds = turn(live[name], batches)
                 if number >= WARM_UP:
                     times[workload][name].append(milliseconds)
-        print(f"round {number + 1 - WARM_UP} of {rounds}", file=sys.stderr, flush=True)
+        print(f"round {number + 1} of {rows.rounds + WARM_UP}", file=sys.stderr, flush=True)
     return times
 
 
@@ -266,6 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.only) - {peer.name for peer in PEERS}:
         parser.error(f"no peer {', '.join(sorted(unknown))}; peers: {', '.join(peer.name for peer in PEERS)}")
     run = Run.open(options.run)
+    options.out.mkdir(parents=True, exist_ok=True)
     folder = options.cache.absolute() / "files" / run.dense.id
     reference = run.save(folder)
     accounts: dict[str, Account] = {}
@@ -289,29 +331,27 @@ def compare(run: Run, accounts: dict[str, Account], reference: np.ndarray, optio
     candidates = [*run.candidates(options.pipeline)]
     for peer in made:
         candidates += candidates_of(peer, accounts[peer.name])
-    live, rows = {}, {}
-    for candidate in candidates:
-        row = rows[candidate.key] = candidate.to_json()
-        if candidate.failure:
+    rows, controls = {candidate.key: candidate.to_json() for candidate in candidates}, {}
+    tokens = (run.data.validation.tokens, run.data.pad_id, run.data.batch_size)
+    for runtime in RUNTIMES:
+        made_for = [each for each in candidates if each.runtime == runtime and not each.failure]
+        made_for.sort(key=lambda each: (not each.baseline, each.precision != "fp32"))
+        if not made_for:
             continue
-        try:
-            opened = candidate.open(options.threads)
-            row["quality"] = quality(run, run.logits(partial(outputs_of, opened)), reference)
-            live[candidate.key] = opened
-        except Exception as error:  # whatever the file of another tool raises is a cell of its row
-            row["failure"] = plain_error(f"{type(error).__name__}: {error}".splitlines()[0], candidate.path.parent)
-    baselines = {(each.runtime, each.precision): each.key for each in candidates if each.baseline and each.key in live}
-    again = {each.runtime: each for each in candidates if each.key == baselines.get((each.runtime, "fp32"))}
-    live |= {each.key + AGAIN: each.open(options.threads) for each in again.values()}
-    times = measure(live, run.data, options.rows, options.rounds)
-    for key, row in rows.items():
-        if key in live:
-            baseline = baselines.get((row["runtime"], row["precision"]))
-            row["times"] = {workload: timing(columns, key, baseline) for workload, columns in times.items()}
-    controls = {
-        runtime: {workload: timing(columns, each.key + AGAIN, each.key)["over_ours"] for workload, columns in times.items()}
-        for runtime, each in again.items()
-    }
+        # a process for each runtime: OpenVINO pins the thread that calls it to a core, and threads started later inherit that
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            settings = Rows(*tokens, options.rows, options.rounds, options.threads)
+            found = process.submit(measured, made_for, settings).result()
+        baselines = {each.precision: each.key for each in made_for if each.baseline}
+        for each in made_for:
+            row = rows[each.key]
+            row["failure"] = found.failures.get(each.key, "")
+            if not row["failure"]:
+                row["quality"] = quality(run, found.logits[each.key], reference)
+                baseline = baselines.get(each.precision)
+                row["times"] = {name: timing(columns, each.key, baseline) for name, columns in found.times.items()}
+        first = made_for[0].key
+        controls[runtime] = {name: timing(times, first + AGAIN, first)["over_ours"] for name, times in found.times.items()}
     ours = ("onnxruntime", "openvino")
     facts = {**processor(), "threads": options.threads, "rounds": options.rounds, "rows": len(run.data.validation)}
     facts |= {"real_rows": options.rows, "runtimes": [distribution(name) for name in ours], "run": plain(str(options.run))}
@@ -330,7 +370,7 @@ def account_to_json(peer: Peer, account: Account) -> dict[str, Any]:
     versions = {name: version for name, version in account.versions.items() if name.lower() in deciding}
     facts = {"script": f"benchmarks/peers/{peer.script}", "packages": list(peer.packages), "versions": versions}
     facts |= {"minutes": account.minutes, "lines": account.lines, "failure": account.failure}
-    return facts | {"files": [file.path for file in peer.files]}
+    return facts | {"note": peer.note, "files": [file.path for file in peer.files]}
 
 
 if __name__ == "__main__":

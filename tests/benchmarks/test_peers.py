@@ -87,14 +87,14 @@ def test_rows_are_sorted_and_a_control_that_is_off_voids_its_column():
         "settings": facts | {"rows": 800, "real_rows": 160},
         "files": dict(enumerate(rows)),
         "controls": {"onnxruntime": {"1 x 128": 1.01, "8 x 128": 0.99, "real": 1.04}},
-        "peers": {"toy": peer | {"failure": "ERROR: no toy"}},
+        "peers": {"toy": peer | {"failure": "ERROR: no toy", "note": "slow"}},
     }
     told = peer_tables.markdown(result)
     names = [line.split(" | ")[2] for line in told.splitlines() if line.startswith("| ONNX Runtime | ")]
     assert names == ["**ours, dense**", "a", "b", "c", "A/A control"]
     assert "| 86.25 (83.9 to 88.6) | -0.50 (-1.2 to +0.2) | 20.00 ± 0.50 (0.90×) |" in told
     assert "| 1.010 | 0.990 | 1.040 (void) |" in told and "| b |  |  |  |  |  | 90.0 | 0.5 | 5 | ValueError: x |" in told
-    assert "| [toy](../../benchmarks/peers/toy.py) | `toy==1` | `x.onnx` |  | 3 | ERROR: no toy |" in told
+    assert "| [toy](../../benchmarks/peers/toy.py) | `toy==1` | `x.onnx` |  | 3 | ERROR: no toy | slow |" in told
 
 
 def test_a_peer_that_is_not_in_the_table(tmp_path, capsys):
@@ -114,8 +114,9 @@ def test_the_files_of_a_run_without_peers(tmp_path, monkeypatch):
     run_pipeline(load_pipeline(write_pipeline(tmp_path / "project", stages=stages)), tmp_path / "runs")
     monkeypatch.setattr(peers, "PEERS", ())
     monkeypatch.setattr(peers, "LENGTH", 16)
-    arguments = ["--rounds", "4", "--rows", "16", "--threads", "1", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
+    arguments = ["--rounds", "4", "--rows", "16", "--threads", "1"]
+    arguments += ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
     assert peers.main([str(tmp_path / "runs" / "tiny"), *arguments]) in (0, 3)
-    told = (tmp_path / "peers.md").read_text()
+    told = (tmp_path / "out" / "peers.md").read_text()
     lines = [line for line in told.splitlines() if line.startswith("| O") and "in bf16" not in line]
     assert len(lines) == 2 * 2 * 2 + 2 and not re.search(r"\| \w*Error", told)
