@@ -91,7 +91,9 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in vars(self).items() if name not in ("path", "compute")}
-        return {**facts, "bytes": 0 if self.failure else RUNTIMES[self.runtime].stored_bytes(self.path)}
+        # weights beside an ONNX file may be in NAME.onnx.data or NAME.onnx_data
+        parts = {*RUNTIMES[self.runtime].files(self.path).values(), *self.path.parent.glob(f"{self.path.name}*")}
+        return {**facts, "bytes": 0 if self.failure else sum(part.stat().st_size for part in parts)}
 
     def open(self, threads: int) -> Session:
         """A session: ours as `export` opens it, a peer's as its tool does; only OpenVINO's type is made explicit."""

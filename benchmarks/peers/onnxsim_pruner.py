@@ -13,8 +13,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 model = AutoModelForSequenceClassification.from_pretrained("model", attn_implementation="eager").eval()
 tokenizer = AutoTokenizer.from_pretrained("model")
 sample = tokenizer(["a sentence", "another one"], padding=True, return_tensors="pt")
+# the order of the inputs in the model, not that of the tokenizer, decides which name they get
 axes = {name: {0: "batch", 1: "length"} for name in sample} | {"logits": {0: "batch"}}
-names = {"input_names": list(sample), "output_names": ["logits"], "dynamic_axes": axes}
+names = {"input_names": ["input_ids", "attention_mask", "token_type_ids"], "output_names": ["logits"], "dynamic_axes": axes}
 torch.onnx.export(model, (dict(sample),), "model.onnx", **names, opset_version=17, dynamo=False)
 # it finds heads and neurons only where they are one operator
 dense = optimize_model("model.onnx", "bert", num_heads=12, hidden_size=384).model

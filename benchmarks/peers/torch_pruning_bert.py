@@ -13,8 +13,14 @@ torch.manual_seed(0)
 model = AutoModelForSequenceClassification.from_pretrained("model", attn_implementation="eager").eval()
 tokenizer = AutoTokenizer.from_pretrained("model")
 sample = dict(tokenizer(["a sentence", "another one"], padding=True, return_tensors="pt"))
+# the order of the inputs in the model, not that of the tokenizer, decides which name they get
 axes = {name: {0: "batch", 1: "length"} for name in sample} | {"logits": {0: "batch"}}
-options = {"input_names": list(sample), "output_names": ["logits"], "dynamic_axes": axes, "opset_version": 17}
+options = {
+    "input_names": ["input_ids", "attention_mask", "token_type_ids"],
+    "output_names": ["logits"],
+    "dynamic_axes": axes,
+    "opset_version": 17,
+}
 attentions = [module for module in model.modules() if isinstance(module, BertSelfAttention)]
 heads = {layer: part.num_attention_heads for part in attentions for layer in (part.query, part.key, part.value)}
 pruner = torch_pruning.pruner.MetaPruner(
