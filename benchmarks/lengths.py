@@ -41,7 +41,7 @@ def forward_of(way: str, path: Path, threads: int) -> Callable[[Encoding], np.nd
     """A model file opened in a way."""
     runtime, _, how = way.partition(" ")
     live = session(path, runtime=RUNTIMES[runtime], threads=threads)
-    if runtime == "openvino":
+    if runtime == "openvino" and how != "own":
         live.model.filler = None  # no padding but that of the way
     names = [value.name for value in live.get_inputs()]
     multiple = int(how.rsplit(maxsplit=1)[-1]) if how and how[-1].isdigit() else 1

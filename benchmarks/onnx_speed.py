@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -46,6 +47,8 @@ from export.runtimes.sessions import session
 PLANS = {"dense": (0.0, 0.0), "pruned": (0.5, 0.5)}
 """Share of heads and of neurons removed from every layer."""
 CONTROL, AGAIN, CONTROL_BOUND = "dense ours fp32", "dense ours fp32, again", 0.03
+OPENINGS = 10
+"""New processes of every file whose first pass is timed."""
 Encoding = dict[str, np.ndarray]
 
 
@@ -130,6 +133,30 @@ def measure(
     return result
 
 
+def first_passes(
+    paths: dict[str, Path], threads: int, opened: Callable[[Path, int], Any]
+) -> dict[str, list[tuple[float, float]]]:
+    """File -> milliseconds and CPU milliseconds of the first pass over `mixed`, each in a new process."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
+    # a server that has imported everything forks processes in which no runtime has run yet
+    context, order = multiprocessing.get_context("forkserver"), random.Random(0)
+    context.set_forkserver_preload(["__main__"])
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        for _ in range(OPENINGS):
+            for name in order.sample(sorted(paths), len(paths)):
+                times[name].append(pool.apply(_first_pass, (opened, paths[name], threads)))
+    return times
+
+
+def _first_pass(opened: Callable[[Path, int], Any], path: Path, threads: int) -> tuple[float, float]:
+    live = opened(path, threads)
+    _passes(live, [encoding(1, [2], 1000)])()
+    call = _passes(live, workloads(1000)["mixed"])
+    start, worked = time.perf_counter(), time.process_time()
+    call()
+    return 1000 * (time.perf_counter() - start), 1000 * (time.process_time() - worked)
+
+
 def _passes(opened: Session, batches: list[Encoding]) -> Callable[[], None]:
     feeds = [feeds_of(opened, batch) for batch in batches]
 
@@ -186,6 +213,8 @@ class Comparison:
     files: Callable[[Path, Path], dict[str, Path]]
     opened: Callable[[Path, int], Any]
     usage: str
+    first: bool = False
+    """Whether to time the first pass over new shapes, too, for which the runtime compiles."""
 
 
 def compare(comparison: Comparison) -> int:
@@ -202,6 +231,8 @@ def compare(comparison: Comparison) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             paths = comparison.files(resolve(reference).folder, Path(scratch))
             times = measure(paths, options.threads, options.rounds, comparison.opened)
+            if comparison.first:
+                times["mixed, new shapes"] = first_passes(paths, options.threads, comparison.opened)
         result["models"][plain(reference)] = {workload: column(values) for workload, values in times.items()}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{comparison.name}.json").write_text(json.dumps(result, indent=1) + "\n")

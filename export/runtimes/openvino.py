@@ -6,7 +6,6 @@ A graph with int8 weights and calibrated activations is the fastest way to run a
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import re
 import tempfile
@@ -131,6 +130,7 @@ def export_openvino(
     import openvino
 
     from export.graph.files import save
+    from export.runtimes.openvino_attention import join_attention, keep_axes, postpone_guards
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
@@ -139,9 +139,12 @@ def export_openvino(
         save(graph, Path(scratch, "model.onnx"))
         for precision in precisions:
             model = openvino.Core().read_model(Path(scratch, "model.onnx"))
+            keep_axes(model)
             join_attention(model)
             if precision == "int8":
                 model = quantized_static(model, rows, excluded)
+            # after NNCF, which corrects only a bias that is added to its product at once
+            postpone_guards(model)
             if precision == "bf16":
                 round_weights(model)
                 model.set_rt_info("bf16", COMPUTED_IN)
@@ -196,100 +199,6 @@ def computed_in(path: Path) -> str:
 
     model = openvino.Core().read_model(path)
     return str(model.get_rt_info(COMPUTED_IN).astype(str)) if model.has_rt_info(COMPUTED_IN) else "fp32"
-
-
-def join_attention(model: openvino.Model) -> int:
-    """Replace softmax(Q K^T * scale + mask) V by one ScaledDotProductAttention wherever it stands in a graph, in place;
-    returns how often. NNCF then leaves the products inside in fp32, and OpenVINO computes them by its kernel for attention.
-
-    Queries, keys and values are (batch, heads, length, size). An attention whose scores are changed in another way than by a
-    scale and sums (DeBERTa replaces the masked ones) stays as it is.
-    """
-    joined: dict[tuple, openvino.Node] = {}
-    sites = [site for node in model.get_ordered_ops() if (site := _attention_at(node)) is not None]
-    for site in sites:
-        site.states.output(0).replace(site.join(joined).output(0))
-    model.validate_nodes_and_infer_types()
-    return len(sites)
-
-
-@dataclass(frozen=True)
-class AttentionSite:
-    """The parts of one attention in a graph: the output ports of its inputs, and the product that gives its states."""
-
-    query: openvino.Output
-    key: openvino.Output
-    """Keys, transposed: (batch, heads, size, length), unless `key_as_rows`."""
-    key_as_rows: bool
-    value: openvino.Output
-    scale: openvino.Output | None
-    divided: bool
-    addends: tuple[openvino.Output, ...]
-    states: openvino.Node
-
-    def join(self, sums: dict[tuple, openvino.Node]) -> openvino.Node:
-        """The operator. Blocks that add the same masks and biases share their sum through `sums`."""
-        from openvino import opset13 as ops
-
-        key = self.key if self.key_as_rows else ops.transpose(self.key, ops.constant([0, 1, 3, 2]))
-        scale = _scalar(self.scale) if self.scale is not None else 1.0
-        names = tuple((port.get_node().get_friendly_name(), port.get_index()) for port in self.addends)
-        if names not in sums:
-            sums[names] = functools.reduce(ops.add, self.addends)
-        scale = ops.constant(1.0 / scale if self.divided else scale, dtype="float32")
-        node = ops.scaled_dot_product_attention(self.query, key, self.value, sums[names], scale)
-        node.set_friendly_name(f"{self.states.get_friendly_name()}/attention")
-        return node
-
-
-def _scalar(port: openvino.Output) -> float:
-    return float(port.get_node().get_data().reshape(()))
-
-
-def _is_scalar(port: openvino.Output) -> bool:
-    node = port.get_node()
-    return node.get_type_name() == "Constant" and node.get_data().size == 1
-
-
-def _attention_at(softmax: openvino.Node) -> AttentionSite | None:
-    """The attention that a softmax belongs to; None for any other node."""
-    users = [target.get_node() for output in softmax.outputs() for target in output.get_target_inputs()]
-    if softmax.get_type_name() != "Softmax" or len(users) != 1 or not _is_product(users[0]):
-        return None
-    value = users[0].input_value(1)
-    port, addends = softmax.input_value(0), []
-    while port.get_node().get_type_name() == "Add":
-        left, right = port.get_node().input_values()
-        port, addend = (left, right) if _scores(left) else (right, left)
-        addends.append(addend)
-    scores = _scores(port)
-    if scores is None or not addends or value.get_partial_shape().rank.get_length() != 4:
-        return None
-    product, scale, divided = scores
-    as_rows = product.get_attributes()["transpose_b"]
-    query, key = product.input_values()
-    return AttentionSite(query, key, as_rows, value, scale, divided, tuple(addends), users[0])
-
-
-def _scores(port: openvino.Output) -> tuple[openvino.Node, openvino.Output | None, bool] | None:
-    """(product, scale, whether it divides) of attention scores, looking through sums; None for anything else."""
-    node = port.get_node()
-    while node.get_type_name() == "Add":
-        inner = [part.get_node() for part in node.input_values()]
-        node = next((part for part in inner if _scores(part.output(0))), None)
-        if node is None:
-            return None
-    if node.get_type_name() == "MatMul" and not node.get_attributes()["transpose_a"]:
-        return node, None, False
-    if node.get_type_name() in ("Multiply", "Divide") and _is_scalar(node.input_value(1)):
-        inner = node.input_value(0).get_node()
-        if inner.get_type_name() == "MatMul" and not inner.get_attributes()["transpose_a"]:
-            return inner, node.input_value(1), node.get_type_name() == "Divide"
-    return None
-
-
-def _is_product(node: openvino.Node) -> bool:
-    return node.get_type_name() == "MatMul" and not any(node.get_attributes()[name] for name in ("transpose_a", "transpose_b"))
 
 
 def name_nodes(model: openvino.Model) -> None:

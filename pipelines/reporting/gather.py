@@ -10,7 +10,7 @@ from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
-from pipelines.reporting.words import headline, left_out_note, notes, rival_note
+from pipelines.reporting.words import headline, left_out_note, notes, rival_note, teacher_note
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
@@ -41,6 +41,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "notes": failure_notes(inputs)
         + unlearnt_notes(inputs)
         + notes(roles, cells, candidates, metric, control)
+        + teacher_notes(inputs)
         + rival_note(fastest, roles["compressed"], candidates, cells)
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)
@@ -72,6 +73,12 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         },
         "machine": measurements["machine"],
     }
+
+
+def teacher_notes(inputs: Inputs) -> list[str]:
+    """Notes on the recoveries that learned from texts without labels, or from another model than the dense one."""
+    facts = [(artifact.entry, artifact.metadata) for artifact in inputs.artifacts if artifact.row.trains]
+    return [teacher_note(name, of) for name, of in facts if {"texts", "teacher"} & of.keys()]
 
 
 def unlearnt_notes(inputs: Inputs) -> list[str]:
@@ -160,9 +167,10 @@ def control_record(measurements: Record, compressed: Record, key: str) -> Record
     control = measurements.get("control")
     if control is None:
         return None
-    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality")
+    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality", "learned")
     interval = compressed["control_interval"]
-    return {**{name: control[name] for name in facts}, "difference": difference, "difference_interval": interval}
+    found = {name: control[name] for name in facts if name in control}
+    return {**found, "difference": difference, "difference_interval": interval}
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
@@ -226,12 +234,21 @@ def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
         return reached
     last = reached[-1]
     pair = [find(candidates, model, last["precision"], last["runtime"]) for model in ("dense", "compressed")]
-    cell = (last["batch"], last["length"])
-    if all(pair) and cell in [(entry["batch"], entry["length"]) for entry in pair[0]["latency"]]:
-        dense, compressed = (p50(row, cell) for row in pair)
+    times = [ms for row in pair if row and (ms := time_of(row, last["batch"], last["length"]))]
+    if len(times) == len(pair):
+        dense, compressed = times
         value, words = (dense / compressed, "{:.2f}x") if last["goal"] == "speedup" else (compressed, "{:.3g} ms")
         last |= {"benchmark": value, "told": f"{last['told']}, benchmark {words.format(value)}"}
     return reached
+
+
+def time_of(candidate: Record, batch: int, length: int | None) -> float | None:
+    """The measured milliseconds of a batch of rows of a length, or of their own lengths as they come; None if not measured."""
+    if length is not None:
+        cell = (batch, length)
+        return p50(candidate, cell) if cell in [(row["batch"], row["length"]) for row in candidate["latency"]] else None
+    passes = [row for row in candidate.get("real_lengths", ()) if (row["order"], row["batch"]) == ("arrival", batch)]
+    return passes[0]["p50"] / passes[0]["batches"] if passes else None
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

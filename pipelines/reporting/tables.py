@@ -336,7 +336,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
 def aimed(row: Record) -> str:
     """'target 2.00x, predicted 1.97x, measured 1.94x (ONNX fp32, batch 8 × 128; heads by taylor, neurons by taylor)'."""
     where = (
-        f"{RUNTIMES[row['runtime']].label} {row['precision']}, batch {row['batch']} × {row['length']}; "
+        f"{RUNTIMES[row['runtime']].label} {row['precision']}, batch {row['batch']} × {row['length'] or 'own lengths'}; "
         if "table" in row
         else ""
     )

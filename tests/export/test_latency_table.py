@@ -98,7 +98,7 @@ def test_real_models_are_exported_and_timed(runtime, precision, monkeypatch):
     before, done = shape_of(model), []
     sample = {name: np.ones((2, 4), dtype=np.int64) for name in ("input_ids", "attention_mask")}
     how = {"runtime": runtime, "precision": precision, "rounds": 3, "threads": 1}
-    table = measure_table(model, sample, FACTS, batch=2, length=6, on_step=done.append, **how)
+    table = measure_table(model, sample, FACTS, workload=(2, 6), on_step=done.append, **how)
     assert sum(done) == latency_table.steps(model, 3) and shape_of(model) == before
     layer = before.layers[0]
     assert {name: [units for units, _ in row] for name, row in table.sublayers.items()} == {

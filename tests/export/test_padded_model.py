@@ -1,4 +1,4 @@
-"""OpenVINO's sessions pad rows to few lengths, and give the logits that they would give without."""
+"""OpenVINO's sessions pad rows where that is faster, and give the logits that they would give without."""
 
 import numpy as np
 import pytest
@@ -8,22 +8,23 @@ from transformers import AutoModelForTokenClassification
 from compressor.tasks.features import torch_forward
 from export.graph.trace import trace
 from export.parity.compare import compare
-from export.runtimes.openvino import export_openvino
+from export.runtimes.openvino import RUNTIME, export_openvino
+from export.runtimes.padded_model import SHARES
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
-LENGTHS = [(1, 1), (3, 7), (2, 9), (4, 20), (2, 8)]
+LENGTHS = [(1, 1), (3, 11), (2, 15), (4, 40), (2, 16)]
 PADDED = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
 FAST = ("bert", "roberta")
 
 
 def opened(folder, model):
-    """A session of a model's fp32 file, and the shapes that OpenVINO gets."""
+    """A session of a model's fp32 file that pads as those of int8 files do, and the shapes that OpenVINO gets."""
     live, shapes = session(export_openvino(trace(model, encoding(2, 9)), folder, precisions=("fp32",))["fp32"]), []
-    request = live.model.request
+    request, live.model.share = live.model.request, SHARES["int8"]
 
     class Watched:
         def infer(self, feeds):
@@ -48,14 +49,27 @@ def test_padded_rows_give_the_same_logits_with_any_id_where_the_mask_is_0(tmp_pa
             logits = run(live, batch)
             np.testing.assert_allclose(logits, plain, atol=1e-5 * max(1, np.abs(plain).max()), rtol=0)
             assert compare("padded", "fp32", expected, logits, expected.argmax(axis=1)).passed
-    assert {length for _, length in shapes} == {1, 7, 8, 9, 16, 20, 24}
+    assert {length for _, length in shapes} == {1, 11, 15, 16, 40, 48}
 
 
-def test_openvino_meets_few_lengths(tmp_path):
+@pytest.mark.parametrize(
+    ("precision", "lengths"),
+    [("fp32", {*range(1, 15), 16, *range(17, 30), 32}), ("int8", {*range(1, 11), 16, *range(17, 22), 32})],
+)
+def test_padding_depends_on_the_length_and_on_the_precision(tmp_path, precision, lengths):
+    """fp32 is padded by up to a sixteenth of the row, int8 by up to a third."""
     live, shapes = opened(tmp_path, tiny("bert", torch.float32))
-    for length in range(1, 18):
+    live.model.share = SHARES[precision]
+    for length in range(1, 33):
         run(live, encoding(2, length))
-    assert set(shapes) == {(2, 8), (2, 16), (2, 24)}
+    assert {length for _, length in shapes} == lengths
+
+
+def test_the_precision_of_a_file_is_found(tmp_path):
+    graph = trace(tiny("bert", torch.float32), encoding(2, 9))
+    precisions = [name for name in SHARES if RUNTIME.computes(name)]
+    paths = export_openvino(graph, tmp_path, precisions=precisions, rows=[encoding(2, 9)])
+    assert {name: session(path).model.share for name, path in paths.items()} == {name: SHARES[name] for name in precisions}
 
 
 def test_logits_of_tokens_are_cut_to_the_tokens_that_were_given(tmp_path):

@@ -101,5 +101,11 @@ def test_the_estimate_of_a_run_counts_it():
     with_it, without = (estimate(RecoverConfig(epochs=3, control=control), plan, plan, rows) for control in (True, False))
     assert with_it["flops"] - without["flops"] == (2 * 100 * 3 + 50) * dense.flops(10)
     assert with_it["memory"] > without["memory"] and with_it["disk"] == 2 * without["disk"]
+    # texts are learned beside the training rows, and the teacher computes them once
+    learned = rows | {"texts": {"rows": 300, "mean": 10}}
+    of_texts = estimate(RecoverConfig(texts="texts.txt", steps=10, control=False), plan, plan, learned)
+    assert of_texts["flops"] == (2 * 10 * 32 + 50) * pruned.flops(10) + 400 * dense.flops(10)
+    taught = estimate(RecoverConfig(texts="texts.txt", steps=10), plan, plan, learned)
+    assert taught["flops"] - of_texts["flops"] == (2 * 3 * 100 + 50) * dense.flops(10), "at most three passes over the labels"
     unpruned = replace(plan, shape=dense, tuned=None)
     assert estimate(RecoverConfig(epochs=3), unpruned, unpruned, rows)["flops"] == (2 * 300 + 50 + 100) * dense.flops(10)

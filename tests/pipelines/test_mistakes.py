@@ -217,6 +217,16 @@ MISTAKES = [
         "two targets", pruning("target: {flops: 0.5, speedup: 2}"), "E104 {file}:7: stages[2].prune.target: a target is exactly"
     ),
     Mistake(
+        "a length beside the rows' own",
+        pruning("target: {speedup: 2, length: 64, lengths: data}"),
+        "E104 {file}:7: stages[2].prune.target: length is not used with lengths: data",
+    ),
+    Mistake(
+        "lengths of what is not measured",
+        pruning("target: {flops: 0.5, lengths: data}"),
+        "E104 {file}:7: stages[2].prune.target: lengths is not used by a target of flops",
+    ),
+    Mistake(
         "several values of a target",
         pruning("target: {speedup: [1.5, 2]}"),
         "E104 {file}:7: stages[2].prune.target.speedup: one run has one target; for several: compress sweep FILE --over",
@@ -312,6 +322,46 @@ MISTAKES = [
         ("method: same", "distill: true, hidden_weight: 2.0"),
         "E403 {file}:8: stages[3].recover.hidden_weight: hidden_weight is not used",
         "distill: hidden",
+    ),
+    Mistake(
+        "texts that teach nothing",
+        ("method: same", "distill: false, texts: dev.tsv"),
+        "E403 {file}:8: stages[3].recover.texts: texts without labels teach nothing where nothing is distilled",
+    ),
+    Mistake(
+        "hidden states of another model",
+        ("method: same", "distill: both, teacher: ./model"),
+        "E403 {file}:8: stages[3].recover.teacher: distill: both compares hidden states",
+        "teacher: dense",
+    ),
+    Mistake(
+        "embeddings of a method that trains none",
+        ("method: same", "method: lora, embeddings: false"),
+        "E403 {file}:8: stages[3].recover.embeddings: embeddings is not used by method lora",
+    ),
+    Mistake(
+        "steps and epochs", ("rank: 4", "steps: 4, epochs: 2"), "E403 {file}:6: stages[1].tune.steps: steps and epochs exclude"
+    ),
+    Mistake(
+        "no file of texts",
+        ("method: same", "texts: txets.txt"),
+        "E201 {folder}/txets.txt: no such file ({file}:8: stages[3].recover.texts)",
+    ),
+    Mistake(
+        "texts that are known already",
+        ("method: same", "texts: train.tsv"),
+        "E204 {folder}/train.tsv: every text is in the task's training or validation file ({file}:8: ",
+        "Give other texts",
+    ),
+    Mistake(
+        "no such teacher",
+        ("method: same", "teacher: ./large"),
+        "E303 {file}:8: stages[3].recover.teacher: model './large': no such folder",
+    ),
+    Mistake(
+        "a teacher without a task head",
+        ("method: same", "teacher: ./model"),
+        "E410 {file}:8: stages[3].recover: the teacher './model' has no trained task head for the labels class0, class1",
     ),
     Mistake(
         "a teacher's part that there is not",
@@ -563,6 +613,6 @@ def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mis
     before = tree(tmp_path)
     code, shown, error = compress("run", pipeline, "--out", tmp_path / "runs", *options)
     assert (code, shown) == (2, ""), error
-    assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline)), error
+    assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline, folder=project)), error
     assert mistake.fix in error
     assert tree(tmp_path) == before and not (tmp_path / "runs").exists()

@@ -492,6 +492,10 @@ def test_numbers_for_readers():
         ({"goal": "speedup"}, "measured 2, benchmark 1.62x (ONNX fp32, batch 8 × 128; heads by taylor)"),
         ({"goal": "p50_ms"}, "measured 2, benchmark 64.5 ms (ONNX fp32, batch 8 × 128; heads by taylor)"),
         ({"goal": "speedup", "length": 64}, "measured 2 (ONNX fp32, batch 8 × 64; heads by taylor)"),
+        (
+            {"goal": "speedup", "length": None},
+            "benchmark 1.62x (ONNX fp32, batch 8 × own lengths; heads by taylor)",
+        ),
         ({"goal": "speedup", "runtime": "openvino"}, "measured 2 (OpenVINO fp32, batch 8 × 128; heads by taylor)"),
     ],
 )

@@ -186,7 +186,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", *DEFAULT.packages),
     extras=lambda config: packages_of(config.runtime, writing=True),
-    version=9,
+    version=10,
     run="pipelines.stages.export.run:run",
     check=check,
     plan=plan,

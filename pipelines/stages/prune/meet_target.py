@@ -24,12 +24,13 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import pad
 from export.graph.trace import GRAPHS
-from export.latency.measure import measure
-from export.latency.table import KNOTS, LatencyTable, exported, measure_table, steps, undisturbed
+from export.latency.passes import Pass, passes_of, rows_of
+from export.latency.table import KNOTS, LatencyTable, Workload, exported, measure_table, steps, times_of, turns
 from pipelines.engine.environment import distribution
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.engine.store import fingerprint, lock, replace_files, sealed
+from pipelines.engine.store import fingerprint
 from pipelines.stages.loading import load_model
+from pipelines.stages.once import once
 from pipelines.stages.prune.remove_units import cut, score
 from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, closed_form, surroundings, widths
 
@@ -114,46 +115,26 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
 
     Raises UserError E803 if the file belongs to another table, E901 if the runtime is missing.
     """
-    facts = facts_of(target, dense, inputs)
+    workload = workload_of(target, inputs, data)
+    facts = facts_of(target, workload, dense, inputs)
     name = table_name(facts)
 
-    def measure() -> str:
-        with workspace.progress(f"measuring {name}", steps(dense, target.rounds)) as bar:
-            return measure_table(
+    def measure() -> bytes:
+        with workspace.progress(f"measuring {name}", steps(dense, turns(workload, target.rounds))) as bar:
+            table = measure_table(
                 dense,
                 sample_of(data),
                 facts,
-                batch=target.batch,
-                length=target.length,
+                workload=workload,
                 runtime=target.runtime,
                 precision=target.precision,
                 threads=inputs.threads,
                 rounds=target.rounds,
                 on_step=bar.advance,
-            ).to_json()
+            )
+        return table.to_json().encode()
 
-    return LatencyTable.from_json(once(name, measure, workspace), facts)
-
-
-def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
-    """The result of `measure`, from the file `name` of the cache if it was measured before and not requested again.
-
-    A table without its checksum is measured again. Raises UserError E803 if it was changed.
-    """
-    path = workspace.cache / f"{name}.json"
-    seal = path.with_suffix(".sha256")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(path.with_suffix(".lock"), lambda pid: workspace.say(f"waiting for process {pid}, which measures the same")):
-        if path.is_file() and seal.is_file() and not workspace.again:
-            content = path.read_bytes()
-            if seal.read_bytes() != sealed(content, path.name):
-                raise UserError("E803", "has changed since it was measured", "Delete it: it is measured again", str(path))
-            workspace.say(f"{name} is there")
-            return content.decode()
-        text = measure()
-        content = text.encode()
-        replace_files({path: content, seal: sealed(content, path.name)})
-    return text
+    return LatencyTable.from_json(once(name, measure, workspace).decode(), facts)
 
 
 def prices(
@@ -171,11 +152,11 @@ def prices(
     alike = [torch.zeros(units) for units in units_of(model, "layers")]
     order = {structure: scores.get(structure, alike) for structure in search.structures}
 
-    def measure() -> str:
+    def measure() -> bytes:
         batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
         with workspace.progress("measuring the loss of removing units", len(batches) * trials(model, search.structures)) as bar:
             losses = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
-        return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()})
+        return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()}).encode()
 
     ranks = {structure: [torch.argsort(block, stable=True).tolist() for block in blocks] for structure, blocks in order.items()}
     facts = {"model": inputs.nearest("model").id, "ranks": ranks, "rows": search.price_rows, "threads": inputs.threads}
@@ -193,10 +174,19 @@ def table_name(facts: Mapping[str, Any]) -> str:
     return f"latency-{fingerprint(dict(facts))[:16]}"
 
 
-def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]:
+def workload_of(target: Target, inputs: Inputs, data: Data) -> Workload:
+    """What a timed target is timed on: a fixed shape, or the validation rows that `benchmark` times, as they come."""
+    if target.lengths == "fixed":
+        return target.batch, target.length
+    rows = data.validation.draw(rows_of(target.batch), inputs.seed).tokens
+    return next(made for made in passes_of(rows, data.pad_id, [target.batch]) if made.order == "arrival")
+
+
+def facts_of(target: Target, workload: Workload, dense: nn.Module, inputs: Inputs) -> dict[str, Any]:
     """Everything that affects the content of a latency table."""
     # the shape does not include the activation and the attention window
     config = {key: value for key, value in dense.config.to_dict().items() if key not in UNTIMED}
+    length = workload.shapes if isinstance(workload, Pass) else target.length
     return {
         "architecture": dense.config.model_type,
         "config": fingerprint(config),
@@ -204,7 +194,7 @@ def facts_of(target: Target, dense: nn.Module, inputs: Inputs) -> dict[str, Any]
         "knots": KNOTS,
         "exporter": [distribution("torch"), distribution("transformers"), GRAPHS],
         "batch": target.batch,
-        "length": target.length,
+        "length": length,
         "precision": target.precision,
         "rounds": target.rounds,
         "threads": inputs.threads,
@@ -221,15 +211,16 @@ def measured(
     target: Target, dense: nn.Module, pruned: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
 ) -> list[float]:
     """Milliseconds of the dense and the pruned model (no chains), exported and timed in one interleaved run."""
+    workload = workload_of(target, inputs, data)
     with (
         tempfile.TemporaryDirectory() as scratch,
-        workspace.progress("measuring the target", target.rounds) as bar,
+        workspace.progress("measuring the target", turns(workload, target.rounds)) as bar,
     ):
         pair = (("dense", dense), ("pruned", pruned))
         how = (target.precision, target.runtime)
         variants = [exported(name, model, sample_of(data), Path(scratch), *how) for name, model in pair]
         options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
-        times = undisturbed(measure(variants, [(target.batch, target.length)], target.rounds, **options))
+        times = times_of(variants, workload, target.rounds, **options)
     return [times["dense"], times["pruned"]]
 
 
@@ -280,7 +271,8 @@ def request_of(search: TargetSearch, table: LatencyTable | None) -> dict[str, An
     target = search.target
     record = {"goal": target.goal, "value": target.value, **search.model_dump(exclude={"target"}), "criterion": search.criteria}
     if table:
-        record |= {"table": table_name(table.facts), **target.model_dump(include={"batch", "length", "precision", "runtime"})}
+        record |= {"table": table_name(table.facts), **target.model_dump(include={"batch", "precision", "runtime"})}
+        record["length"] = target.length if target.lengths == "fixed" else None
     return record
 
 

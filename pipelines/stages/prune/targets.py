@@ -37,6 +37,9 @@ class Target(BaseModel):
     parameters: float | None = Field(default=None, gt=0, lt=1, description="share of its parameters that is left")
     batch: int = Field(default=1, ge=1, le=limits.BATCH, description="rows of the pass that is measured")
     length: int = Field(default=128, ge=2, le=limits.TOKENS, description="tokens a row")
+    lengths: Literal["fixed", "data"] = Field(
+        default="fixed", description="what is timed: rows of `length` tokens, or validation rows of their own lengths"
+    )
     runtime: Literal[*CPU_RUNTIMES] = Field(default=DEFAULT.key, description="the runtime in which it is measured")
     precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="precision of the measured files")
     rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="rounds of the measurement")
@@ -53,10 +56,12 @@ class Target(BaseModel):
         goals = [name for name in GOALS if getattr(self, name) is not None]
         if len(goals) != 1:
             raise ValueError(f"a target is exactly one of {', '.join(GOALS)}")
-        senseless = {"batch", "runtime", "precision", "rounds"} | ({"length"} if goals == ["parameters"] else set())
+        senseless = {"batch", "lengths", "runtime", "precision", "rounds"} | ({"length"} if goals == ["parameters"] else set())
         unused = sorted(self.model_fields_set & senseless)
         if unused and not self.timed:
             raise ValueError(f"{unused[0]} is not used by a target of {goals[0]}, which is not measured")
+        if self.lengths == "data" and "length" in self.model_fields_set:
+            raise ValueError("length is not used with lengths: data, which times rows of their own lengths")
         row = RUNTIMES[self.runtime]
         if "cpu" not in row.precisions.get(self.precision, ()):
             able = ", ".join(name for name, devices in row.precisions.items() if "cpu" in devices)
@@ -115,7 +120,7 @@ class TargetSearch(BaseModel):
         default="taylor",
         description="which units of a sublayer are removed first: one criterion, or one for each structure but layers",
     )
-    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher use")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor, fisher and reconstruction use")
     price_rows: int = Field(
         default=256, ge=1, le=limits.ROWS, description="training rows on which the loss of removing units is measured"
     )

@@ -29,7 +29,9 @@ from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.reporting.format import hundredths
 from pipelines.stages.loading import judge_rows, load_model
 from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.recover.preparing import prepare, teaching
+from pipelines.stages.training_plan import PASSES_OF_LABELS
 from pipelines.stages.trainings import load_options, train_model
 
 CONTROL = "control"
@@ -39,7 +41,7 @@ PREDICTED, FACTS = "predicted.safetensors", "facts.json"
 
 
 def train_control(
-    config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Data, logits: np.ndarray | None
+    config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Data, lessons: Lessons
 ) -> dict[str, Any] | None:
     """Train the control, write its state and its predictions, and return its metadata; None where there is none.
 
@@ -55,7 +57,7 @@ def train_control(
     finished = work / "finished"
     if not is_complete(finished):
         inputs.require_unchanged()
-        _train(config, inputs, workspace, data, logits, work)
+        _train(config, inputs, workspace, data, lessons, work)
     shutil.copytree(finished, workspace.folder / CONTROL, ignore=shutil.ignore_patterns(MANIFEST, FACTS))
     facts, metric = json.loads((finished / FACTS).read_text()), data.kind.metric
     value = hundredths(facts["quality"][metric.key], metric.unit)
@@ -80,9 +82,7 @@ def left_out(config: RecoverConfig, inputs: Inputs, earlier: list[Artifact]) -> 
     return None
 
 
-def _train(
-    config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Data, logits: np.ndarray | None, work: Path
-) -> None:
+def _train(config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Data, lessons: Lessons, work: Path) -> None:
     """Train, and write the finished control below `work`: its state, its predictions and its metadata."""
     previous, earlier = inputs.nearest("model").metadata, recoveries(inputs.artifacts)
     positions = _positions(config, inputs, previous["kept"])
@@ -94,8 +94,9 @@ def _train(
 
     row = method(prepare(model, config, previous["method"], options_of)["method"])
     try:
-        taught = teaching(config, model, inputs, logits)
-        losses = train_model(model, config, inputs, data, workspace, work, row=row, what="the control, ", **taught)
+        how, own = lessons_of_control(config, data, lessons)
+        taught = teaching(how, model, inputs, own.logits)
+        losses = train_model(model, how, inputs, own.data, workspace, work, row=row, what="the control, ", **taught)
     except UserError as error:
         if error.code != "E406":
             raise
@@ -103,6 +104,8 @@ def _train(
         raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
     judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
     facts = {"quality": judged.quality, "recoveries": len(earlier) + 1, "losses": losses}
+    if own.texts < lessons.texts:
+        facts["learned"] = "labels"
     finished = work / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}
@@ -110,6 +113,15 @@ def _train(
     save_file({"predicted": np.ascontiguousarray(judged.predicted)}, finished / PREDICTED)
     (finished / FACTS).write_text(json.dumps(facts))
     seal(finished)
+
+
+def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons) -> tuple[RecoverConfig, Lessons]:
+    """What the control learns, and how: the same, but where texts have the dense model as teacher, of which it could learn
+    nothing: then the labels of the task's training rows."""
+    if not lessons.texts or config.teacher is not None:
+        return config, lessons
+    passes = min(config.passes(len(lessons.data.train)) * len(lessons.data.train) / len(data.train), PASSES_OF_LABELS)
+    return config.model_copy(update={"texts": None, "distill": False, "steps": None, "epochs": passes}), Lessons(data)
 
 
 def _positions(config: RecoverConfig, inputs: Inputs, kept: dict) -> dict | None:
