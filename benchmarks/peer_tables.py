@@ -33,8 +33,8 @@ def head(facts: dict[str, Any]) -> list[str]:
         f"The model is the dense one of the run {facts['run']}: {facts['metric']} {facts['dense']:.2f} in PyTorch on "
         f"{facts['rows']} validation rows.",
         "",
-        "- **Every file is opened by the runtimes named above**, all of a runtime in one process, whatever its tool has: "
-        "files are compared, not tools.",
+        "- **Every file is opened by the runtimes named above**, all of a runtime in one process, whatever version its tool "
+        "has: files are compared, not tools.",
         "- Times are ms of a batch: median and half of the interquartile range. In brackets: the factor over our dense file of "
         "the same runtime and precision, the median over the rounds: above 1 it is faster than ours.",
         f"- `real`: the first {facts['real_rows']} validation rows in batches of 8, in the order of the file.",

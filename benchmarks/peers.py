@@ -96,13 +96,12 @@ class Candidate:
         return {**facts, "bytes": 0 if self.failure else sum(part.stat().st_size for part in parts)}
 
     def open(self, threads: int) -> Session:
-        """A session: ours as `export` opens it, a peer's as its tool does; only OpenVINO's type is made explicit."""
+        """A session: ours as `export` opens it; a peer's, and ours `in bf16`, as OpenVINO does, only its type is explicit."""
         if self.compute is None:
             return session(self.path, threads=threads)
         options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads)}
         live = OpenVINOSession(self.path, options | {"INFERENCE_PRECISION_HINT": self.compute})
-        if not self.ours:
-            live.model.filler = None  # our sessions pad rows to multiples of 8 tokens
+        live.model.filler = None  # our sessions pad rows
         return live
 
 
