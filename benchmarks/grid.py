@@ -18,7 +18,7 @@ from pipelines.file.config import load_pipeline
 
 
 def rows_of(path: Path, task: str) -> Iterator[dict[str, str]]:
-    """`text`, for STS-B also `second`, and `label` of every row of one of GLUE's files; quotes in them are literal."""
+    """`text`, for pairs also `second`, and `label` of every row of one of GLUE's files; quotes in them are literal."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="") as stream:
         reader = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -28,6 +28,8 @@ def rows_of(path: Path, task: str) -> Iterator[dict[str, str]]:
         next(reader)
         if task == "sst2":
             yield from ({"text": row[0].strip(), "label": row[1]} for row in reader)
+        elif task == "rte":
+            yield from ({"text": row[1].strip(), "second": row[2].strip(), "label": row[3]} for row in reader)
         else:
             yield from ({"text": row[7].strip(), "second": row[8].strip(), "label": row[9]} for row in reader)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +28,22 @@ def read_record(path: Path, part: str, facts: Mapping[str, Any]) -> dict[str, An
 def write_record(path: Path, content: Mapping[str, Any]) -> None:
     """Replace the record whole, or leave it as it was."""
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+class Record:
+    """What the runs so far came to, by name, in a file that outlives the store; `facts` are what they have in common.
+
+    Raises ValueError where the file is of other facts.
+    """
+
+    def __init__(self, path: Path, facts: dict):
+        self.path, self.facts, self.runs = path, facts, {}
+        if stored := read_record(path, "facts", facts):
+            self.runs = stored["runs"]
+
+    def figures(self, name: str, made: Callable[[], dict | None]) -> dict | None:
+        """A run's figures: as they stand here, or as they are `made` now and kept."""
+        if name not in self.runs and (figures := made()):
+            self.runs[name] = figures
+            write_record(self.path, {"facts": self.facts, "runs": self.runs})
+        return self.runs.get(name)

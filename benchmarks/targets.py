@@ -21,14 +21,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import run_file, write_task
-from benchmarks.record import read_record, write_record
+from benchmarks.record import Record
 from compressor.models.hub import resolve
 from compressor.tasks.task_kind import Metric, kind_of
 from pipelines.engine.environment import machine
@@ -67,25 +67,6 @@ class Result:
     recovered: float
     predicted: float
     measured: float
-
-
-class Record:
-    """What the runs so far came to, by name, in a file that outlives the store; `facts` are what they have in common.
-
-    Raises ValueError where the file is of other facts.
-    """
-
-    def __init__(self, path: Path, facts: dict):
-        self.path, self.facts, self.runs = path, facts, {}
-        if stored := read_record(path, "facts", facts):
-            self.runs = stored["runs"]
-
-    def figures(self, name: str, made: Callable[[], dict | None]) -> dict | None:
-        """A run's figures: as they stand here, or as they are `made` now and kept."""
-        if name not in self.runs and (figures := made()):
-            self.runs[name] = figures
-            write_record(self.path, {"facts": self.facts, "runs": self.runs})
-        return self.runs.get(name)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,13 @@ from pydantic import AfterValidator
 
 Unit = Literal["heads", "cross_heads", "neurons", "layers"]
 Structure = Literal[Unit, "weights"]
-Criterion = Literal["delta", "weight", "weight_plus_delta", "taylor", "fisher", "random"]
+AnyCriterion = Literal["delta", "weight", "weight_plus_delta", "taylor", "fisher", "random"]
+"""Criteria of units and of single weights."""
 
-WeightCriterion = Literal[Criterion, "delta_or_weight"]
+Criterion = Literal[AnyCriterion, "reconstruction"]
+"""Criteria of units: `reconstruction` is the error of the hidden states without a unit."""
+
+WeightCriterion = Literal[AnyCriterion, "delta_or_weight"]
 """`delta_or_weight` is DSEE's: |ΔW| for matrices that have one, |W| for the others, each kind ranked separately."""
 
 UNSTRUCTURED = "unstructured"

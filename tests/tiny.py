@@ -207,7 +207,7 @@ EVERYTHING = [
     {"report": None},
 ]  # fmt: skip
 """The quickstart's shape, in seconds."""
-LEFT_OUT = {"recover": {"control": False}, "benchmark": {"real_lengths": False}}
+LEFT_OUT = {"recover": {"control": False}, "benchmark": {"real_lengths": False, "machine_limits": False}}
 STAGES = [
     {name: {**keys, **LEFT_OUT[name]} if name in LEFT_OUT else keys for name, keys in stage.items()} for stage in EVERYTHING
 ]

@@ -172,6 +172,11 @@ HEAD_ORIGINS = {
 """Where the task head of a model comes from, in words."""
 
 
+def head_origin(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> str:
+    """Where the task head of `build` would come from: a word of HEAD_ORIGINS. Raises UserError E304, E309."""
+    return _stored_head(folder, weightless_model(folder, label_names, auto_class))[0]
+
+
 def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor] | None]:
     """Decide about a task head stored in `folder`: (a word of HEAD_ORIGINS, the tensors without the head if it is dropped).
 

@@ -2,7 +2,7 @@
 
 Heads are scored on the rows of query, key and value, neurons on the rows of ffn_in (both halves of a GLU) and the columns of
 ffn_out, as DSEE section 3.4 sums |ΔW|; a block on all its matrices. Taylor and Fisher use gradients of the task's loss
-instead.
+instead, reconstruction the error of the hidden states.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from compressor.errors import UserError
 from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
+from compressor.pruning.block_passes import BlockPasses, Inputs, streams_of
+from compressor.pruning.refit import RIDGE
 from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
@@ -59,7 +61,7 @@ def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, 
         total = torch.zeros(units)
         for matrix, rows in matrices if units else ():
             values = _magnitudes(matrix, criterion, changes)
-            total = total + values.sum(dim=1 if rows else 0).view(units, -1).sum(dim=1)
+            total = total + values.sum(dim=1 if rows else 0).view(units, -1).sum(dim=1).cpu()
         scores.append(total)
     return scores
 
@@ -126,9 +128,65 @@ def loss_scores(
             for number, gradient in zip(probe.blocks, gradients, strict=True):
                 effect = (probe.seen[number][0].detach() * gradient).sum(dim=1)
                 effect = effect.view(len(effect), len(totals[number]), -1).sum(dim=2)
-                totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0)
+                totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0).cpu()
             on_batch(len(labels))
     return totals
+
+
+@torch.no_grad()
+def reconstruction_scores(
+    model: nn.Module, structure: Structure, batches: Sequence[Inputs], on_batch: Callable[[int], None] = lambda rows: None
+) -> list[Tensor]:
+    """Squared error of the hidden states without a unit, once the rest of its outgoing matrix W is refitted, relative to the
+    square of these states: one tensor (units,) per block. For whole blocks nothing is refitted.
+
+    That error is tr(W_u ((H⁻¹)_uu)⁻¹ W_uᵀ) with H = XᵀX + λI over all tokens of `batches` (encodings with an attention_mask),
+    in closed form (Hassibi and Stork 1993; for groups of columns Kurtić et al. 2023); λ is that of a refit. `on_batch` is told
+    the rows of each batch at each block. It needs no labels.
+    """
+    if structure == "layers":
+        return _errors_without_blocks(model, batches, on_batch)
+    passes, scores = BlockPasses(model, batches), []
+    for place, (layer, units) in enumerate(zip(layers_of(model), units_of(model, structure), strict=True)):
+        if not units:
+            scores.append(torch.zeros(0))
+            continue
+        weight = layer.matrix(STRUCTURES[structure].columns).weight.double()
+        gram, power = weight.new_zeros(weight.shape[1], weight.shape[1]), weight.new_zeros(())
+        with passes.at(place, structure, streams_of(model, place, batches[-1])[structure]) as see:
+            for number, inputs in enumerate(batches):
+                seen = see(number)
+                gram += seen.inputs.double().T @ seen.inputs.double()
+                power += (seen.stream + seen.output).double().square().sum()
+                on_batch(len(inputs["input_ids"]))
+        scores.append((_errors_without_units(weight, gram, units) / power).cpu())
+    return scores
+
+
+def _errors_without_units(weight: Tensor, gram: Tensor, units: int) -> Tensor:
+    """tr(W_u ((H⁻¹)_uu)⁻¹ W_uᵀ) for each of the `units` equal groups of columns of W (out, in), H from XᵀX (in, in)."""
+    eye, penalty = torch.eye(len(gram), dtype=gram.dtype, device=gram.device), RIDGE * gram.diagonal().mean()
+    if not penalty > 0:  # the sublayer writes nothing
+        return gram.new_zeros(units)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram + penalty * eye))
+    width = len(gram) // units
+    blocks = inverse.view(units, width, units, width).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    columns = weight.T.reshape(units, width, -1)
+    return (columns * torch.linalg.solve(blocks, columns)).sum(dim=(1, 2))
+
+
+def _errors_without_blocks(model: nn.Module, batches: Sequence[Inputs], on_batch: Callable[[int], None]) -> list[Tensor]:
+    """Σ‖what a block adds‖² / Σ‖its output‖² over all tokens."""
+    totals = torch.zeros(len(layers_of(model)), 2, dtype=torch.float64)
+    model.eval()
+    with _probed(model, "layers") as probe:
+        for inputs in batches:
+            model(**inputs)
+            real = inputs["attention_mask"].bool()
+            for number, (added, after) in probe.seen.items():
+                totals[number] += torch.stack([states[real].double().square().sum() for states in (added, after)]).cpu()
+            on_batch(len(inputs["input_ids"]) * len(totals))
+    return [(added / whole)[None] for added, whole in totals]
 
 
 @contextmanager

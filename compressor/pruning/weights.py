@@ -35,7 +35,7 @@ def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: 
     generator, scores = torch.Generator().manual_seed(seed), {}
     for matrix in matrices:
         if criterion == "random":
-            scores[matrix.path] = torch.rand(matrix.original.shape, generator=generator)
+            scores[matrix.path] = torch.rand(matrix.original.shape, generator=generator).to(matrix.original.device)
         elif criterion == "weight_plus_delta":
             scores[matrix.path] = matrix.weight.detach().abs()
         elif criterion == "weight" or (criterion == "delta_or_weight" and matrix.path not in changes):

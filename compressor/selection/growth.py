@@ -171,7 +171,8 @@ class Grower:
                 for gradient, matrix in zip(gradients, growth.matrices, strict=True)
             ]
         )
-        starts = torch.tensor([0, *[matrix.original.numel() for matrix in growth.matrices]]).cumsum(0)
+        device = growth.index.device
+        starts = torch.tensor([0, *[matrix.original.numel() for matrix in growth.matrices]], device=device).cumsum(0)
         used = int(growth.count)
         current = starts[growth.matrix[:used].long()] + growth.index[:used]
         if growth.repeat:
@@ -179,11 +180,11 @@ class Grower:
             kept = torch.isin(current, chosen)
             optimizer.forget((~kept).nonzero().flatten())
             fresh, slots = chosen[~torch.isin(chosen, current)], (~kept).nonzero().flatten()
-            slots = torch.cat([slots, torch.arange(used, self.targets[step])])
+            slots = torch.cat([slots, torch.arange(used, self.targets[step], device=device)])
         else:
             scores[current] = -1.0
             fresh = top_mask(scores, self.targets[step] - used).nonzero().flatten()
-            slots = torch.arange(used, self.targets[step])
+            slots = torch.arange(used, self.targets[step], device=device)
         number = torch.searchsorted(starts, fresh, right=True) - 1
         growth.matrix[slots], growth.index[slots] = number.to(torch.int32), fresh - starts[number]
         growth.values[slots] = 0.0

@@ -16,6 +16,7 @@ from compressor.tasks.features import batches, check_ends, pad
 from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.predictions import IGNORED, cut
 from compressor.tasks.reading import read_task
+from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class TokenRows:
     def draw(self, count: int, seed: int) -> TokenRows:
         """`count` random rows (all, when there are fewer)."""
         return self._of(np.random.default_rng(seed).permutation(len(self))[:count])
+
+    def followed_by(self, others: TokenRows) -> TokenRows:
+        """These rows, then the others."""
+        labels = [self.labels, others.labels]
+        if self.labels.ndim > 1:
+            longest = max(part.shape[1] for part in labels)
+            labels = [np.pad(part, ((0, 0), (0, longest - part.shape[1])), constant_values=IGNORED) for part in labels]
+        return TokenRows([*self.tokens, *others.tokens], np.concatenate(labels), self.kind)
 
     def _of(self, chosen: Sequence[int] | np.ndarray) -> TokenRows:
         return TokenRows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
@@ -113,15 +122,25 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
     task, splits, faults = read_task(config), [], []
     for split, path in ((task.train, config.train), (task.validation, config.validation)):
         try:
-            tokens, labels = kind.encode(tokenizer, split, config, path)
-            if end is not None:
-                check_ends(tokenizer, tokens, split, end, path)
-            splits.append(TokenRows(tokens, labels, kind))
+            splits.append(_token_rows(tokenizer, end, split, config, path))
         except UserError as error:  # faults of both files are collected before they are reported
             faults.append(error)
     if faults:
         raise UserErrors(faults)
     return Data(*splits, task.label_names, padding_id(model, folder), 0 if task.label_names else model.vocab_size)
+
+
+def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:
+    """The rows of a file as tokens of the model in `folder`. Raises UserError E212, E213."""
+    return _token_rows(tokenizer_of(folder), end_id(folder), split, config, path)
+
+
+def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, path: Path) -> TokenRows:
+    kind = kind_of(config.kind)
+    tokens, labels = kind.encode(tokenizer, split, config, path)
+    if end is not None:
+        check_ends(tokenizer, tokens, split, end, path)
+    return TokenRows(tokens, labels, kind)
 
 
 def tensor_batches(rows: TokenRows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:

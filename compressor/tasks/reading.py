@@ -11,7 +11,7 @@ import os
 import random
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -94,19 +94,30 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Tas
 def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any, ...], Any]]:
     """(line, texts, label) of every row of one file."""
     rows, kind = read_rows(path), kind_of(task.kind)
+    require_columns(rows, (*task.text_columns, task.label), path)
+    checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
+    if not kind.generates:
+        require_sentences([texts for _, texts, _ in checked], task, path)
+    return checked
+
+
+def require_columns(rows: Rows, names: Iterable[str], path: Path) -> None:
+    """Raises UserError E204 where there is no row, E205 where the first one lacks a column."""
     if not rows:
         raise UserError("E204", "the file has no rows", "Give at least one row", str(path))
     columns = list(rows[0][1])
-    for name in (*task.text_columns, task.label):
+    for name in names:
         if name not in columns:
             raise UserError("E205", f"no column '{name}'", _nearest_column(name, columns), f"{path}:1")
-    checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
+
+
+def require_sentences(texts: Sequence[tuple[Any, ...]], task: TaskConfig, path: Path) -> None:
+    """Raises UserError E206 for a text column that holds only numbers."""
     for position, name in enumerate(task.text_columns):
-        if not kind.generates and all(_is_number(texts[position]) for _, texts, _ in checked):
+        if all(_is_number(row[position]) for row in texts):
             raise UserError(
                 "E206", f"column '{name}' holds only numbers", "Name the column that holds the sentences", f"{path}:1"
             )
-    return checked
 
 
 def _nearest_column(name: str, columns: list[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,16 @@ class Agreement:
     beyond: Callable[[np.ndarray, np.ndarray, float], float]
 
 
+def text_cells(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[str, ...]:
+    """The texts of a row, one per column. Raises UserError E206."""
+    texts = tuple(row[name] for name in task.text_columns)
+    for name, text in zip(task.text_columns, texts, strict=True):
+        if not isinstance(text, str) or not text.strip():
+            what = f"column '{name}' holds {text!r:.60}, not text"
+            raise UserError("E206", what, "Fill it or drop the row", f"{path}:{line}")
+    return texts
+
+
 @dataclass(frozen=True)
 class TaskKind:
     """One kind of task.
@@ -77,6 +87,8 @@ class TaskKind:
     - `start`: (model, training targets) -> None: initializes a fresh task head;
     - `loss`: (outputs as the model gives them, labels (rows, ...), reduction over rows "mean" or "sum") -> a scalar;
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
+    - `imitation`: the same by the teacher's outputs alone: `labels` only mark where the model predicts;
+    - `texts`: (a row's cells, the task, its file and line) -> its texts; raises UserError E206;
     - `metrics`: the first is the one for checks, intervals and reports;
     - `predicted_labels`: outputs -> the labels that the model itself predicts;
     - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> the prediction for a
@@ -101,10 +113,12 @@ class TaskKind:
     start: Callable[[nn.Module, Labels], None]
     loss: Callable[..., Tensor]
     distillation: Callable[[Tensor, Tensor, Tensor], Tensor]
+    imitation: Callable[[Tensor, Tensor, Tensor], Tensor]
     metrics: tuple[Metric, ...]
     agreement: Agreement
     predicted_labels: Callable[[np.ndarray], np.ndarray]
     prediction: Callable[[Sequence[str], np.ndarray, str, Encoding], Any]
+    texts: Callable[[Mapping[str, Any], TaskConfig, Path, int], tuple[Any, ...]] = text_cells
     written: Callable[[Any], Any] = lambda text: text
     auto_class: str = SEQUENCES
     grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
@@ -128,6 +142,11 @@ class TaskKind:
     def generates(self) -> bool:
         """Whether outputs are scores of a vocabulary: too many to be stored for the rows of a split."""
         return self.auto_class == GENERATES
+
+    @property
+    def unlabelled(self) -> TaskKind:
+        """The same kind for rows without labels: the only loss is the distance from the teacher."""
+        return replace(self, distillation=self.imitation, loss=lambda outputs, labels, reduction="mean": 0 * outputs.sum())
 
     def quality(self, predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         """Every metric of the arrays from `metric_inputs`, the main one with its 95 % bootstrap interval, as recorded in
@@ -155,12 +174,7 @@ def one_label(read: Callable[[object], Any], valid: str, fix: str) -> Callable[.
     `valid` describes a valid label, `fix` how to write it."""
 
     def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
-        texts = tuple(row[name] for name in task.text_columns)
-        for name, text in zip(task.text_columns, texts, strict=True):
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(
-                    "E206", f"column '{name}' holds {text!r:.60}, not text", "Fill it or drop the row", f"{path}:{line}"
-                )
+        texts = text_cells(row, task, path, line)
         label = read(row[task.label])
         if label is None:
             what = f"column '{task.label}' holds {row[task.label]!r:.60}, not {valid}"

@@ -5,7 +5,6 @@ An interrupted training resumes from its last checkpoint and gives bit-identical
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from compressor.deltas.backward import by_factors
 from compressor.deltas.inserts import settle_inserts
 from compressor.deltas.kinds.dense import Dense, dense_links, gates_of, project, reseed
-from compressor.deltas.links import settle_links
+from compressor.deltas.links import Change, settle_links
 from compressor.deltas.sources import Scores
 from compressor.errors import UserError
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
@@ -31,45 +30,8 @@ from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
 from compressor.tasks.task_kind import TaskKind
 from compressor.training.distillation import HiddenTeacher
+from compressor.training.schedule import Schedule
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Length and learning rate: AdamW, linear decay after `warmup` (a fraction of all steps), gradients clipped to norm 1."""
-
-    epochs: float
-    learning_rate: float
-    mask_learning_rate: float | None = None
-    """Learning rate of ProPETL's scores and diff pruning's gates; None: `learning_rate`."""
-    final_learning_rate: float | None = None
-    """Learning rate of diff pruning after its projection; None: `learning_rate`."""
-    batch_size: int = 32
-    accumulate: int = 1
-    """Number of batches whose gradients are accumulated in one step."""
-    warmup: float = 0.06
-    weight_decay: float = 0.0
-    seed: int = 0
-
-    def steps(self, rows: int, processes: int = 1) -> int:
-        """Optimizer steps for a training set of `rows`; `batch_size` is that of one process."""
-        each = math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
-        return math.ceil(each * self.epochs)
-
-    def rising(self, steps: int) -> int:
-        """Number of warm-up steps among `steps`: never the last one, or a training of a single step would have rate 0."""
-        return min(math.ceil(steps * self.warmup), max(0, steps - 1))
-
-    def halves(self, first: int, steps: int) -> Callable[[int], float]:
-        """Step (from 0) -> fraction of `learning_rate`: two trainings, of `first` steps and of the rest of `steps`, which ends
-        at `final_learning_rate`. Each has its own warm-up and linear decay."""
-        later = (self.final_learning_rate or self.learning_rate) / self.learning_rate
-
-        def linear(step: int, of: int) -> float:
-            rising = self.rising(of)
-            return step / rising if step < rising else (of - step) / max(1, of - rising)
-
-        return lambda step: linear(step, first) if step < first else later * linear(step - first, steps - first)
 
 
 class TrainingRows(torch.utils.data.Dataset):
@@ -131,7 +93,7 @@ class TaskTrainer(Trainer):
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
     that may add to the loss, `share` is the learning rate at a step (from 0) relative to its peak, if it is not one linear
-    decay; `teacher` is a model in memory.
+    decay; `teacher` is a model in memory; without `dropout`, only changes of weights are in training mode.
     """
 
     def __init__(
@@ -142,10 +104,11 @@ class TaskTrainer(Trainer):
         dense: Sequence[Dense] = (),
         share: Callable[[int], float] | None = None,
         teacher: HiddenTeacher | None = None,
+        dropout: bool = True,
         **arguments,
     ):
         super().__init__(**arguments)
-        self.teacher = teacher
+        self.teacher, self.dropout = teacher, dropout
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
         # encoders take **kwargs, from which Trainer concludes that their loss is a sum over tokens: accumulation would double
         # it
@@ -158,6 +121,8 @@ class TaskTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels, teacher_logits = inputs.pop("labels"), inputs.pop("teacher", None)
         kind = self.train_dataset.kinds[inputs.get("task", 0)]
+        if not self.dropout:
+            without_dropout(model)
         if self.teacher is not None:
             outputs, loss = self.teacher.loss(model, inputs, labels, kind)
         else:
@@ -213,6 +178,14 @@ class TaskTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_changing(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Set a model in training mode to eval mode, but for the changes of its weights."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, Change):
+            module.train()
 
 
 class _Grow(TrainerCallback):
@@ -352,6 +325,7 @@ def trainer_of(
     arguments = {
         "output_dir": str(work),
         "num_train_epochs": schedule.epochs,
+        "max_steps": schedule.max_steps or -1,
         "learning_rate": schedule.learning_rate,
         "per_device_train_batch_size": schedule.batch_size,
         "gradient_accumulation_steps": schedule.accumulate,
@@ -387,6 +361,7 @@ def trainer_of(
         dense=dense,
         share=schedule.halves(first, steps) if gates_of(dense) else None,
         teacher=teacher,
+        dropout=schedule.dropout,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

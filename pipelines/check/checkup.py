@@ -41,7 +41,14 @@ def account_of(ready: Ready) -> dict[str, Any]:
             for key, split in splits.items()
         }
         warnings += [f"{dotted(path)}: {text}" for text in warnings_of(splits, kind, task, tasks[dotted(path)])]
-    return {"tasks": tasks, "warnings": warnings}
+    return {"tasks": tasks, "files": dict(_files(ready)), "warnings": warnings}
+
+
+def _files(ready: Ready) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files and models that stages name, by stage and key."""
+    for entry in ready.pipeline.stages:
+        facts = entry.row.beside.facts(entry.config, ready.pipeline.task, ready.base.folder, ready.models_of(entry))
+        yield from ((f"{entry.id}.{key}", of_key) for key, of_key in facts.items())
 
 
 def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
@@ -117,6 +124,7 @@ def lines_of(account: dict[str, Any]) -> Iterator[str]:
             yield f"{task + '.' + key:<16} {counted(split['rows'])}; {labels_text(split)}"
             tokens = "tokens a row: median {median:,}, 95 % at most {p95:,}, longest {max:,}".format(**split["tokens"])
             yield f"{'':<16} {tokens}; {counted(split['cut'])} cut"
+    yield from (f"{name:<16} {facts['told']}" for name, facts in account["files"].items())
     yield from (f"{name:<16} {text}" for name, text in account["needs"]["told"].items())
     yield from (f"warning: {text}" for text in account["warnings"])
 

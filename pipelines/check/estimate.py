@@ -41,7 +41,7 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
     """
     rows = rows_of(account)
     works = [
-        work(entry, plan, before, rows)
+        work(entry, plan, before, rows | files_of(entry, account))
         for entry, plan, before in zip(pipeline.stages, plans, (plans[0], *plans[:-1]), strict=True)
     ]
     speed, device = flops_a_second(threads)
@@ -68,6 +68,12 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
         "free": free,
         "told": lines,
     }
+
+
+def files_of(entry: Entry, account: dict[str, Any]) -> dict[str, Any]:
+    """What `checkup.account_of` found about the files and models that a stage names, by key."""
+    keys = (*entry.row.beside.files, *entry.row.beside.models)
+    return {key: account["files"][name] for key in keys if (name := f"{entry.id}.{key}") in account["files"]}
 
 
 def rows_of(account: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from compressor.account import Plan
@@ -20,7 +20,7 @@ from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import EXTRAS
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import package_versions
-from pipelines.engine.stage import BaseModelReference, Entry, Stage
+from pipelines.engine.stage import BaseModelReference, Entry, Models, Stage
 from pipelines.file.config import PATH_KEYS, Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath
 from serving.bundle import install
@@ -28,15 +28,22 @@ from serving.bundle import install
 
 @dataclass(frozen=True)
 class Ready:
-    """A pipeline whose model and data exist: the resolved base, and the data files' sha256 by path."""
+    """A pipeline whose models and data exist: the resolved base, the data files' sha256 by path, and the other models that
+    stages name, by their references."""
 
     pipeline: Pipeline
     base: BaseModelReference
     data: dict[Path, str]
+    models: dict[str, BaseModelReference] = field(default_factory=dict)
+
+    def models_of(self, entry: Entry) -> Models:
+        """The other models that a stage names, by the key that names them."""
+        return {key: self.models[reference] for key, reference in entry.row.beside.models_of(entry.config).items()}
 
 
 def check_inputs(pipeline: Pipeline) -> Ready:
-    """Resolve the model and read the data. Raises UserErrors with all E113, E2xx and E3xx faults."""
+    """Resolve the models and read the data. Raises UserErrors with all E113, E2xx and E3xx faults, and those of files that
+    stages name."""
     faults: list[UserError] = []
     base = None
     try:
@@ -51,11 +58,55 @@ def check_inputs(pipeline: Pipeline) -> Ready:
             check_data(task)
         except UserError as error:
             faults += with_keys(error, pipeline, path)
+    models, more = _other_models(pipeline)
+    faults += more
     if base is None or faults:
         raise UserErrors(faults)
-    reference = BaseModelReference(base.reference, base.folder, base.sha256)
-    files = (file for task in pipeline.all_tasks.values() for file in data_files(task))
-    return Ready(pipeline, reference, {file: sha256_of(file) for file in files})
+    files = {file: sha256_of(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
+    ready = Ready(pipeline, BaseModelReference(base.reference, base.folder, base.sha256), files, models)
+    if faults := list(_stage_faults(ready)):
+        raise UserErrors(faults)
+    files |= {file: sha256_of(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
+    return ready
+
+
+def _other_models(pipeline: Pipeline) -> tuple[dict[str, BaseModelReference], list[UserError]]:
+    """The models that stages name, by reference, and the faults of those that cannot be used."""
+    models, faults = {}, []
+    for number, entry in enumerate(pipeline.stages):
+        for key, reference in entry.row.beside.models_of(entry.config).items():
+            try:
+                resolved = resolve(reference, relative_to=pipeline.source_folder)
+                models[reference] = BaseModelReference(resolved.reference, resolved.folder, resolved.sha256)
+            except UserError as error:
+                faults += with_place(error, _where(pipeline, number, key)).errors
+    return models, faults
+
+
+def _where(pipeline: Pipeline, number: int, *key: str | int) -> str:
+    """Location of a key of the stage `number` in the pipeline file."""
+    return pipeline.source.where(pipeline.source.locate(("stages", number, pipeline.stages[number].name, *key)))
+
+
+def _stage_faults(ready: Ready) -> Iterator[UserError]:
+    """Faults in the files and models that stages name."""
+    pipeline = ready.pipeline
+    for number, entry in enumerate(pipeline.stages):
+        if not (files := entry.row.beside.files_of(entry.config)) and not entry.row.beside.models_of(entry.config):
+            continue
+        try:
+            for problem in entry.row.beside.problems(entry.config, pipeline.task, ready.models_of(entry)):
+                yield UserError(problem.code, problem.what, problem.fix, _where(pipeline, number, *problem.key))
+        except UserError as error:
+            yield from _with_file_keys(error, pipeline, number, files)
+
+
+def _with_file_keys(error: UserError, pipeline: Pipeline, number: int, files: dict[str, Path]) -> Iterator[UserError]:
+    """Faults in files of a stage, each with the line and the key of the pipeline that names the file."""
+    for fault in with_place(error, pipeline.where(number)).errors:
+        key = next((key for key, path in files.items() if f"{fault.where}:".startswith(f"{path}:")), None)
+        what = f"{fault.what} ({_where(pipeline, number, key)})" if key else fault.what
+        yield UserError(fault.code, what, fault.fix, fault.where)
 
 
 def _unproven(pipeline: Pipeline, model: Path) -> list[UserError]:
@@ -106,6 +157,11 @@ def check_tokens(ready: Ready) -> None:
             read_data(folder, task)
         except UserError as error:
             faults += with_keys(error, ready.pipeline, path)
+    for number, entry in enumerate(ready.pipeline.stages):
+        try:
+            entry.row.beside.require_tokens(entry.config, ready.pipeline.task, folder, ready.models_of(entry))
+        except UserError as error:
+            faults += _with_file_keys(error, ready.pipeline, number, entry.row.beside.files_of(entry.config))
     if faults:
         raise UserErrors(faults)
 

@@ -132,8 +132,10 @@ class Inputs:
     `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
+    models: dict[str, BaseModelReference] = field(default_factory=dict)
+    """Other models that the stage's config names, by their references in it."""
     require_unchanged: Callable[[], None] = lambda: None
-    """Raises UserError E807 if the data or the base changed since the run began. A stage calls it after reading them and
+    """Raises UserError E807 if the data or a model changed since the run began. A stage calls it after reading them and
     before it writes to `Workspace.unfinished`."""
 
     def nearest(self, kind: str) -> Artifact | None:
@@ -177,26 +179,55 @@ def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
         yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", fix)
 
 
+Models = dict[str, BaseModelReference]
+
+
+@dataclass(frozen=True)
+class NamedInputs:
+    """Data files and models that a stage's config names beside the task's: `files` and `models` are the keys that do.
+
+    Paths are relative to the pipeline file. The content, not the name, is in the fingerprint, and may not change during a run.
+    `problems` (config, task, models by key) finds faults without torch; `require_tokens` (config, task, the base's folder,
+    models) raises UserErrors for rows that cannot be used once tokenized; `facts` (the same) are for `compress check`, by key:
+    of a file its `rows` and their `mean` length in tokens, of a model the `flops` of such a row and its `bytes`.
+    """
+
+    files: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    problems: Callable[[Any, TaskConfig, Models], Iterable[Problem]] = lambda config, task, models: ()
+    require_tokens: Callable[[Any, TaskConfig, Path, Models], None] = lambda config, task, base, models: None
+    facts: Callable[[Any, TaskConfig, Path, Models], dict[str, dict[str, Any]]] = lambda config, task, base, models: {}
+
+    def files_of(self, config: StageConfig) -> dict[str, Path]:
+        """The data files that a config names, by key."""
+        return {key: path for key in self.files if (path := getattr(config, key)) is not None}
+
+    def models_of(self, config: StageConfig) -> dict[str, str]:
+        """References of the models that a config names, by key."""
+        return {key: reference for key in self.models if (reference := getattr(config, key)) is not None}
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of the stage table.
 
-    A stage is described by its traits; no code compares its name. `trains` updates parameters by gradients on the task's data,
-    `removes` cuts units or masks weights, `merges` folds deltas into the weights. `outcome` describes the resulting model in a
-    word for reports ('tuned'). `needs` are artifact kinds that an earlier stage must publish; `accepts` are optional ones.
-    `packages` are the distributions whose versions enter the fingerprint, `extras` those that only some configs need;
-    `version` is increased when the stage's own results change. `run` names the function that does the work, "module:function":
-    it is imported when the stage runs, because commands that must start fast read this table. The function writes into
-    `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline. `plan` updates the
-    closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint; where it depends on the
-    config it is a function of it. `lengths` are the tokens per row in the config, by key, to be compared with the model's
-    positions. `with_tasks` validates the config again, knowing whether the pipeline has many tasks. `estimate` returns
-    non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk`
-    that it takes, from the closed forms after and before it and the account of the rows. `surroundings` are facts of this
-    machine that affect the result of such a config. If `optional`, a CheckError of `run` does not end the pipeline: it is a
-    failure of the run, and later stages run without its artifact. In the metadata that `run` returns, `parity` are the records
-    of its comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them,
-    and ends with exit code 3.
+    A stage is described by its traits; no code compares its name. `trains` updates parameters by gradients on the task's
+    data, `removes` cuts units or masks weights, `merges` folds deltas into the weights. `outcome` describes the resulting
+    model in a word for reports ('tuned'). `needs` are artifact kinds that an earlier stage must publish; `accepts` are
+    optional ones. `packages` are the distributions whose versions enter the fingerprint, `extras` those that only some
+    configs need; `version` is increased when the stage's own results change. `run` names the function that does the work,
+    "module:function": it is imported when the stage runs, because commands that must start fast read this table. The
+    function writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
+    `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
+    where it depends on the config it is a function of it. `lengths` are the tokens per row in the config, by key, to be
+    compared with the model's positions. `beside` are the files and models that the config names. `with_tasks` validates the
+    config again, knowing whether the pipeline has many tasks. `estimate` returns non-default values
+    (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from
+    the closed forms after and before it and the account of the rows. `surroundings` are facts of this machine that affect
+    the result of such a config. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run,
+    and later stages run without its artifact. In the metadata that `run` returns, `parity` are the records of its
+    comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and
+    ends with exit code 3.
     """
 
     name: str
@@ -216,6 +247,7 @@ class Stage:
     estimate: Callable[[Any, Plan, Plan, dict[str, Any]], dict[str, float]] = lambda config, plan, before, rows: {}
     with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
+    beside: NamedInputs = NamedInputs()
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
     optional: bool = False
     trains: bool = False

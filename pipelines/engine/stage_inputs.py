@@ -35,6 +35,7 @@ def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
         run=facts if everything else {},
         threads=run.threads,
         tasks=pipeline.tasks,
+        models={reference: run.ready.models[reference] for reference in stage.beside.models_of(entry.config).values()},
         require_unchanged=run.originals.require,
     )
 
@@ -53,13 +54,15 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
         }
         for path, task in run.pipeline.all_tasks.items()
     }
+    named = {key: content[str(path)] for key, path in stage.beside.files_of(entry.config).items()}
+    named |= {key: model.sha256 for key, model in run.ready.models_of(entry).items()}
     # torch gives different bits on a GPU
     card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
         {
             "stage": stage.name,
             "version": stage.version,
-            "config": without_id(entry.config),
+            "config": {**without_id(entry.config), **named},
             "artifacts": [digest(artifact) for artifact in inputs.artifacts],
             "dense": digest(inputs.dense) if inputs.dense else None,
             "run": inputs.run,

@@ -9,13 +9,14 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES, _digest
 from pipelines.engine.preflight import Ready
+from pipelines.engine.stage import BaseModelReference
 
 Mark = tuple[int, ...]
 """File system metadata of a file. The time of its last change (ctime) cannot be set by a program."""
 
 
 class Originals:
-    """The data files and the base model in a run's fingerprints.
+    """The data files, the base and the other models in a run's fingerprints.
 
     A stage may use its inputs only if the files have the same hash before and after it, and were not touched in between: a
     file that is replaced and restored has equal bytes, but a different mark.
@@ -41,7 +42,6 @@ class Originals:
 
     def _compare(self) -> None:
         # not `resolve`: the folder was already validated, only its bytes matter
-        base = self._ready.base
         for path, sha256 in self._ready.data.items():
             try:
                 current = sha256_of(path)
@@ -49,21 +49,26 @@ class Originals:
                 raise _changed("disappeared while the run was reading it", path) from None
             if current != sha256:
                 raise _changed("changed while the run was reading it", path)
-        try:
-            current = _digest(base.folder)
-        except (UserError, OSError) as error:
-            raise _changed("the model's folder changed while the run was reading it", base.folder) from error
-        if current != base.sha256:
-            raise _changed("the model's folder changed while the run was reading it", base.folder)
+        for model in self._models():
+            try:
+                current = _digest(model.folder)
+            except (UserError, OSError) as error:
+                raise _changed("the model's folder changed while the run was reading it", model.folder) from error
+            if current != model.sha256:
+                raise _changed("the model's folder changed while the run was reading it", model.folder)
+
+    def _models(self) -> Iterator[BaseModelReference]:
+        yield self._ready.base
+        yield from self._ready.models.values()
 
     def _look(self) -> dict[Path, Mark | None]:
         return {path: _mark(path) for path in self._files()}
 
     def _files(self) -> Iterator[Path]:
-        folder = self._ready.base.folder
         yield from self._ready.data
-        yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))
-        yield from sorted({*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")})
+        for folder in (model.folder for model in self._models()):
+            yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))
+            yield from sorted({*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")})
 
 
 def _mark(path: Path) -> Mark | None:

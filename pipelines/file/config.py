@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,8 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     # sorted: the order affects random numbers, and must not depend on the order in the file
     tasks = {name: _with_paths(config, folder) for name, config in sorted((top.tasks or {}).items())}
     command = command_of(path, overrides)
-    return Pipeline(top.name, top.model, task, top.seed, top.threads, tuple(entries), folder, source, tasks, command, row)
+    stages = tuple(_with_files(entry, folder) for entry in entries)
+    return Pipeline(top.name, top.model, task, top.seed, top.threads, stages, folder, source, tasks, command, row)
 
 
 def _architecture(top: PipelineFile, folder: Path, source: YamlSource) -> Architecture | None:
@@ -155,6 +156,12 @@ def command_of(path: Path, overrides: Sequence[str]) -> str:
 def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
     """The task with absolute paths."""
     return task.model_copy(update={key: folder / Path(getattr(task, key)).expanduser() for key in PATH_KEYS})
+
+
+def _with_files(entry: Entry, folder: Path) -> Entry:
+    """The stage with absolute paths of its data files."""
+    paths = {key: folder / path.expanduser() for key, path in entry.row.beside.files_of(entry.config).items()}
+    return replace(entry, config=entry.config.model_copy(update=paths)) if paths else entry
 
 
 def _task_faults(source: YamlSource, top: PipelineFile) -> Iterator[UserError]:
@@ -282,8 +289,10 @@ def _from_here(path: KeyPath, value: Any) -> Any:
     """Resolve a path from the command line relative to the current folder, not to the pipeline file."""
     if not isinstance(value, str):
         return value
-    data_file = path[0] in ("task", "tasks") and path[-1] in PATH_KEYS
-    if data_file or (path == ("model",) and (value.startswith((".", "~")) or Path(value).is_dir())):
+    of_stage = load_stage(path[2]) if path[0] == "stages" and path[2] in stage_table.STAGE_NAMES else None
+    data_file = path[-1] in (of_stage.beside.files if of_stage else PATH_KEYS if path[0] in ("task", "tasks") else ())
+    model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
+    if data_file or (model and (value.startswith((".", "~")) or Path(value).is_dir())):
         return str(Path.cwd() / Path(value).expanduser())
     return value
 

@@ -6,6 +6,8 @@ Every number and every list of a config has an upper bound; a test walks all sta
 from __future__ import annotations
 
 EPOCHS = 1_000
+STEPS = 10_000_000
+"""Optimizer steps of a training."""
 RANK = 8_192
 """Rank of a low-rank part: the smaller side of the widest known matrix."""
 WIDTH = 16_384

@@ -10,7 +10,7 @@ from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
-from pipelines.reporting.words import headline, left_out_note, notes, rival_note
+from pipelines.reporting.words import headline, left_out_note, notes, rival_note, teacher_note
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
@@ -41,6 +41,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "notes": failure_notes(inputs)
         + unlearnt_notes(inputs)
         + notes(roles, cells, candidates, metric, control)
+        + teacher_notes(inputs)
         + rival_note(fastest, roles["compressed"], candidates, cells)
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)
@@ -72,6 +73,12 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         },
         "machine": measurements["machine"],
     }
+
+
+def teacher_notes(inputs: Inputs) -> list[str]:
+    """Notes on the recoveries that learned from texts without labels, or from another model than the dense one."""
+    facts = [(artifact.entry, artifact.metadata) for artifact in inputs.artifacts if artifact.row.trains]
+    return [teacher_note(name, of) for name, of in facts if {"texts", "teacher"} & of.keys()]
 
 
 def unlearnt_notes(inputs: Inputs) -> list[str]:
@@ -160,9 +167,10 @@ def control_record(measurements: Record, compressed: Record, key: str) -> Record
     control = measurements.get("control")
     if control is None:
         return None
-    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality")
+    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality", "learned")
     interval = compressed["control_interval"]
-    return {**{name: control[name] for name in facts}, "difference": difference, "difference_interval": interval}
+    found = {name: control[name] for name in facts if name in control}
+    return {**found, "difference": difference, "difference_interval": interval}
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:

@@ -22,8 +22,10 @@ from pipelines.reporting.format import (
     verdict,
 )
 
-CONTROL = "dense, trained as long"
-"""What the control of a recovery is, in a report."""
+
+def control_words(control: Record) -> str:
+    """What the control of a recovery is, in a report."""
+    return "dense, trained further on the labels" if control.get("learned") == "labels" else "dense, trained as long"
 
 
 def summary(
@@ -146,7 +148,7 @@ def control_row(control: Record, compressed: Record, metric: Metric) -> Record:
     low, high = control["difference_interval"]
     change = f"{points(control['difference'])} ({points(low, '')} to {points(high, '')}): {verdict(low, high, 'the control')}"
     cells = {"dense": quality_cell(control, metric), "compressed": quality_cell(compressed, metric)}
-    return {"metric": f"{metric.name}, control ({CONTROL})", **cells, "change": change}
+    return {"metric": f"{metric.name}, control ({control_words(control)})", **cells, "change": change}
 
 
 def trainable_row(row: Record, dense: int) -> Record:

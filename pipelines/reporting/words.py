@@ -16,7 +16,8 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.summary import CONTROL, speedup
+from pipelines.reporting.summary import control_words, speedup
+from pipelines.stages.training_plan import PASSES_OF_LABELS
 
 
 def headline(
@@ -39,7 +40,9 @@ def headline(
     ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
     difference = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     if control:
-        theirs += f" dense and {hundredths(control['quality'][metric.key], metric.unit)} of the control ({CONTROL})"
+        theirs += (
+            f" dense and {hundredths(control['quality'][metric.key], metric.unit)} of the control ({control_words(control)})"
+        )
         difference = f"{verdict(*compressed['difference_interval'])}, {verdict(*control['difference_interval'], 'the control')}"
     else:
         theirs += " dense"
@@ -54,11 +57,31 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
     if control is None:
         return []
     low, high = control["difference_interval"]
+    on_labels = control.get("learned") == "labels"
+    what = f"the dense model, trained {'further on the labels' if on_labels else 'as long as the recovered one'}"
     return [
-        f"Against the control (the dense model, trained as long as the recovered one) {metric.name} changes by "
+        f"Against the control ({what}) {metric.name} changes by "
         f"{points(control['difference'])} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
         f"{compressed['quality']['rows']:,} rows): {verdict(low, high, 'the control')}."
     ]
+
+
+def teacher_note(stage: str, recovery: Record) -> str:
+    """Note on what a recovery learned from: texts without labels, and whose outputs."""
+    teacher = f"the model {recovery['teacher']['reference']}" if "teacher" in recovery else "the dense model"
+    if "texts" not in recovery:
+        return f"{stage} was distilled from {teacher}, not from the dense one."
+    texts = recovery["texts"]
+    lines = (
+        f"{stage} learned the outputs of {teacher} on {texts['rows']:,} texts without labels ({texts['file']}) and on the "
+        f"{texts['labelled']:,} training rows, and no labels."
+    )
+    if recovery.get("control", {}).get("learned") == "labels":
+        lines += (
+            " Its control, to which its own outputs teach nothing, learned the labels of the training rows instead, in at most "
+            f"{PASSES_OF_LABELS:g} passes."
+        )
+    return lines
 
 
 def notes(

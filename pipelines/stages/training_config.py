@@ -100,10 +100,23 @@ class TrainingConfig(GroundConfig):
         default=None, gt=0, le=1, description="child f: probability that a step keeps a gradient element, default 0.3"
     )
     epochs: float = Field(default=2, gt=0, le=limits.EPOCHS, description="passes over the training rows")
+    steps: int | None = Field(default=None, ge=1, le=limits.STEPS, description="optimizer steps, instead of epochs")
     learning_rate: float | None = Field(
         default=None, gt=0, le=limits.RATE, description="learning rate of AdamW, default that of the method"
     )
     batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows per step")
+    dropout: bool | None = Field(
+        default=None, description="the model's dropout while it is trained; default yes, but no where a recover has texts"
+    )
+
+    @property
+    def uses_dropout(self) -> bool:
+        """Whether the model's dropout is active in this training."""
+        return self.dropout is not False
+
+    def passes(self, rows: int) -> float:
+        """How often a training goes through its `rows`."""
+        return self.epochs if self.steps is None else self.steps * self.batch_size / rows
 
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in; `selected` are the options of the select before it.
@@ -115,6 +128,12 @@ class TrainingConfig(GroundConfig):
         names = (name for name in OPTIONS if name not in ("on", *GROUND, *OF_TRAINING))
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(self.ground(selected), group=group, omega=omega, **options)
+
+
+def length_problems(config: TrainingConfig) -> Iterable[Problem]:
+    """Fault of a training whose length is given twice."""
+    if config.steps is not None and "epochs" in config.model_fields_set:
+        yield Problem("E403", "steps and epochs exclude each other", "Keep one of them", ("steps",))
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:

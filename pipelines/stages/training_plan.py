@@ -14,6 +14,10 @@ from compressor.methods import (
 )
 from pipelines.stages.training_config import TrainingConfig
 
+PASSES_OF_LABELS = 3.0
+"""Most passes over the training rows of a control that learns their labels instead of texts: in as many steps as the texts
+take it would overfit few rows, and be a weaker baseline."""
+
 
 def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
     """What a stage with this config and method would train at this point of the plan, and the resulting shape.
@@ -48,25 +52,39 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     """Of a tune or a recover, its teacher, control and validation included: see `pipelines.check.estimate`."""
     shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
     trains_base = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
-    forward = shape.flops(rows["mean"])
-    flops = (3 if trains_base else 2) * forward * rows["train"] * config.epochs + rows["validation"] * forward
+    learned, mean = _learned(config, rows)
+    taken, backward = learned * config.passes(learned), 3 if trains_base else 2
+    flops = backward * shape.flops(mean) * taken + rows["validation"] * shape.flops(rows["mean"])
     teacher = bool(getattr(config, "distill", False))
+    of_teacher = rows.get("teacher", {"flops": plan.dense.flops(mean), "bytes": plan.dense.bytes})
     if teacher:
-        flops += rows["train"] * plan.dense.flops(rows["mean"])
+        flops += learned * of_teacher["flops"]
     length = min(rows["longest"], plan.length)
     # the control, one after the other, is as large as the dense model
     control = plan.tuned if getattr(config, "control", False) else None
     if control:
-        dense = control.flops(rows["mean"])
-        flops += (3 if trains_base else 2) * dense * rows["train"] * config.epochs + rows["validation"] * dense
+        if "texts" in rows and "teacher" not in rows:
+            taken = min(taken, PASSES_OF_LABELS * rows["train"])
+        flops += backward * control.flops(mean) * taken + rows["validation"] * control.flops(rows["mean"])
     largest = control or shape
     disk = sum(model.bytes if trains_base else 8 * trained for model in (shape, control) if model)
     return {
         "flops": flops,
         "seconds": 3.0,
-        "memory": largest.bytes + 12 * trained + config.batch_size * saved_bytes(largest, length) + teacher * plan.dense.bytes,
+        "memory": largest.bytes
+        + 12 * trained
+        + config.batch_size * saved_bytes(largest, length)
+        + teacher * of_teacher["bytes"],
         "disk": disk,
     }
+
+
+def _learned(config: TrainingConfig, rows: dict[str, Any]) -> tuple[int, int]:
+    """Number of rows of a training, texts without labels included, and the tokens of a mean one."""
+    texts = rows.get("texts", {"rows": 0, "mean": 0})
+    count = texts["rows"] if config.steps is None else min(texts["rows"], config.steps * config.batch_size)
+    learned = rows["train"] + count
+    return learned, max(int((rows["train"] * rows["mean"] + count * texts["mean"]) / learned), 1)
 
 
 def saved_bytes(shape: ModelShape, length: int) -> int:

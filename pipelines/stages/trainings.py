@@ -31,7 +31,8 @@ from compressor.tasks.predictions import by_row
 from compressor.tasks.reading import TaskData
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
-from compressor.training.trainer import Schedule, TrainingRows, train
+from compressor.training.schedule import Schedule
+from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.loading import judge_rows, load_model, publish_model
 from pipelines.stages.training_config import TrainingConfig
@@ -110,6 +111,8 @@ def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
         batch_size=config.batch_size,
         weight_decay=0.01 if row.trains_base else 0.0,
         seed=seed,
+        max_steps=config.steps,
+        dropout=config.uses_dropout,
     )
 
 

@@ -9,8 +9,11 @@ from torch.nn import functional
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of, remove
 from compressor.tasks.kinds.classification import distillation_loss
+from compressor.tasks.predictions import IGNORED
+from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher, hidden_distance
-from compressor.training.trainer import Schedule, train
+from compressor.training.schedule import Schedule
+from compressor.training.trainer import train
 from tests.compressor.conftest import encoding, plan_of, prepared, tiny
 from tests.compressor.training_parts import MODULES, rows_of
 
@@ -31,6 +34,21 @@ def test_distillation_loss_by_hand():
     p, q = torch.softmax(teacher / 2, -1), torch.softmax(student / 2, -1)
     expected = 0.5 * -torch.log_softmax(student, -1)[0, 0] + 0.5 * 4 * (p * (p / q).log()).sum()
     assert torch.isclose(distillation_loss(student, teacher, torch.tensor([0])), expected)
+
+
+def test_imitation_is_the_distance_from_the_teacher_alone():
+    """Whatever the labels are: zero at the teacher's outputs; KL of the distributions, or a squared error; at tagged tokens."""
+    student, teacher = torch.tensor([[1.0, -1.0], [0.0, 3.0]]), torch.tensor([[0.5, 0.0], [0.0, 3.0]])
+    p, q = torch.softmax(teacher, -1), torch.softmax(student, -1)
+    expected, labels = (p * (p / q).log()).sum() / 2, torch.tensor([0, 1])
+    classes, numbers, tags = (kind_of(name).unlabelled for name in ("classification", "regression", "tokens"))
+    for of in (labels, 1 - labels):
+        assert torch.isclose(classes.distillation(student, teacher, of), expected)
+    assert classes.loss(student, labels) == classes.distillation(teacher, teacher, labels) == 0
+    assert torch.isclose(numbers.distillation(student[:, :1], teacher[:, :1], labels), torch.tensor(0.125))
+    tagged = torch.tensor([[IGNORED, 0], [IGNORED, 0]])
+    tokens = [torch.stack([torch.full_like(rows, 9.0), rows], dim=1) for rows in (student, teacher)]
+    assert torch.isclose(tags.distillation(*tokens, tagged), expected)
 
 
 def pruned(architecture: str, dtype=torch.float64):

@@ -23,7 +23,8 @@ from compressor.storage.delta_file import HEADER_LIMIT, header_size
 from compressor.storage.live import remember
 from compressor.storage.task_files import SHARED, write_tasks
 from compressor.training.multitask import TaskSampler, join_heads, probabilities, trained_parts
-from compressor.training.trainer import Schedule, train
+from compressor.training.schedule import Schedule
+from compressor.training.trainer import train
 from tests.compressor.conftest import APPLIES, encoding, logits, tiny
 from tests.compressor.delta_parts import bits_of, refused
 from tests.compressor.training_parts import CLASSES, many, many_in_one_process, mixture

@@ -1,4 +1,4 @@
-"""What says which units matter least: by weights, by changes, by the loss; and which go first."""
+"""What says which units matter least: by weights, by changes, by the loss, by hidden states; and which go first."""
 
 import pytest
 import torch
@@ -7,7 +7,18 @@ from compressor.deltas.links import merged_copy
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
+from compressor.pruning.groups import complement
+from compressor.pruning.refit import RIDGE
+from compressor.pruning.scores import (
+    changes_of,
+    loss_scores,
+    lowest,
+    lowest_of_all,
+    random_scores,
+    reconstruction_scores,
+    units_of,
+    weight_scores,
+)
 from compressor.pruning.surgery import remove
 from tests.compressor.conftest import encoding, plan_of, tiny, tuned
 
@@ -46,6 +57,7 @@ def test_what_is_left_of_a_pruned_model_can_be_scored(architecture, structure):
     units, changes = units_of(model, structure), changes_of(model)
     scores = [weight_scores(model, structure, criterion, changes) for criterion in ("weight", "weight_plus_delta")]
     scores += [loss_scores(model, structure, criterion, [(encoding(), LABELS)]) for criterion in ("taylor", "fisher")]
+    scores.append(reconstruction_scores(model, structure, [encoding()]))
     for found in scores:
         assert [len(one) for one in found] == units
         assert all(torch.isfinite(one).all() for one in found)
@@ -131,3 +143,27 @@ def test_random_scores_repeat():
     model = tiny("bert")
     first, second = random_scores(model, "heads", 7), random_scores(model, "heads", 7)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("structure", ["heads", "neurons"])
+def test_reconstruction_is_the_error_of_a_refit_without_the_unit(architecture, structure):
+    """Solved by least squares over the other columns, the ridge as further rows, from inputs that a hook sees."""
+    model = tuned(tiny(architecture), "dsee", MODULES)
+    batches = [encoding(6, 11), encoding(3, 9)]
+    scores = reconstruction_scores(model, structure, batches)
+    layer, seen = layers_of(model)[1], []
+    matrix = layer.matrix(STRUCTURES[structure].columns)
+    hook = matrix.owner.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].detach()))
+    for batch in batches:
+        model(**batch)
+    hook.remove()
+    x = torch.cat([states[batch["attention_mask"].bool()] for states, batch in zip(seen, batches, strict=True)])
+    system = torch.cat([x, (RIDGE * x.square().sum(0).mean()).sqrt() * torch.eye(x.shape[1], dtype=x.dtype)])
+    target = system @ matrix.weight.detach().T
+
+    def error(unit: int) -> torch.Tensor:
+        rest = complement(layer.spread(matrix.name, torch.tensor([unit])).tolist(), x.shape[1])
+        return (system[:, rest] @ torch.linalg.lstsq(system[:, rest], target).solution - target).square().sum()
+
+    # both are relative to the same hidden states
+    assert torch.isclose(scores[1][0] / scores[1][1], error(0) / error(1))

@@ -41,7 +41,7 @@ def pruned(architecture: str, plan: dict[int, Removal], *, masks: bool = False):
 # --- every architecture ---
 
 
-@pytest.mark.parametrize("masks", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("masks", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "masked"])
 def test_no_sublayer_gets_worse_and_the_model_gets_nearer(architecture, cut, masks):
     """Also where units are all gone, blocks are missing, and single weights are masked: these stay zero."""
     dense, model = pruned(architecture, cut, masks=masks)

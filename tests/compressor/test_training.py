@@ -16,7 +16,8 @@ from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import chain
 from compressor.errors import UserError
 from compressor.storage import delta_file
-from compressor.training.trainer import Schedule, train, trainer_of
+from compressor.training.schedule import Schedule
+from compressor.training.trainer import Collator, train, trainer_of
 from compressor.training.unfinished import changing, newest, seal
 from tests.bait import Bait
 from tests.compressor.conftest import CASES, GROWING, encoding, prepared, tiny
@@ -65,6 +66,25 @@ def test_training_learns_repeats_and_moves_nothing_else(case, tmp_path):
         now = parameters.get(name, parameters.get(name.replace(".parametrizations.weight.original", ".weight")))
         assert torch.equal(now, tensor)
     assert all(torch.equal(tensor, second.state_dict()[name]) for name, tensor in first.state_dict().items())
+
+
+def test_steps_instead_of_epochs(tmp_path):
+    """A training of more steps than an epoch has, without dropout: the first loss is that of the model in eval mode."""
+    schedule = replace(FAST, max_steps=11, dropout=False)
+    assert schedule.steps(rows=64) == 11
+    model, rows = tiny("bert", torch.float32), rows_of(schedule.batch_size)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.5
+    prepared(model, "lora", MODULES, places=100)
+    batch = Collator(1)([rows[row] for row in range(len(rows))])
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        expected = rows.kinds[0].loss(model.eval()(**batch).logits, labels)
+    steps = []
+    losses = train(model, rows, 1, schedule, tmp_path, lambda note: steps.append(note))
+    assert len(steps) == 11 and losses[-1]["step"] == 11
+    assert steps[0] == "" and steps[1] == f"loss {float(expected):.3f}"
 
 
 class Cut(Exception):

@@ -26,7 +26,8 @@ from compressor.selection.choice import choose_places
 from compressor.selection.gradients import gradient_scores
 from compressor.storage import bits, delta_file, live
 from compressor.storage.peft.write import write_peft
-from compressor.training.trainer import Schedule, train
+from compressor.training.schedule import Schedule
+from compressor.training.trainer import train
 from pipelines.stages.prune.prune_weights import WeightsItem, pools_of
 from tests.compressor.conftest import CASES, GROWING, NEURONS, TRIED, encoding, logits, prepared, tiny, tuned
 from tests.compressor.training_parts import rows_of

@@ -17,7 +17,8 @@ from compressor.models.anatomy import layers_of
 from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import gradient_scores
 from compressor.storage.changes import describe_changes
-from compressor.training.trainer import Schedule, settle, trainer_of
+from compressor.training.schedule import Schedule
+from compressor.training.trainer import settle, trainer_of
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, encoding, logits, prepared, tiny
 from tests.compressor.training_parts import MODULES, rows_of
 

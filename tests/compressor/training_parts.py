@@ -21,7 +21,8 @@ from compressor.tasks.predictions import IGNORED
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.multitask import Mixture, join_heads
-from compressor.training.trainer import Schedule, TrainingRows, trainer_of
+from compressor.training.schedule import Schedule
+from compressor.training.trainer import TrainingRows, trainer_of
 from compressor.training.unfinished import changing
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, PLAN, prepared, tiny
 

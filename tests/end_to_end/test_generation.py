@@ -35,7 +35,7 @@ STAGES = [
     {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 3, **FAST}},
     {"merge": None},
     {"export": None},
-    {"benchmark": {"batch": [1], "length": [16], "rounds": 3}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, "machine_limits": False}},
     {"report": None},
 ]  # fmt: skip
 LORA = {"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}

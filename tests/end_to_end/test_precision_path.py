@@ -15,12 +15,16 @@ from tests.end_to_end.test_faults import (
     transposed_weight_in_the_graph,
     wrong_padding_side,
 )
-from tests.tiny import write_pipeline
+from tests.tiny import LEFT_OUT, write_pipeline
 
 pytestmark = pytest.mark.slow
 
 TUNE = {"tune": {"method": "lora", "rank": 4, "epochs": 4, "learning_rate": 0.02, "batch_size": 8}}
-AFTER = [{"deploy": {"name": "tiny"}}, {"benchmark": {"batch": [2], "length": [16], "rounds": 3}}, {"report": None}]
+AFTER = [
+    {"deploy": {"name": "tiny"}},
+    {"benchmark": {"batch": [2], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
+    {"report": None},
+]
 
 
 def finished(folder, *stages):

@@ -16,7 +16,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
 from serving.client import predict
 from serving.server import EmbeddedServer
-from tests.tiny import write_data, write_pipeline, write_scores
+from tests.tiny import LEFT_OUT, write_data, write_pipeline, write_scores
 
 FAST = {"learning_rate": 0.02, "batch_size": 8}
 STAGES = [
@@ -30,7 +30,7 @@ STAGES = [
     {"merge": None},
     {"export": None},
     {"deploy": {"name": "alike"}},
-    {"benchmark": {"batch": [1], "length": [16], "rounds": 3}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
     {"report": None},
 ]  # fmt: skip
 

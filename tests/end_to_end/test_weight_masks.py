@@ -13,7 +13,7 @@ from compressor.pruning.weights import holds, nonzeros
 from compressor.pruning_criteria import NofM
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
-from tests.tiny import write_pipeline
+from tests.tiny import LEFT_OUT, write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}
 TUNE = [{"select": {"count": 4}}, {"tune": {"method": "dsee", "rank": 4, **FAST}}]
@@ -38,7 +38,7 @@ def left_in(folder) -> int:
 def test_the_papers_pools_through_to_the_report(tmp_path):
     """|ΔW| among query and value, |W| among the others, each with its amount; recovery, merge and export leave the zeros."""
     after = [{"recover": FAST}, {"merge": None}, {"export": {"precision": ["fp32"]}}]
-    measured = [{"benchmark": {"batch": [1], "length": [16], "rounds": 3}}, {"report": None}]
+    measured = [{"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}}, {"report": None}]
     plan, result = ran(tmp_path, *TUNE, {"prune": SHARES}, *after, *measured)
     adapted, others = 4 * 32 * 32, 4 * 32 * 32 + 4 * 24 * 32
     removed = int(0.37 * adapted) + int(0.2 * others)
@@ -65,7 +65,13 @@ def test_the_papers_pools_through_to_the_report(tmp_path):
     assert "## What is zero" in text and f"{adapted + others - removed:,}" in text
 
 
-@pytest.mark.parametrize("recover", [{"method": "full"}, {"method": "selective", "modules": "all"}], ids=["full", "selective"])
+@pytest.mark.parametrize(
+    "recover",
+    [
+        pytest.param({"method": "full"}, id="full", marks=pytest.mark.slow),
+        pytest.param({"method": "selective", "modules": "all"}, id="selective"),
+    ],
+)
 def test_patterns_and_heads_and_a_second_training(recover, tmp_path):
     """2:4 by the loss, heads removed behind it, Ω chosen among what is left; all weights trained, or those of Ω."""
     items = [TWO_OF_FOUR, {"structure": "heads", "criterion": "delta", "remove": 1}]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.pipelines.toys import SUMMARY
-from tests.tiny import STAGES, WRITERS, write_model, write_pipeline
+from tests.tiny import LEFT_OUT, STAGES, WRITERS, write_model, write_pipeline
 
 LABELS = ["class0", "class1"]
 EVIL = "import sys\nsys.a_stranger_was_here = True\nclass Evil: pass\n"
@@ -135,7 +135,7 @@ TRAINED = [
     STAGES[2],
     {"merge": None},
 ]
-WHOLE = [*TRAINED, *STAGES[6:8], {"benchmark": {"batch": [1], "length": [8], "rounds": 3}}, STAGES[9]]
+WHOLE = [*TRAINED, *STAGES[6:8], {"benchmark": {"batch": [1], "length": [8], "rounds": 3, **LEFT_OUT["benchmark"]}}, STAGES[9]]
 
 
 def trained(root: Path, stages: list[dict] = TRAINED) -> dict[str, Path]:

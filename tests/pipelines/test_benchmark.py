@@ -130,10 +130,11 @@ def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
     assert benchmark.share_of(None, timing, row, shape) == {}
 
 
-def test_on_a_gpu_and_where_nothing_could_be_measured_there_are_no_limits(ready, monkeypatch):
+def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_no_limits(ready, monkeypatch):
     told, workspace = [], SimpleNamespace(say=lambda text: told.append(text))
     monkeypatch.setattr(benchmark, "measure_limits", lambda threads: None)
-    assert benchmark.limits_of(BenchmarkConfig(device="cuda"), ready, workspace) is None and not told
+    for config in (BenchmarkConfig(device="cuda"), BenchmarkConfig(machine_limits=False)):
+        assert benchmark.limits_of(config, ready, workspace) is None and not told
     assert benchmark.limits_of(BenchmarkConfig(), ready, workspace) is None and "could not be measured" in told[0]
 
 

@@ -324,6 +324,46 @@ MISTAKES = [
         "distill: hidden",
     ),
     Mistake(
+        "texts that teach nothing",
+        ("method: same", "distill: false, texts: dev.tsv"),
+        "E403 {file}:8: stages[3].recover.texts: texts without labels teach nothing where nothing is distilled",
+    ),
+    Mistake(
+        "hidden states of another model",
+        ("method: same", "distill: both, teacher: ./model"),
+        "E403 {file}:8: stages[3].recover.teacher: distill: both compares hidden states",
+        "teacher: dense",
+    ),
+    Mistake(
+        "embeddings of a method that trains none",
+        ("method: same", "method: lora, embeddings: false"),
+        "E403 {file}:8: stages[3].recover.embeddings: embeddings is not used by method lora",
+    ),
+    Mistake(
+        "steps and epochs", ("rank: 4", "steps: 4, epochs: 2"), "E403 {file}:6: stages[1].tune.steps: steps and epochs exclude"
+    ),
+    Mistake(
+        "no file of texts",
+        ("method: same", "texts: txets.txt"),
+        "E201 {folder}/txets.txt: no such file ({file}:8: stages[3].recover.texts)",
+    ),
+    Mistake(
+        "texts that are known already",
+        ("method: same", "texts: train.tsv"),
+        "E204 {folder}/train.tsv: every text is in the task's training or validation file ({file}:8: ",
+        "Give other texts",
+    ),
+    Mistake(
+        "no such teacher",
+        ("method: same", "teacher: ./large"),
+        "E303 {file}:8: stages[3].recover.teacher: model './large': no such folder",
+    ),
+    Mistake(
+        "a teacher without a task head",
+        ("method: same", "teacher: ./model"),
+        "E410 {file}:8: stages[3].recover: the teacher './model' has no trained task head for the labels class0, class1",
+    ),
+    Mistake(
         "a teacher's part that there is not",
         ("method: same", "distill: states"),
         "E104 {file}:8: stages[3].recover.distill: ",
@@ -573,6 +613,6 @@ def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mis
     before = tree(tmp_path)
     code, shown, error = compress("run", pipeline, "--out", tmp_path / "runs", *options)
     assert (code, shown) == (2, ""), error
-    assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline)), error
+    assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline, folder=project)), error
     assert mistake.fix in error
     assert tree(tmp_path) == before and not (tmp_path / "runs").exists()

@@ -10,13 +10,13 @@ from compressor.tasks.task_kind import kind_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
-from tests.tiny import write_pipeline
+from tests.tiny import LEFT_OUT, write_pipeline
 
 STAGES = [
     {"tune": {"method": "full", "epochs": 1, "learning_rate": 1.0, "batch_size": 8}},
     {"merge": None},
     {"export": {"precision": "fp32"}},
-    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, "real_lengths": False}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
     {"report": None},
 ]
 

@@ -41,7 +41,8 @@ class Sparse(Delta):
         return add_at(weight, self.omega, self.values)
 
     def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Sparse:
-        width = shape[1]
+        width, device = shape[1], self.omega.device
+        rows, columns = rows.to(device), columns.to(device)
         row, column = self.omega.long() // width, self.omega.long() % width
         kept = torch.isin(row, rows) & torch.isin(column, columns)
         new_row, new_column = torch.searchsorted(rows, row[kept]), torch.searchsorted(columns, column[kept])

@@ -96,6 +96,14 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tenso
     return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * soft
 
 
+def imitation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """KL(teacher ‖ student), unsoftened. Logits are (rows, classes)."""
+    from torch.nn import functional
+
+    logs = (functional.log_softmax(logits, dim=-1) for logits in (student, teacher))
+    return functional.kl_div(*logs, reduction="batchmean", log_target=True)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The most likely label of one text, and the probability of every label in the model's order."""
@@ -125,6 +133,7 @@ KIND = TaskKind(
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,
+    imitation=imitation_loss,
     metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews, chance=0.0)),
     # a classifier is unsure on random rows, so this limit is lower: it finds broken files and does not measure quality
     agreement=Agreement(

@@ -20,7 +20,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
-from compressor.tasks.kinds.token_losses import distillation_loss, loss
+from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
 from compressor.tasks.metrics import (
     decided_labels_agree,
     labels_agree,
@@ -144,6 +144,7 @@ KIND = TaskKind(
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,
+    imitation=imitation_loss,
     metrics=(
         Metric("likelihood", "likelihood of a token", likelihood, " %", in_perplexity, TIMED),
         LOG_LIKELIHOOD,

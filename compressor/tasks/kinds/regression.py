@@ -79,6 +79,11 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tenso
     return 0.5 * loss(student, labels) + 0.5 * loss(student, teacher[:, 0])
 
 
+def imitation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """Squared error against the teacher. Outputs are (rows, 1)."""
+    return loss(student, teacher[:, 0])
+
+
 @dataclass(frozen=True)
 class Estimate:
     """The predicted number for one text, and the name of the label."""
@@ -100,6 +105,7 @@ KIND = TaskKind(
     start=start,
     loss=loss,
     distillation=distillation_loss,
+    imitation=imitation_loss,
     metrics=(Metric("spearman", "Spearman", spearman, chance=0.0), Metric("pearson", "Pearson", pearson)),
     agreement=Agreement(
         concordance,

@@ -32,9 +32,19 @@ def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
 
 def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
     """0.5 CE + 0.5 T² KL(teacher ‖ student) at tokens with a label, as in classification. Outputs: (rows, length, outputs)."""
+    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _divergence(student, teacher, labels, TEMPERATURE)
+
+
+def imitation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """KL(teacher ‖ student) at tokens with a label, whatever it is, unsoftened. Outputs are (rows, length, outputs)."""
+    return _divergence(student, teacher, labels, 1.0)
+
+
+def _divergence(student: Tensor, teacher: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Mean over rows of KL(teacher ‖ student), both softened by the temperature."""
     from torch.nn import functional
 
     labelled = labels != IGNORED
-    softened = (functional.log_softmax(outputs[labelled] / TEMPERATURE, dim=-1) for outputs in (student, teacher))
+    softened = (functional.log_softmax(outputs[labelled] / temperature, dim=-1) for outputs in (student, teacher))
     each = functional.kl_div(*softened, reduction="none", log_target=True).sum(dim=-1)
-    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _mean_of_rows(each, labels).mean()
+    return _mean_of_rows(each, labels).mean()

@@ -26,7 +26,7 @@ from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
 from compressor.tasks.features import first_tokens
 from compressor.tasks.kinds.classification import MAX_CLASSES
-from compressor.tasks.kinds.token_losses import distillation_loss, loss
+from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.predictions import IGNORED, rows_of
@@ -41,15 +41,21 @@ OUTSIDE = "O"
 WORDS_FIX = 'Give a list of words in .jsonl, e.g. ["EU", "rejects"], or a word a line in .conll'
 
 
-def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
-    """The words of a sentence, and their tags in IOB2. Raises UserError E206, E207, E214."""
-    column, words, tags = task.text_columns[0], row[task.text_columns[0]], row[task.label]
+def sentence_words(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[tuple[str, ...]]:
+    """The words of a sentence. Raises UserError E206."""
+    column, words = task.text_columns[0], row[task.text_columns[0]]
     if not isinstance(words, list) or not words:
         raise UserError("E206", f"column '{column}' holds {words!r:.60}, not words", WORDS_FIX, f"{path}:{line}")
     for number, word in enumerate(words):
         if not isinstance(word, str) or word.split() != [word]:
             fix = "Fix or remove it, with its tag: a word is text without spaces"
             raise UserError("E206", f"word {number + 1} is {word!r:.60}", fix, _place(path, line, number))
+    return (tuple(words),)
+
+
+def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
+    """The words of a sentence, and their tags in IOB2. Raises UserError E206, E207, E214."""
+    ((words,), tags) = sentence_words(row, task, path, line), row[task.label]
     if not isinstance(tags, list):
         fix = 'Give a list with a tag for each word, e.g. ["B-ORG", "O"]'
         raise UserError("E207", f"column '{task.label}' holds {tags!r:.60}, not tags", fix, f"{path}:{line}")
@@ -59,7 +65,7 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
         if not is_tag(tag):
             what = f"{tag!r:.60} of word {number + 1} ('{words[number]:.40}') is not a tag"
             raise UserError("E207", what, "Write O, B-TYPE or I-TYPE", _place(path, line, number))
-    return (tuple(words),), to_iob2(tags)
+    return (words,), to_iob2(tags)
 
 
 def _place(path: Path, line: int, number: int) -> str:
@@ -203,6 +209,8 @@ KIND = TaskKind(
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,
+    imitation=imitation_loss,
+    texts=sentence_words,
     metrics=(Metric("f1", "entity F1", entity_f1, " %", chance=0.0), Metric("accuracy", "token accuracy", word_accuracy, " %")),
     # most words are O to every model: agreement is easier to reach than between classes
     agreement=Agreement(labels_agree, "tags agree", "tags agree on", two_errors, decided_labels_agree),

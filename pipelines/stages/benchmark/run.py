@@ -146,8 +146,8 @@ def timed_passes(
 
 
 def limits_of(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> Limits | None:
-    """The rates of this machine's CPU with the run's threads; None on a GPU, and where they cannot be measured."""
-    if config.device != "cpu":
+    """The rates of this machine's CPU with the run's threads; None on a GPU, where unwanted and where not measurable."""
+    if config.device != "cpu" or not config.machine_limits:
         return None
     limits = measure_limits(inputs.threads)
     if limits is None:

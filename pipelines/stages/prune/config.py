@@ -41,14 +41,15 @@ class PruneItem(BaseModel):
     structure: Structure = Field(description="weights: another kind of item, with a pattern")
     criterion: Criterion = Field(
         default="delta",
-        description="removed first: least tuned (delta), smallest (weight), or least needed by the loss (taylor, fisher)",
+        description="removed first: least tuned (delta), smallest (weight), least needed by the loss (taylor, fisher) or by "
+        "the hidden states, the rest refitted (reconstruction)",
     )
     scope: Literal["layer", "global"] = Field(
         default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
     )
     normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
     remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
-    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher use")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor, fisher and reconstruction use")
 
     @property
     def everywhere(self) -> bool:

@@ -28,8 +28,9 @@ from export.latency.passes import Pass, passes_of, rows_of
 from export.latency.table import KNOTS, LatencyTable, Workload, exported, measure_table, steps, times_of, turns
 from pipelines.engine.environment import distribution
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.engine.store import fingerprint, lock, replace_files, sealed
+from pipelines.engine.store import fingerprint
 from pipelines.stages.loading import load_model
+from pipelines.stages.once import once
 from pipelines.stages.prune.remove_units import cut, score
 from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, closed_form, surroundings, widths
 
@@ -118,9 +119,9 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
     facts = facts_of(target, workload, dense, inputs)
     name = table_name(facts)
 
-    def measure() -> str:
+    def measure() -> bytes:
         with workspace.progress(f"measuring {name}", steps(dense, turns(workload, target.rounds))) as bar:
-            return measure_table(
+            table = measure_table(
                 dense,
                 sample_of(data),
                 facts,
@@ -130,30 +131,10 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
                 threads=inputs.threads,
                 rounds=target.rounds,
                 on_step=bar.advance,
-            ).to_json()
+            )
+        return table.to_json().encode()
 
-    return LatencyTable.from_json(once(name, measure, workspace), facts)
-
-
-def once(name: str, measure: Callable[[], str], workspace: Workspace) -> str:
-    """The result of `measure`, from the file `name` of the cache if it was measured before and not requested again.
-
-    A table without its checksum is measured again. Raises UserError E803 if it was changed.
-    """
-    path = workspace.cache / f"{name}.json"
-    seal = path.with_suffix(".sha256")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(path.with_suffix(".lock"), lambda pid: workspace.say(f"waiting for process {pid}, which measures the same")):
-        if path.is_file() and seal.is_file() and not workspace.again:
-            content = path.read_bytes()
-            if seal.read_bytes() != sealed(content, path.name):
-                raise UserError("E803", "has changed since it was measured", "Delete it: it is measured again", str(path))
-            workspace.say(f"{name} is there")
-            return content.decode()
-        text = measure()
-        content = text.encode()
-        replace_files({path: content, seal: sealed(content, path.name)})
-    return text
+    return LatencyTable.from_json(once(name, measure, workspace).decode(), facts)
 
 
 def prices(
@@ -171,11 +152,11 @@ def prices(
     alike = [torch.zeros(units) for units in units_of(model, "layers")]
     order = {structure: scores.get(structure, alike) for structure in search.structures}
 
-    def measure() -> str:
+    def measure() -> bytes:
         batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
         with workspace.progress("measuring the loss of removing units", len(batches) * trials(model, search.structures)) as bar:
             losses = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
-        return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()})
+        return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()}).encode()
 
     ranks = {structure: [torch.argsort(block, stable=True).tolist() for block in blocks] for structure, blocks in order.items()}
     facts = {"model": inputs.nearest("model").id, "ranks": ranks, "rows": search.price_rows, "threads": inputs.threads}

@@ -8,7 +8,16 @@ from torch import Tensor, nn
 
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import layers_of
-from compressor.pruning.scores import changes_of, loss_scores, lowest, lowest_of_all, random_scores, units_of, weight_scores
+from compressor.pruning.scores import (
+    changes_of,
+    loss_scores,
+    lowest,
+    lowest_of_all,
+    random_scores,
+    reconstruction_scores,
+    units_of,
+    weight_scores,
+)
 from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning_criteria import LOSS_POWER
 from compressor.tasks.data import Data, tensor_batches
@@ -27,9 +36,12 @@ def score(
         return random_scores(model, item.structure, seed)
     if item.criterion not in LOSS_POWER:
         return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
-    rows = data.train.sample(item.rows)
-    with workspace.progress(f"scoring {item.structure} by {item.criterion}", len(rows)) as bar:
+    rows, by_states = data.train.sample(item.rows), item.criterion == "reconstruction"
+    steps = len(rows) * (len(layers_of(model)) if by_states else 1)
+    with workspace.progress(f"scoring {item.structure} by {item.criterion}", steps) as bar:
         batches = tensor_batches(rows, data.pad_id, data.batch_size)
+        if by_states:
+            return reconstruction_scores(model, item.structure, [inputs for inputs, _ in batches], bar.advance)
         return loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
 
 

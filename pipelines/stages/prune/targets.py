@@ -120,7 +120,7 @@ class TargetSearch(BaseModel):
         default="taylor",
         description="which units of a sublayer are removed first: one criterion, or one for each structure but layers",
     )
-    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher use")
+    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor, fisher and reconstruction use")
     price_rows: int = Field(
         default=256, ge=1, le=limits.ROWS, description="training rows on which the loss of removing units is measured"
     )

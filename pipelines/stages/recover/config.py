@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
-from pipelines.engine.stage import Entry, Problem, Stage
+from compressor.tasks import TaskConfig
+from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import (
     TrainingConfig,
+    length_problems,
     meaningless,
     merged_problems,
     method_in_words,
@@ -21,6 +24,9 @@ from pipelines.stages.training_config import (
     on_of,
 )
 from pipelines.stages.training_plan import counted, estimate, planned
+
+DENSE = "dense"
+"""The word for the teacher that needs no path."""
 
 
 class RecoverConfig(TrainingConfig):
@@ -37,6 +43,18 @@ class RecoverConfig(TrainingConfig):
         default=None, gt=0, le=limits.SCALE, description="weight of the distance between hidden states in the loss, default 1"
     )
 
+    texts: Path | None = Field(
+        default=None, description="a file of texts without labels, that the model learns from the teacher's outputs"
+    )
+    teacher: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=limits.REFERENCE,
+        description="a fine-tuned model for the same labels (as model); default dense: the dense model of this pipeline",
+    )
+    embeddings: bool | None = Field(
+        default=None, description="full: train the token embeddings, too; default yes, but no where there are texts"
+    )
     control: bool = Field(
         default=True, description="also train the unpruned model in the same way, as the baseline of quality in the report"
     )
@@ -45,6 +63,20 @@ class RecoverConfig(TrainingConfig):
     @classmethod
     def _true_is_logits(cls, value: Any) -> Any:
         return "logits" if value is True else value
+
+    @field_validator("teacher")
+    @classmethod
+    def _dense_is_the_default(cls, value: str | None) -> str | None:
+        return None if value == DENSE else value
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.texts is None if self.dropout is None else self.dropout
+
+    @property
+    def trains_embeddings(self) -> bool:
+        """Whether full tuning trains the token embeddings: an optimizer step on them takes longer than everything else."""
+        return self.texts is None if self.embeddings is None else self.embeddings
 
     @classmethod
     def amend_schema(cls, schema: dict[str, Any]) -> None:
@@ -55,6 +87,11 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
     if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
         fix = "Remove the key, or say distill: hidden (or both)"
         yield Problem("E403", "hidden_weight is not used where no hidden states are distilled", fix, ("hidden_weight",))
+    yield from length_problems(config)
+    yield from teacher_problems(config)
+    if config.embeddings is not None and config.method not in ("same", "full"):
+        what = f"embeddings is not used by method {config.method}, which trains none"
+        yield Problem("E403", what, "Remove the key, or say method: full", ("embeddings",))
     if not any(entry.row.trains for entry in earlier):
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
@@ -71,6 +108,40 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         )
         return
     yield from method_problems(config, row, fresh)
+
+
+def teacher_problems(config: RecoverConfig) -> Iterable[Problem]:
+    """Faults of keys that need another kind of distillation."""
+    if config.distill is False:
+        for key, what in (("texts", "texts without labels teach nothing"), ("teacher", "a teacher is not used")):
+            if getattr(config, key) is not None:
+                yield Problem("E403", f"{what} where nothing is distilled", "Remove the key, or say distill: logits", (key,))
+    elif config.distill != "logits" and config.teacher is not None:
+        what = f"distill: {config.distill} compares hidden states, which are those of the dense model only"
+        yield Problem("E403", what, "Use distill: logits, or teacher: dense", ("teacher",))
+
+
+# the functions that read files are imported when they are called: stages are listed without them
+
+
+def file_problems(config: RecoverConfig, task: TaskConfig, models: Models) -> Iterable[Problem]:
+    from pipelines.stages.recover import teacher_checks
+
+    keys = [key for key in ("texts", "teacher") if getattr(config, key) is not None]
+    return teacher_checks.file_problems(config.texts, keys, task)
+
+
+def require_tokens(config: RecoverConfig, task: TaskConfig, base: Path, models: Models) -> None:
+    if config.texts is not None or models:
+        from pipelines.stages.recover import teacher_checks
+
+        teacher_checks.require_tokens(config.texts, task, base, models)
+
+
+def file_facts(config: RecoverConfig, task: TaskConfig, base: Path, models: Models) -> dict[str, dict[str, Any]]:
+    from pipelines.stages.recover import teacher_checks
+
+    return teacher_checks.file_facts(config.texts, task, base, models) if config.texts is not None or models else {}
 
 
 def fresh_places(earlier: tuple[Entry, ...]) -> Entry | None:
@@ -110,8 +181,12 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
         count = sum(trained.kept(plan.shape) for trained in plan.trained)
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
-    trained_parts = (added,) if config.method == "full" else (*plan.trained, added)
-    return replace(plan, shape=shape, trained=trained_parts, trainable=(*plan.trainable, counted("recover", added, shape)))
+    name, count = counted("recover", added, shape)
+    if config.method != "full":
+        return replace(plan, shape=shape, trained=(*plan.trained, added), trainable=(*plan.trainable, (name, count)))
+    if not config.trains_embeddings:
+        count -= plan.model.get_input_embeddings().weight.numel()
+    return replace(plan, shape=shape, trained=(added,), trainable=(*plan.trainable, (name, count)))
 
 
 STAGE = Stage(
@@ -124,6 +199,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "tokenizers"),
     version=7,
+    beside=NamedInputs(("texts",), ("teacher",), file_problems, require_tokens, file_facts),
     trains=True,
     outcome="recovered",
     run="pipelines.stages.recover.run:run",

@@ -10,11 +10,9 @@ from torch import nn
 
 from compressor.deltas.links import Change, merge_all, merge_deltas
 from compressor.methods import Options, apply, method, set_trainable
-from compressor.tasks.data import Data
-from compressor.tasks.features import torch_forward
 from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
-from pipelines.engine.stage import Inputs, Workspace
-from pipelines.stages.loading import load_model, predict_rows
+from pipelines.engine.stage import Inputs
+from pipelines.stages.loading import load_model
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.trainings import settings_of
 
@@ -28,6 +26,8 @@ def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Ca
     if config.method == "full" or (config.method == "same" and before == "full"):
         merge_deltas(model)
         set_trainable(model, base=True, groups=())
+        if not config.trains_embeddings:
+            model.get_input_embeddings().requires_grad_(False)
         return {"method": "full"}
     if config.method == "same":
         set_trainable(model, base=False, groups=groups)
@@ -35,15 +35,6 @@ def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Ca
     row, options = method(config.method), options_of(str(len(groups) + 1))
     apply(model, row.name, options)
     return {"method": row.name, **settings_of(row, options, model)}
-
-
-def teacher_logits(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Workspace) -> np.ndarray | None:
-    """The dense model's logits for every training row, without dropout; None where a model in memory is the teacher (always if
-    its logits over a vocabulary are too many to store), or nothing is distilled."""
-    if config.distill != "logits" or data.kind.generates:
-        return None
-    dense = merge_all(load_model(inputs.dense, inputs.base))
-    return predict_rows(torch_forward(dense), data.train, data, workspace, "computing the teacher's outputs")
 
 
 def teaching(config: RecoverConfig, model: nn.Module, inputs: Inputs, logits: np.ndarray | None) -> dict[str, Any]:

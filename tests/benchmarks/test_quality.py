@@ -1,0 +1,77 @@
+"""benchmarks/quality.py: what it makes of GLUE's files, and that every arm is a pipeline."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from benchmarks import quality
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from tests.tiny import write_model
+
+HEADERS = {
+    "SST-2": ("sentence", "label"),
+    "STS-B": ("index", "genre", "file", "year", "id", "a", "b", "sentence1", "sentence2", "score"),
+    "RTE": ("index", "sentence1", "sentence2", "label"),
+}
+WORDS = ("good film", "bad film", "a bad one", "a good one")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Tasks of a few rows."""
+    tasks = {name: replace(row, rows=row.rows and 40, held=30) for name, row in quality.TASKS.items()}
+    monkeypatch.setattr(quality, "TASKS", tasks)
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory):
+    """GLUE's files in small: 100 training rows and 40 of dev.tsv; RTE's test.tsv has no labels."""
+    folder = tmp_path_factory.mktemp("glue")
+    for name, header in HEADERS.items():
+        (folder / name).mkdir()
+        for file, count in (("train", 100), ("dev", 40), ("test", 30)):
+            with (folder / name / f"{file}.tsv").open("w", newline="") as stream:
+                writer = csv.writer(stream, delimiter="\t")
+                columns = header[:-1] if file == "test" else header
+                writer.writerow(columns)
+                writer.writerows([_cell(column, number, file) for column in columns] for number in range(count))
+    return folder
+
+
+def _cell(column: str, number: int, file: str) -> str:
+    return str(number % 2) if column in ("label", "score") else f"{WORDS[number % 4]} {number} of {file}"
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", quality.TASKS)
+def test_no_row_is_in_two_files(name, glue, tmp_path):
+    row = quality.TASKS[name]
+    quality.write_task(name, glue, tmp_path)
+    train, validation = (rows(tmp_path / f"{file}.jsonl") for file in ("train", "validation"))
+    assert len(train) == (row.rows or 70) and len(validation) == 70
+    held = {one["text"] for one in validation[40:]}
+    assert not held & {one["text"] for one in train}
+    if row.texts:
+        texts = rows(tmp_path / "texts.jsonl")
+        assert not held & {one["text"] for one in texts} and all("label" not in one for one in texts)
+        assert len(texts) == 70 + (30 if name == "rte" else 0)
+
+
+@pytest.mark.parametrize("arm", quality.ARMS)
+def test_every_arm_is_a_pipeline(arm, glue, tmp_path):
+    model = write_model(tmp_path / "model", "bert", max_position_embeddings=128)
+    names = {"id2label": {0: "0", 1: "1"}, "label2id": {"0": 0, "1": 1}}
+    teacher = write_model(tmp_path / "teacher", "bert", auto="AutoModelForSequenceClassification", **names)
+    task = quality.write_task("sst2", glue, tmp_path)
+    stages = quality.Cell("sst2", 3.0, arm).stages(lambda: str(teacher))
+    path = tmp_path / "pipeline.yaml"
+    file = {"name": "arm", "model": str(model), "task": task, "stages": [{"tune": quality.LORA}, *stages]}
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(file))))
+    run_pipeline(load_pipeline(path), tmp_path / "runs", dry_run=True)

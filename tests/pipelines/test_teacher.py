@@ -1,0 +1,184 @@
+"""Recovery on texts without labels and from another teacher, in whole pipelines on tiny models."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import UserError
+from compressor.tasks import TaskConfig
+from compressor.tasks.texts import read_texts
+from pipelines.check.checkup import account_of, lines_of
+from pipelines.engine.preflight import check_inputs
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.reporting.words import teacher_note
+from pipelines.stages.recover import lessons
+from tests.pipelines.toys import tree
+from tests.tiny import FILLER, GOOD, sentence, write_model, write_pipeline
+
+FAST = {"learning_rate": 0.02, "batch_size": 8}
+TUNE = {"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}
+PRUNE = {"prune": [{"structure": name, "criterion": "random", "remove": 1} for name in ("heads", "layers")]}
+TEXTS = {"recover": {"method": "full", "texts": "texts.txt", **FAST}}
+
+
+def write_texts(path: Path, rows: int = 40) -> Path:
+    """New sentences, each twice, and one of the training file's."""
+    draw = random.Random(1)
+    train = (path.parent / "train.tsv").read_text().splitlines()[1].split("\t")[0]
+    new = [f"{sentence(row % 2, draw)} {' '.join(draw.choices(FILLER, k=6))}" for row in range(rows)]
+    path.write_text("\n".join([train, "", *new, *new]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """One folder of runs: every project below has the same model and data, so its tune and its prune are made once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def project(tmp_path):
+    path = write_pipeline(tmp_path, stages=[TUNE, PRUNE, TEXTS], rows=40)
+    write_texts(tmp_path / "texts.txt")
+    return path
+
+
+@pytest.fixture
+def go(store):
+    """Run a pipeline file with overrides; returns the artifact of its recover."""
+    return lambda path, *overrides: run_pipeline(load_pipeline(path, overrides), store).artifacts["recover"]
+
+
+def test_it_learns_from_the_texts(go, project, store):
+    """The new ones and the training rows, each once; the control learns the labels of the training rows, twice."""
+    made, plan = go(project), run_pipeline(load_pipeline(project), store, dry_run=True).plan
+    assert made.metadata["texts"] == {"file": "texts.txt", "rows": 40, "labelled": 40}
+    assert "teacher" not in made.metadata and made.metadata["control"]["learned"] == "labels"
+    assert teacher_note("recover", made.metadata) == (
+        "recover learned the outputs of the dense model on 40 texts without labels (texts.txt) and on the 40 training rows, "
+        "and no labels. Its control, to which its own outputs teach nothing, learned the labels of the training rows instead, "
+        "in at most 3 passes."
+    )
+    assert made.metadata["losses"][-1]["step"] == made.metadata["control"]["losses"][-1]["step"] == 80 / 8
+    # the token embeddings are not trained, as `--dry-run` says; those of the control are
+    assert plan.trainable[-1] == ("recover", made.metadata["trainable"]["body"])
+    # a distance from the teacher, without a cross-entropy of labels
+    assert made.metadata["losses"][0]["loss"] < 0.3 < made.metadata["control"]["losses"][0]["loss"]
+
+
+def test_the_teacher_is_asked_once_for_all_runs_of_a_store(go, project, monkeypatch):
+    write_texts(project.parent / "texts.txt", rows=30)
+    asked, predict = [], lessons.predict
+    monkeypatch.setattr(lessons, "predict", lambda *given, **options: asked.append(1) or predict(*given, **options))
+    first, second = go(project), go(project, "recover.learning_rate=0.01", "recover.control=false")
+    assert first.id != second.id and len(asked) == 1
+    assert not go(project, "recover.texts=null", "recover.control=false").metadata.get("texts") and len(asked) == 2
+
+
+def test_the_file_counts_by_its_content(go, project, monkeypatch):
+    folder, first = project.parent, go(project, "recover.control=false")
+    monkeypatch.chdir(folder)
+    (folder / "texts.txt").rename(folder / "other.txt")
+    # a path of the command line is relative to the current folder
+    assert go(project, "recover.control=false", "recover.texts=other.txt").id == first.id
+    write_texts(folder / "texts.txt", rows=41)
+    assert go(project, "recover.control=false").id != first.id
+
+
+def test_a_file_that_changes_while_it_is_read(go, project, store, monkeypatch):
+    """Nothing is kept of it, the teacher's outputs included."""
+    write_texts(project.parent / "texts.txt", rows=20)
+    drawn, before = lessons.drawn_texts, tree(store / ".store" / ".cache")
+
+    def changed(*given):
+        texts = drawn(*given)
+        write_texts(project.parent / "texts.txt", rows=41)
+        return texts
+
+    monkeypatch.setattr(lessons, "drawn_texts", changed)
+    with pytest.raises(UserError, match=r"E807 .*texts.txt: changed while"):
+        go(project)
+    assert tree(store / ".store" / ".cache") == before
+
+
+def test_of_more_texts_than_steps_take_a_sample_is_used(go, project):
+    made = go(project, "recover.steps=3", "recover.control=false")
+    assert made.metadata["texts"]["rows"] == 24 and made.metadata["losses"][-1]["step"] == 3
+
+
+def test_check_counts_them(project):
+    ready = check_inputs(load_pipeline(project))
+    account = account_of(ready)
+    facts = account["files"]["recover.texts"]
+    assert (facts["rows"], facts["left_out"]) == (40, 41)
+    assert "recover.texts    40 texts without labels; 41 more are in the task's files or repeated" in [
+        *lines_of({**account, "needs": {"told": {}}})
+    ]
+
+
+def of_tags(folder: Path) -> str:
+    (folder / "texts.txt").write_text("the film was good fine\nthe plot was bad\n")
+    return "texts.txt"
+
+
+def of_pairs(folder: Path) -> str:
+    rows = [{"first": f"the {word} film", "second": "a story"} for word in GOOD]
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return "texts.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("kind", "write", "rows", "distill"), [("tokens", of_tags, 2, "logits"), ("regression", of_pairs, 4, "both")]
+)
+def test_other_kinds_of_tasks(go, tmp_path, kind, write, rows, distill):
+    file = write(tmp_path)
+    recover = {"recover": {"texts": file, "distill": distill, "control": False, "steps": 4, **FAST}}
+    made = go(write_pipeline(tmp_path, stages=[TUNE, PRUNE, recover], kind=kind, rows=24))
+    assert made.metadata["texts"] == {"file": file, "rows": rows, "labelled": 24}
+
+
+LABELS = {"id2label": {0: "class0", 1: "class1"}, "label2id": {"class0": 0, "class1": 1}}
+
+
+def write_teacher(folder: Path, **keys) -> Path:
+    """A larger model of another architecture, whose tokenizer has no token types."""
+    return write_model(folder, "distilbert", auto="AutoModelForSequenceClassification", hidden_size=64, **(LABELS | keys))
+
+
+def test_another_model_teaches_with_its_own_tokenizer(go, project):
+    """The control has that teacher, too, on all rows."""
+    write_teacher(project.parent / "teacher", max_position_embeddings=10)
+    made = go(project, f"recover.teacher={project.parent / 'teacher'}", "recover.steps=10")
+    assert made.metadata["teacher"]["reference"] == str(project.parent / "teacher")
+    assert "learned" not in made.metadata["control"]
+    again = go(project, f"recover.teacher={project.parent / 'teacher'}", "recover.steps=10", "recover.texts=null")
+    assert teacher_note("recover", again.metadata).endswith("/teacher, not from the dense one.")
+    assert "texts" not in again.metadata and again.metadata["losses"] != made.metadata["losses"]
+    assert made.metadata["control"]["losses"][0]["loss"] < again.metadata["control"]["losses"][0]["loss"]
+
+
+def test_a_teacher_of_other_labels_is_refused(project):
+    write_teacher(project.parent / "teacher", id2label={0: "class1", 1: "class0"}, label2id={"class1": 0, "class0": 1})
+    pipeline = load_pipeline(project, [f"recover.teacher={project.parent / 'teacher'}"])
+    with pytest.raises(UserError, match=r"E410 .*stages\[2\].recover.*no trained task head for the labels class0, class1"):
+        run_pipeline(pipeline, project.parent / "out")
+    assert not (project.parent / "out").exists()
+
+
+def test_a_word_too_many_for_a_tagger_is_found_before_a_run(tmp_path):
+    (tmp_path / "texts.txt").write_text("the film was good\n" + "very " * 70 + "good\n")
+    stages = [TUNE, PRUNE, {"recover": {"texts": "texts.txt", **FAST}}]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages, kind="tokens", rows=24))
+    with pytest.raises(UserError, match=r"E213 .*texts.txt:2: 1 of 2 sentences .*\(.*recover.texts\)"):
+        run_pipeline(pipeline, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_lines_of_text_are_no_pairs(tmp_path):
+    (tmp_path / "texts.txt").write_text("the film\n")
+    task = TaskConfig(train="t.tsv", validation="d.tsv", text=["first", "second"])
+    with pytest.raises(UserError, match=r"E202 .*texts.txt: a .txt file has one text per line, a row of this task has 2"):
+        read_texts(tmp_path / "texts.txt", task)
