@@ -29,9 +29,9 @@ def made(tmp_path_factory):
     """Runs stages on one project and one store; returns the artifacts by id."""
     folder = tmp_path_factory.mktemp("project")
 
-    def make(*stages):
+    def make(*stages, force=()):
         path = write_pipeline(folder, stages=[*stages], rows=40)
-        return run_pipeline(load_pipeline(path), folder / "out").artifacts
+        return run_pipeline(load_pipeline(path), folder / "out", force=force).artifacts
 
     return make
 
@@ -109,3 +109,19 @@ def test_the_estimate_of_a_run_counts_it():
     assert taught["flops"] - of_texts["flops"] == (2 * 3 * 100 + 50) * dense.flops(10), "at most three passes over the labels"
     unpruned = replace(plan, shape=dense, tuned=None)
     assert estimate(RecoverConfig(epochs=3), unpruned, unpruned, rows)["flops"] == (2 * 300 + 50 + 100) * dense.flops(10)
+
+
+def test_other_cuts_of_the_same_model_share_it(made, monkeypatch):
+    """Trained once in a store; again where it learns otherwise, or is asked for by force."""
+    counted, train = [], control._train
+    monkeypatch.setattr(control, "_train", lambda *arguments: counted.append(1) or train(*arguments))
+    fast = {**FAST, "learning_rate": 0.015}
+    deeper = {"prune": {"structure": "neurons", "criterion": "random", "remove": 5}}
+    first, second = (made(TUNE, cut, {"recover": fast})["recover"] for cut in (PRUNE, deeper))
+    assert len(counted) == 1 and trained(first) != trained(second)
+    assert first.metadata["control"] == second.metadata["control"]
+    assert trained(first, "control/") == trained(second, "control/") != [None, None, None]
+    made(TUNE, PRUNE, {"recover": {**fast, "epochs": 2}})
+    assert len(counted) == 2
+    made(TUNE, PRUNE, {"recover": fast}, force=["recover"])
+    assert len(counted) == 3

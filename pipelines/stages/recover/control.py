@@ -1,15 +1,19 @@
 """The control of a recovery: the dense model, trained as long as the pruned one, on the same rows in the same order.
 
 A recovery is further training, from which the dense model would gain, too: only the difference from the control is the price
-of pruning. Its state is kept for a later recovery of the same pipeline, whose control goes on from it.
+of pruning. Its state is kept for a later recovery of the same pipeline, whose control goes on from it, and in the store for
+recoveries of other cuts of the same model.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
+import zipfile
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -25,10 +29,13 @@ from compressor.pruning.positions import before_pruning
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
 from compressor.training.unfinished import MANIFEST, is_complete, seal
+from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Artifact, Inputs, Workspace
+from pipelines.engine.store import digest, fingerprint
 from pipelines.reporting.format import hundredths
 from pipelines.stages.loading import judge_rows, load_model
-from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.once import once
+from pipelines.stages.recover.config import STAGE, RecoverConfig
 from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.recover.preparing import prepare, teaching
 from pipelines.stages.training_plan import PASSES_OF_LABELS
@@ -45,7 +52,8 @@ def train_control(
 ) -> dict[str, Any] | None:
     """Train the control, write its state and its predictions, and return its metadata; None where there is none.
 
-    A control that an interrupted attempt has finished is not trained again. Raises UserError E406.
+    A control that another run of the store, or an interrupted attempt, has finished is not trained again. Raises UserError
+    E406, E803.
     """
     earlier = recoveries(inputs.artifacts)
     if not config.control or earlier is None:
@@ -53,13 +61,12 @@ def train_control(
     if why := left_out(config, inputs, earlier):
         workspace.say(f"no control: {why}")
         return None
-    work = workspace.unfinished / CONTROL
-    finished = work / "finished"
-    if not is_complete(finished):
-        inputs.require_unchanged()
-        _train(config, inputs, workspace, data, lessons, work)
-    shutil.copytree(finished, workspace.folder / CONTROL, ignore=shutil.ignore_patterns(MANIFEST, FACTS))
-    facts, metric = json.loads((finished / FACTS).read_text()), data.kind.metric
+    training = _training(config, inputs, data, lessons, earlier)
+    name = f"control-{training.fingerprint(inputs)[:16]}"
+    folder = workspace.folder / CONTROL
+    _unpack(once(name, lambda: _pack(_finished(training, inputs, workspace)), workspace, ending="zip"), folder)
+    facts, metric = json.loads((folder / FACTS).read_text()), data.kind.metric
+    (folder / FACTS).unlink()
     value = hundredths(facts["quality"][metric.key], metric.unit)
     workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after the same training without pruning")
     return facts
@@ -82,37 +89,97 @@ def left_out(config: RecoverConfig, inputs: Inputs, earlier: list[Artifact]) -> 
     return None
 
 
-def _train(config: RecoverConfig, inputs: Inputs, workspace: Workspace, data: Data, lessons: Lessons, work: Path) -> None:
-    """Train, and write the finished control below `work`: its state, its predictions and its metadata."""
-    previous, earlier = inputs.nearest("model").metadata, recoveries(inputs.artifacts)
-    positions = _positions(config, inputs, previous["kept"])
-    model = _start(inputs, earlier)
+@dataclass(frozen=True)
+class ControlTraining:
+    """All that decides what a control becomes: how it is trained, on what, and where it starts. Not the cut."""
+
+    config: RecoverConfig
+    lessons: Lessons
+    data: Data
+    before: str
+    """Method of the training before."""
+    positions: dict | None
+    earlier: list[Artifact]
+    learned: dict[str, str]
+    """`learned` where it did not learn what the pruned model does, for the metadata."""
+
+    def fingerprint(self, inputs: Inputs) -> str:
+        """sha256 by which recoveries of other cuts find the same control."""
+        start = {name: sha for name, sha in self.earlier[-1].files.items() if name.startswith(CONTROL)} if self.earlier else {}
+        rows = [(split.tokens, split.labels.tolist()) for split in (self.lessons.data.train, self.data.validation)]
+        positions = {path: omega.tolist() for path, omega in (self.positions or {}).items()}
+        logits = self.lessons.logits
+        return fingerprint(
+            {
+                "version": STAGE.version,
+                "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}),
+                "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
+                "rows": hashlib.sha256(json.dumps([rows, positions]).encode()).hexdigest(),
+                "logits": None if logits is None else hashlib.sha256(np.ascontiguousarray(logits)).hexdigest(),
+                "run": [inputs.seed, inputs.threads, accelerator(), *map(distribution, STAGE.packages)],
+            }
+        )
+
+
+def _training(config: RecoverConfig, inputs: Inputs, data: Data, lessons: Lessons, earlier: list[Artifact]) -> ControlTraining:
+    previous = inputs.nearest("model").metadata
+    how, own = lessons_of_control(config, data, lessons)
+    learned = {"learned": "labels"} if own.texts < lessons.texts else {}
+    return ControlTraining(how, own, data, previous["method"], _positions(config, inputs, previous["kept"]), earlier, learned)
+
+
+def _finished(training: ControlTraining, inputs: Inputs, workspace: Workspace) -> Path:
+    """The folder of the finished control: its state, its predictions and its metadata. Trained unless it is there."""
+    work = workspace.unfinished / CONTROL
+    finished = work / "finished"
+    if not is_complete(finished):
+        inputs.require_unchanged()
+        _train(training, inputs, workspace, work, finished)
+    return finished
+
+
+def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work: Path, finished: Path) -> None:
+    """Train, and write the finished control."""
+    config, lessons, data = training.config, training.lessons, training.data
+    model = _start(inputs, training.earlier)
 
     def options_of(group: str) -> Options:
         options = load_options(config, inputs, group)
-        return replace(options, omega=positions) if options.omega else options
+        return replace(options, omega=training.positions) if options.omega else options
 
-    row = method(prepare(model, config, previous["method"], options_of)["method"])
+    row = method(prepare(model, config, training.before, options_of)["method"])
     try:
-        how, own = lessons_of_control(config, data, lessons)
-        taught = teaching(how, model, inputs, own.logits)
-        losses = train_model(model, how, inputs, own.data, workspace, work, row=row, what="the control, ", **taught)
+        taught = teaching(config, model, inputs, lessons.logits)
+        losses = train_model(model, config, inputs, lessons.data, workspace, work, row=row, what="the control, ", **taught)
     except UserError as error:
         if error.code != "E406":
             raise
         what = f"the control (the dense model, trained as the pruned one is): {error.what}"
         raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
     judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
-    facts = {"quality": judged.quality, "recoveries": len(earlier) + 1, "losses": losses}
-    if own.texts < lessons.texts:
-        facts["learned"] = "labels"
-    finished = work / "finished"
+    facts = {"quality": judged.quality, "recoveries": len(training.earlier) + 1, "losses": losses, **training.learned}
     shutil.rmtree(finished, ignore_errors=True)
     reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}
     save_state(model, finished, **reference, label_names=data.label_names)
     save_file({"predicted": np.ascontiguousarray(judged.predicted)}, finished / PREDICTED)
     (finished / FACTS).write_text(json.dumps(facts))
     seal(finished)
+
+
+def _pack(folder: Path) -> bytes:
+    """The files of a finished control."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted(folder.iterdir()):
+            if path.name != MANIFEST:
+                archive.write(path, path.name)
+    return packed.getvalue()
+
+
+def _unpack(packed: bytes, folder: Path) -> None:
+    folder.mkdir()
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        archive.extractall(folder)
 
 
 def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons) -> tuple[RecoverConfig, Lessons]:
