@@ -63,6 +63,8 @@ def test_every_stage_and_the_summary(finished):
     low, high = report["control"]["difference_interval"]
     assert report["control"]["stage"] == "recover" and low <= report["control"]["difference"] <= high
     assert "of the control" in report["headline"] and "control: " in printed
+    profiled = [row["profile"]["kinds"][0]["kind"] for row in report["variants"] if row["runtime"] != "pytorch"]
+    assert len(profiled) == 4 and "other" not in profiled
 
 
 def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):
