@@ -109,6 +109,7 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert [row["hop"] for row in artifacts["prune-2"].metadata["parity"]] == ["target masked -> removed"]
 
 
+@pytest.mark.slow
 def test_gradual_pruning_is_a_list_of_stages(tmp_path):
     """Prune, recover, prune, recover: each target is a share of the first dense model, whatever was removed before."""
     shares, recover = (0.8, 0.6), {"recover": {"epochs": 0.2, "distill": False}}

@@ -1,6 +1,7 @@
 """One answer for every row is told: after the training, and at the top of the report."""
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from pipelines.reporting.gather import unlearnt_notes
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 from tests.tiny import LEFT_OUT, write_pipeline
 
@@ -49,11 +51,19 @@ def test_less_than_the_largest_class_is_told():
     assert below_constant(kind_of("regression"), {"quality": {"spearman": 0.1}}) is None
 
 
-def test_it_is_told_while_it_runs_and_in_the_report(tmp_path):
+def test_it_is_told_while_it_runs_and_for_the_report(tmp_path):
     said = Console(file=io.StringIO(), width=200)
     path = write_pipeline(tmp_path, stages=STAGES, rows=40)
-    run = run_pipeline(load_pipeline(path), tmp_path / "runs", console=said)
-    assert run.artifacts["tune"].metadata["quality"]["matthews"] == 0
+    tuned = run_pipeline(load_pipeline(path), tmp_path / "runs", console=said, until="tune").artifacts["tune"]
+    assert tuned.metadata["quality"]["matthews"] == 0
     assert f"{UNLEARNT}: try a lower learning_rate" in said.file.getvalue()
+    task = SimpleNamespace(kind="classification")
+    assert f"After tune {UNLEARNT}." in unlearnt_notes(SimpleNamespace(artifacts=(tuned,), task=task))
+
+
+@pytest.mark.slow
+def test_it_is_in_the_report(tmp_path):
+    path = write_pipeline(tmp_path, stages=STAGES, rows=40)
+    run = run_pipeline(load_pipeline(path), tmp_path / "runs")
     report = (run.artifacts["report"].folder / "report.md").read_text()
     assert f"- After tune {UNLEARNT}.\n" in report
