@@ -49,14 +49,16 @@ Widths = list[dict[str, int] | None]
 """For each block the units left of each structure; None if the block is removed."""
 
 
-def step_of(units: int) -> int:
-    """Step between widths, which are multiples of it: matrix kernels work in tiles."""
-    return next((step for least, step in ((512, 32), (128, 8)) if units >= least), 1)
+def step_of(units: int, tile: int = 1) -> int:
+    """Step between widths, which are multiples of it: matrix kernels work in tiles, of `tile` columns where that is known. A
+    layer of fewer than four tiles takes a finer step."""
+    usual = next((step for least, step in ((512, 32), (128, 8)) if units >= least), 1)
+    return max(usual, tile) if units >= 4 * tile else usual
 
 
-def widths_of(structure: str, units: int, least: int) -> list[int]:
+def widths_of(structure: str, units: int, least: int, tile: int = 1) -> list[int]:
     """Numbers of units that may be left of `units`, starting with all of them, each at least `least`."""
-    step = step_of(units) if structure == "neurons" else 1
+    step = step_of(units, tile) if structure == "neurons" else 1
     return [units, *(count for count in range((units - 1) // step * step, -1, -step) if least <= count < units)]
 
 
@@ -76,9 +78,10 @@ def blocks_of(
     measure: Measure,
     least: Mapping[str, int],
     staying: Sequence[int] = (),
+    tile: int = 1,
 ) -> list[Block]:
     """The choices for a model: `least` is the number of units that a block keeps of each structure, `staying` are blocks that
-    are not dropped. A block whose attention other blocks need stays and keeps a head."""
+    are not dropped, `tile` is that of `step_of`. A block whose attention other blocks need stays and keeps a head."""
     now = measure(shape)
 
     def saved(place: int, layer: LayerShape) -> float:
@@ -93,7 +96,7 @@ def blocks_of(
                 stay = max(least.get(structure, 0), int(layer.needed and structure == "heads"))
                 options[structure] = tuple(
                     Option(count, saved(place, layer.with_units(structure, count)), float(by_block[place][units - count]))
-                    for count in widths_of(structure, units, stay)
+                    for count in widths_of(structure, units, stay, tile)
                 )
         droppable = "layers" in prices and place not in staying and not layer.needed
         drop = Option(0, now - measure(shape.without({place})), float(prices["layers"][place][-1])) if droppable else None

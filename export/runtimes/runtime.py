@@ -116,6 +116,8 @@ class Runtime:
     """Precisions without kernels on the CPU: such a file is compared with PyTorch by what emulates it there."""
     instructions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Precision -> instruction sets (of `compressor.processor`) of which the CPU needs one to compute in it."""
+    tiles: Mapping[str, int] = field(default_factory=dict)
+    """Precision -> columns of a matrix that its CPU kernels compute at a time, where other widths are slower (measured)."""
     calibrated: bool = False
     """Whether the activations of its int8 have scales that are calibrated on training rows (static int8)."""
     optimizes: bool = False

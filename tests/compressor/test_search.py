@@ -71,19 +71,22 @@ def test_the_target_is_met_whatever_the_bins(model, need):
 
 
 @pytest.mark.parametrize(
-    ("structure", "units", "least", "expected"),
+    ("structure", "units", "least", "tile", "expected"),
     [
-        ("heads", 3, 0, [3, 2, 1, 0]),
-        ("heads", 3, 2, [3, 2]),
-        ("heads", 3, 9, [3]),
-        ("neurons", 128, 100, [128, 120, 112, 104]),
-        ("neurons", 24, 22, [24, 23, 22]),
-        ("neurons", 1000, 900, [1000, 992, 960, 928]),
-        ("neurons", 1024, 960, [1024, 992, 960]),
+        ("heads", 3, 0, 64, [3, 2, 1, 0]),
+        ("heads", 3, 2, 1, [3, 2]),
+        ("heads", 3, 9, 1, [3]),
+        ("neurons", 128, 100, 1, [128, 120, 112, 104]),
+        ("neurons", 128, 100, 64, [128, 120, 112, 104]),
+        ("neurons", 24, 22, 1, [24, 23, 22]),
+        ("neurons", 1000, 900, 1, [1000, 992, 960, 928]),
+        ("neurons", 1024, 960, 1, [1024, 992, 960]),
+        ("neurons", 1024, 860, 64, [1024, 960, 896]),
+        ("neurons", 256, 100, 64, [256, 192, 128]),
     ],
 )
-def test_widths_are_multiples_that_kernels_like(structure, units, least, expected):
-    assert widths_of(structure, units, least) == expected
+def test_widths_are_multiples_that_kernels_like(structure, units, least, tile, expected):
+    assert widths_of(structure, units, least, tile) == expected
 
 
 def test_even_prices_hold_every_sublayer_equal():

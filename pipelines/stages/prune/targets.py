@@ -175,7 +175,8 @@ def widths(
     if need <= 0:
         return None
     prices = prices or even_prices(shape, search.structures)
-    blocks = blocks_of(shape, prices, measure, search.keep.model_dump(), _staying(search, shape, prices))
+    tile = RUNTIMES[target.runtime].tiles.get(target.precision, 1) if target.timed else 1
+    blocks = blocks_of(shape, prices, measure, search.keep.model_dump(), _staying(search, shape, prices), tile)
     chosen = choose_widths(blocks, need)
     if chosen is None:
         best = target.say(target.reached(now - most_saved(blocks), dense_cost))
