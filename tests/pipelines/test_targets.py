@@ -245,6 +245,14 @@ def test_a_target_that_the_table_misses_is_met_by_measurement(project, tmp_path,
     assert found["widths"] == left, "what was measured last is what was cut"
 
 
+@pytest.mark.parametrize(("goal", "ms", "told"), [("speedup", 50, False), ("speedup", 30, True), ("p50_ms", 80, True)])
+def test_a_measurement_that_other_work_disturbed_is_told(goal, ms, told):
+    """No latency table is wrong by a quarter."""
+    target = Target(**{goal: {"speedup": 2.0, "p50_ms": 50.0}[goal]})
+    first = meet_target.TargetTrial([], {"speedup": 2.0, "p50_ms": 50.0}[goal], 100, ms)
+    assert meet_target.is_disturbed(target, first) == told
+
+
 @pytest.mark.parametrize(
     ("times", "shares"),
     [

@@ -43,6 +43,11 @@ GIVEN_AWAY = 0.03
 OFF = 0.1
 """Largest relative error of a latency table that is corrected: it limits how much the next widths change."""
 
+DISTURBED = 1.25
+"""Factor between the measurement and the prediction of the first widths beyond which other work is suspected."""
+
+DISTURBANCE = "these differ as if other work had disturbed the measurement (--force measures again)"
+
 TRIES = 3
 """Largest number of times that widths are chosen and measured."""
 
@@ -262,8 +267,15 @@ def meet(
     record |= record["tried"][used] if tried else {"predicted": target.reached(measure(shape_of(model)), dense_cost)}
     which = f"; the {ORDINALS[used]} widths are used" if used < len(tried) - 1 else ""
     sentence = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}{which}"
+    if tried and is_disturbed(target, tried[0]):
+        sentence = f"{sentence}; {DISTURBANCE}"
     workspace.say(sentence)
     return {**record, "told": sentence}
+
+
+def is_disturbed(target: Target, first: TargetTrial) -> bool:
+    """Whether the first measurement is farther from its prediction than the error of a latency table explains."""
+    return not 1 / DISTURBED <= target.reached(first.ms, first.dense_ms) / first.predicted <= DISTURBED
 
 
 def request_of(search: TargetSearch, table: LatencyTable | None) -> dict[str, Any]:
