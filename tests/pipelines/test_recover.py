@@ -13,7 +13,7 @@ STAGES = [
         {"structure": "heads", "criterion": "random", "remove": 1},
         {"structure": "layers", "criterion": "random", "remove": 1},
     ]},
-    {"recover": {"method": "lora", "rank": 2, "modules": "all", "epochs": 1, **FAST}},
+    {"recover": {"method": "lora", "rank": 2, "modules": "all", "epochs": 1, "control": False, **FAST}},
 ]  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def test_list_recipes_tells_each_with_its_command(compress):
     rows = json.loads(compress("list", "recipes", "--json")[1])
     assert [row["name"] for row in rows] == sorted(path.stem for path in RECIPES.glob("*.yaml"))
     assert all(len(row["summary"]) > 20 and row["minutes"] > 0 for row in rows)
-    assert "about 5 minutes on two cores: compress run quickstart" in compress("list", "recipes")[1]
+    assert "about 7 minutes on two cores: compress run quickstart" in compress("list", "recipes")[1]
 
 
 def test_list_schema_prints_or_writes_it(compress, tmp_path):

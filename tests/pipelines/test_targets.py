@@ -207,7 +207,7 @@ def test_a_time_that_cannot_be_had_says_which_could(project, tmp_path, tables, u
     assert published == ["prune", "recover", "tune"]
 
 
-@pytest.mark.parametrize("share", [0.9, 0.5])
+@pytest.mark.parametrize("share", [0.9, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_a_target_in_milliseconds(project, tmp_path, tables, unmeasured, share):
     """As many units stay as the time allows: with one more of any block it would be over."""
 
