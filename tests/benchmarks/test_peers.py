@@ -12,7 +12,7 @@ from benchmarks import peer_environments, peer_tables, peers
 from benchmarks.peer_environments import PEERS, SCRIPTS, File, Peer, account_of, lines_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
-from tests.tiny import write_pipeline
+from tests.tiny import write_model, write_pipeline
 
 SCRIPT = (
     '"""Doc."""\n\nfrom pathlib import Path\n\n# a remark\nassert Path("model").is_dir()\nPath("made.onnx").write_text("x")\n'
@@ -111,9 +111,10 @@ def test_the_files_of_a_run_without_peers(tmp_path, monkeypatch):
         {"merge": None},
         {"export": {"precision": ["fp32", "int8"], "runtime": ["onnxruntime", "openvino"]}},
     ]
-    run_pipeline(load_pipeline(write_pipeline(tmp_path / "project", stages=stages)), tmp_path / "runs")
+    path = write_pipeline(tmp_path / "project", stages=stages)
+    write_model(tmp_path / "project" / "model", max_position_embeddings=peers.LENGTH)
+    run_pipeline(load_pipeline(path), tmp_path / "runs")
     monkeypatch.setattr(peers, "PEERS", ())
-    monkeypatch.setattr(peers, "LENGTH", 16)
     arguments = ["--rounds", "4", "--rows", "16", "--threads", "1"]
     arguments += ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
     assert peers.main([str(tmp_path / "runs" / "tiny"), *arguments]) in (0, 3)
