@@ -6,7 +6,7 @@ import csv
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import yaml
@@ -34,15 +34,23 @@ def rows_of(path: Path, task: str) -> Iterator[dict[str, str]]:
             yield from ({"text": row[7].strip(), "second": row[8].strip(), "label": row[9]} for row in reader)
 
 
+def train_file(source: Path) -> Path:
+    """The training file in one of GLUE's folders."""
+    return next(path for path in (source / "train.tsv", source / "train.tsv.gz") if path.is_file())
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
 def write_task(task: str, source: Path, folder: Path, count: int) -> dict:
     """train.jsonl (`count` rows, or all, drawn with a fixed seed) and dev.jsonl; returns the `task:` block."""
-    train = next(path for path in (source / "train.tsv", source / "train.tsv.gz") if path.is_file())
-    every = list(rows_of(train, task))
+    every = list(rows_of(train_file(source), task))
     drawn = random.Random(0).sample(every, min(count, len(every)))
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", drawn), ("dev", list(rows_of(source / "dev.tsv", task)))):
-        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_rows(folder / f"{name}.jsonl", rows)
     files = {"train": "train.jsonl", "validation": "dev.jsonl", "label": "label"}
     if task == "stsb":
         return {"kind": "regression", **files, "text": ["text", "second"], "max_length": 128}

@@ -20,7 +20,6 @@ Exit code 0, 2 for a wrong argument.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -32,8 +31,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.grid import rows_of, run_file
-from benchmarks.record import Record, plain
+from benchmarks.grid import rows_of, run_file, train_file, write_rows
+from benchmarks.record import Record, plain, spread
 from compressor.models.hub import resolve
 from compressor.tasks.task_kind import Metric, kind_of
 from pipelines.engine.environment import machine
@@ -68,14 +67,6 @@ TASKS = {
     "stsb": TaskRow("STS-B", {**LORA, "learning_rate": 3e-4}, 500, None, 1500, False, {"kind": "regression", **PAIRS}),
     "rte": TaskRow("RTE", {**LORA, "epochs": 10}, 500, None, 500, True, PAIRS),
 }
-
-
-def train_file(folder: Path) -> Path:
-    return next(path for path in (folder / "train.tsv", folder / "train.tsv.gz") if path.is_file())
-
-
-def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_task(name: str, glue: Path, folder: Path) -> dict[str, Any]:
@@ -221,11 +212,6 @@ class Grid:
     def metric(self) -> Metric:
         """What quality means here."""
         return kind_of(self.file.get("kind", "classification")).metric
-
-
-def spread(values: list[float], sign: str = "") -> str:
-    """'86.7 ± 0.3', or the one value there is; with the sign '+' as a change."""
-    return f"{statistics.fmean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from pipelines.engine.store import write_atomic
 def plain(reference: str) -> str:
     """A model's reference, or several with commas between, without the folders of one person's disk."""
     return ",".join(part if ":" in part else Path(part).name for part in reference.split(","))
+
+
+def spread(values: Sequence[float], sign: str = "") -> str:
+    """'89.2 ± 0.3', or the one value there is; with the sign '+' as a change."""
+    return f"{statistics.fmean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def read_record(path: Path, part: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ stopped and started again. Writes refit.md to --out, by default --work. Exit cod
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.grid import rows_of, run_file
+from benchmarks.grid import rows_of, run_file, train_file, write_rows
 from pipelines.engine.stage import Artifact
 
 TUNE = {"method": "lora", "modules": "all", "epochs": 3, "learning_rate": 1e-3}
@@ -30,13 +29,11 @@ ARMS = {"cut": (None, False), "cut, refit": (512, False), "cut, recover": (None,
 
 def write_task(source: Path, folder: Path, count: int, held: int) -> dict:
     """train.jsonl (`count` rows) and validation.jsonl (dev.tsv and `held` others), drawn with a fixed seed; `task:` of them."""
-    train = next(path for path in (source / "train.tsv", source / "train.tsv.gz") if path.is_file())
-    drawn = random.Random(0).sample(list(rows_of(train, "sst2")), count + held)
+    drawn = random.Random(0).sample(list(rows_of(train_file(source), "sst2")), count + held)
     files = {"train": drawn[:count], "validation": [*rows_of(source / "dev.tsv", "sst2"), *drawn[count:]]}
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
-        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_rows(folder / f"{name}.jsonl", rows)
     return {"train": "train.jsonl", "validation": "validation.jsonl", "text": "text", "label": "label", "max_length": 64}
 
 

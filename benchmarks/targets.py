@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import run_file, write_task
-from benchmarks.record import Record
+from benchmarks.record import Record, spread
 from compressor.models.hub import resolve
 from compressor.tasks.task_kind import Metric, kind_of
 from pipelines.engine.environment import machine
@@ -147,11 +147,6 @@ def fill(grid: Grid, cells: Sequence[Cell], most: int) -> dict[Cell, list[Result
                 table.setdefault((target, criterion, distill), []).append(result)
                 print(f"{run.name:<40} {result.measured:.2f}x  {result.dense:.1f} -> {result.recovered:.1f}", flush=True)
     return table
-
-
-def spread(values: Sequence[float], sign: str = "") -> str:
-    """'89.2 ± 0.3', or the one value there is; with the sign '+' as a change."""
-    return f"{statistics.fmean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def rows(table: dict[Cell, list[Result]]) -> Iterator[str]:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.grid import run_file
+from benchmarks.grid import run_file, train_file
 from benchmarks.train_step import interleaved, stepper
 from compressor.checkpoint import load_state
 from compressor.deltas.links import merge_all
@@ -38,7 +38,7 @@ ON_TEXTS = {"method": "full", "batch_size": 64, "learning_rate": 1e-4, "texts": 
 def write_files(source: Path, folder: Path, count: int, held: int) -> dict:
     """train.tsv (`count` rows), validation.tsv (dev.tsv and `held` others), texts.txt (the rest), drawn with a fixed seed;
     returns the `task:` block."""
-    path = next(path for path in (source / "train.tsv", source / "train.tsv.gz") if path.is_file())
+    path = train_file(source)
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     header, *rows = filter(None, content.decode().split("\n"))
     random.Random(0).shuffle(rows)
