@@ -195,8 +195,18 @@ class Grid:
 
     def _teacher(self) -> str:
         """The folder of the larger model, tuned for the task with seed 0."""
-        artifacts = self._run(f"{self.task}-teacher", 0, [{"merge": {}}], model=self.teacher)
-        return str(artifacts["merge"].folder)
+        return str(self._tuned_teacher()["merge"].folder)
+
+    def _tuned_teacher(self) -> dict[str, Artifact]:
+        return self._run(f"{self.task}-teacher", 0, [{"merge": {}}], model=self.teacher)
+
+    def teacher_figures(self) -> dict | None:
+        """Quality of the larger teacher; None where there is none, or it is not tuned and nothing is to be trained."""
+        return self.record.figures(f"{self.task}-teacher", self._teacher_figures) if self.teacher else None
+
+    def _teacher_figures(self) -> dict | None:
+        further = self._tuned_teacher().get("further")
+        return {"quality": self.quality(further)} if further else None
 
     def _run(self, name: str, seed: int, stages: list[dict], model: str | None = None) -> dict[str, Artifact]:
         file = {"name": name, "model": model or self.model, "task": self.file, "threads": self.threads, "seed": seed}
@@ -220,8 +230,9 @@ def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:
     if not controls:
         return
     told = ", ".join(f"{name} {spread([found[name] for found in controls.values()])}" for name in ("tuned", "dense", "control"))
-    yield f"{grid.metric.name} x 100: {told}."
-    yield f"{len(controls)} seeds, mean ± standard deviation."
+    teacher = grid.teacher_figures() if any(cell.arm == "larger teacher" for cell in cells) else None
+    told += f", larger teacher {teacher['quality']:.1f}" if teacher else ""
+    yield f"{grid.metric.name} x 100: {told}. Means over seeds, ± standard deviation."
     yield ""
     yield "| asked | measured | arm | quality | against the control | seeds | minutes |"
     yield "|---:|---:|---|---:|---:|---:|---:|"
