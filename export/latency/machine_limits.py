@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from export.latency.measure import worker_environment
+from export.latency.programs import private_stdout, result_of
 from export.runtimes.runtime_registry import RUNTIMES
 
 TYPE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
@@ -60,11 +58,10 @@ class Limits:
 
 def measure_limits(threads: int | None) -> Limits | None:
     """The limits of this machine's CPU with so many threads, in about four seconds; None where they cannot be measured."""
-    command = [sys.executable, "-m", "export.latency.machine_limits", str(threads or 0)]
+    measured = result_of("export.latency.machine_limits", str(threads or 0), timeout=TIMEOUT)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=worker_environment(), timeout=TIMEOUT, check=True)
-        return Limits(**json.loads(done.stdout))
-    except (subprocess.SubprocessError, OSError, ValueError, TypeError):
+        return Limits(**measured)
+    except TypeError:  # None, or no such entries
         return None
 
 
@@ -141,9 +138,7 @@ def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:
 def main() -> None:
     import torch
 
-    # libraries print to stdout, which is redirected: only the result uses the real one
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    replies = private_stdout()
     if threads := int(sys.argv[1]):
         torch.set_num_threads(threads)
     with torch.inference_mode():

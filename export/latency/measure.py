@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -25,9 +24,9 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks.features import Encoding
+from export.latency.programs import worker_environment
 from export.runtimes.runtime import Device
 
-ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3
 """Untimed calls of every variant at every shape."""
 LEAST_ROUNDS = 5
@@ -86,13 +85,6 @@ def summarize(variant: str, batch: int, length: int, samples: Sequence[float]) -
     q25, p50, q75, p95, p99 = np.percentile(samples, [25, 50, 75, 95, 99])
     rounded = tuple(round(sample, 4) for sample in samples)
     return Measurement(variant, batch, length, *map(float, (p50, p95, p99, q75 - q25, 1000 * batch / p50)), rounded)
-
-
-def worker_environment() -> dict[str, str]:
-    """The environment of a process that is timed: this project is importable, and idle threads do not spin."""
-    places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **quiet}
 
 
 class Worker:

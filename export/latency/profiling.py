@@ -7,8 +7,6 @@ separate process, because a profiler slows down what it watches.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import asdict
@@ -16,7 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from export.latency.measure import LatencyVariant, worker_environment
+from export.latency.measure import LatencyVariant
+from export.latency.programs import private_stdout, result_of
 from export.latency.worker import encoding_of
 from export.runtimes.runtime import PassProfile
 from export.runtimes.runtime_registry import RUNTIMES
@@ -32,13 +31,7 @@ OUTSIDE = "outside operators"
 def measure_profile(variant: LatencyVariant, batch: int, length: int, threads: int | None) -> dict[str, Any] | None:
     """The profile of a file of a runtime on the CPU (see `account`); None where the runtime gives none."""
     description = {**asdict(variant), "path": str(variant.path), "threads": threads, "batch": batch, "length": length}
-    command = [sys.executable, "-m", "export.latency.profiling"]
-    options = {"capture_output": True, "text": True, "env": worker_environment(), "timeout": TIMEOUT, "check": True}
-    try:
-        done = subprocess.run(command, input=json.dumps(description), **options)
-        return json.loads(done.stdout)
-    except (subprocess.SubprocessError, OSError, ValueError):
-        return None
+    return result_of("export.latency.profiling", given=json.dumps(description), timeout=TIMEOUT)
 
 
 def account(profile: PassProfile) -> dict[str, Any]:
@@ -66,9 +59,7 @@ def kind_of_work(work: str, types: dict[str, float], total: float) -> dict[str, 
 
 
 def main() -> None:
-    # libraries print to stdout, which is redirected: only the result uses the real one
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    replies = private_stdout()
     variant = json.load(sys.stdin)
     batch, length = variant["batch"], variant["length"]
     runtime, encoding = RUNTIMES[variant["runtime"]], encoding_of(variant, batch, length)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from export.latency.programs import private_stdout
 from export.runtimes.feeds import feeds_of, run
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
@@ -155,9 +155,7 @@ def timed(timer: Timer, variant: dict[str, Any], message: dict[str, Any]) -> flo
 
 
 def main() -> None:
-    # libraries print to stdout, which is redirected: only the protocol uses the real one
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    replies = private_stdout()
     variant = json.loads(sys.stdin.readline())
     timer = session_timer(variant) if variant["runtime"] in RUNTIMES else torch_timer(variant)
     replies.write(json.dumps({"loaded": True}) + "\n")

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from export.latency import machine_limits
+from export.latency import programs
 from export.latency.machine_limits import Limits, measure_limits, types
-from export.latency.measure import worker_environment
+from export.latency.programs import worker_environment
 
 RATES = Limits({"fp32": 1e9, "int8": 4e9}, 2e9, {"fp32": "torch.mm"})
 SMALL = """
@@ -43,7 +43,7 @@ def test_every_type_that_is_computed_here_has_a_positive_rate():
 
 @pytest.mark.parametrize("program", ["false", "true", "missing"])
 def test_without_a_measurement_there_are_no_limits(monkeypatch, program):
-    monkeypatch.setattr(machine_limits.sys, "executable", program)
+    monkeypatch.setattr(programs.sys, "executable", program)
     assert measure_limits(2) is None
 
 

@@ -6,7 +6,6 @@ import subprocess
 import numpy as np
 import pytest
 
-from export.latency import profiling
 from export.latency.measure import LatencyVariant
 from export.latency.profiling import OUTSIDE, account, measure_profile
 from export.runtimes import onnxruntime_profile, openvino_profile
@@ -121,5 +120,5 @@ def test_what_cannot_be_profiled_has_none(tmp_path, monkeypatch):
     def hang(*arguments, timeout, **options):
         raise subprocess.TimeoutExpired(arguments, timeout)
 
-    monkeypatch.setattr(profiling.subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", hang)
     assert measure_profile(LatencyVariant("slow", "onnxruntime", tmp_path), 1, 8, 1) is None
