@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from compressor.errors import UserError
 from compressor.models.anatomy import Layer, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.emptied import constant_of
@@ -35,6 +36,12 @@ class Seen:
 
 class _Stop(Exception):
     """Ends a forward pass where all is seen."""
+
+
+def require_finite(what: str, *sums: Tensor) -> None:
+    """Raise UserError E521 unless sums over training rows are finite; `what` was summed."""
+    if not all(total.isfinite().all() for total in sums):
+        raise UserError("E521", f"{what} on training rows are not finite", "Tune again with a lower learning rate")
 
 
 def outgoing_of(layer: Layer, structure: str) -> nn.Module:

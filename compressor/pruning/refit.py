@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from compressor.deltas.kinds.refit import Refit
 from compressor.deltas.links import attach, chains, detach, merged_copy, original
-from compressor.errors import UserError
 from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.block_passes import BlockPasses, Inputs, outgoing_of, streams_of
+from compressor.pruning.block_passes import BlockPasses, Inputs, outgoing_of, require_finite, streams_of
 from compressor.pruning.surgery import kept_of
 
 RIDGE = 0.01
@@ -212,8 +211,7 @@ def refit(
 
 def _fit(outlet: _Outlet, moments: Moments, ridge: float, group: str) -> tuple[float, float]:
     """Attach the solution, unless the error is one of rounding; returns the relative errors before and after."""
-    if not (moments.error.isfinite() and moments.gram.isfinite().all()):
-        raise UserError("E521", "hidden states on training rows are not finite", "Tune again with a lower learning rate")
+    require_finite("hidden states", moments.error, moments.gram)
     rounding = ROUNDING * torch.finfo(original(outlet.owner, "weight" if outlet.matrix else "bias").dtype).eps
     unit = moments.power.clamp_min(torch.finfo(torch.float64).tiny)
     if moments.error <= rounding**2 * moments.power:

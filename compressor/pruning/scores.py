@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from compressor.errors import UserError
 from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.block_passes import BlockPasses, Inputs, streams_of
+from compressor.pruning.block_passes import BlockPasses, Inputs, require_finite, streams_of
 from compressor.pruning.refit import RIDGE
 from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
@@ -115,6 +115,7 @@ def loss_scores(
 
     `encodings` are batches of (inputs, labels); x is the unit's slice of the input of its outgoing matrix, for a whole block
     what it adds to its input. The sum over tokens and features is signed, the one over rows is not. The model is in eval mode.
+    Raises UserError E521 where a gradient is not finite.
     """
     totals = [torch.zeros(units) for units in units_of(model, structure)]
     if not any(len(total) for total in totals):  # the block has no such units, or none left
@@ -130,6 +131,7 @@ def loss_scores(
                 effect = effect.view(len(effect), len(totals[number]), -1).sum(dim=2)
                 totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0).cpu()
             on_batch(len(labels))
+    require_finite("gradients", *totals)
     return totals
 
 
@@ -142,7 +144,7 @@ def reconstruction_scores(
 
     That error is tr(W_u ((H⁻¹)_uu)⁻¹ W_uᵀ) with H = XᵀX + λI over all tokens of `batches` (encodings with an attention_mask),
     in closed form (Hassibi and Stork 1993; for groups of columns Kurtić et al. 2023); λ is that of a refit. `on_batch` is told
-    the rows of each batch at each block. It needs no labels.
+    the rows of each batch at each block. It needs no labels. Raises UserError E521 where a hidden state is not finite.
     """
     if structure == "layers":
         return _errors_without_blocks(model, batches, on_batch)
@@ -159,6 +161,7 @@ def reconstruction_scores(
                 gram += seen.inputs.double().T @ seen.inputs.double()
                 power += (seen.stream + seen.output).double().square().sum()
                 on_batch(len(inputs["input_ids"]))
+        require_finite("hidden states", gram, power)
         scores.append((_errors_without_units(weight, gram, units) / power).cpu())
     return scores
 
@@ -186,6 +189,7 @@ def _errors_without_blocks(model: nn.Module, batches: Sequence[Inputs], on_batch
             for number, (added, after) in probe.seen.items():
                 totals[number] += torch.stack([states[real].double().square().sum() for states in (added, after)]).cpu()
             on_batch(len(inputs["input_ids"]) * len(totals))
+    require_finite("hidden states", totals)
     return [(added / whole)[None] for added, whole in totals]
 
 

@@ -167,3 +167,17 @@ def test_reconstruction_is_the_error_of_a_refit_without_the_unit(architecture, s
 
     # both are relative to the same hidden states
     assert torch.isclose(scores[1][0] / scores[1][1], error(0) / error(1))
+
+
+@pytest.mark.parametrize("structure", ["heads", "neurons", "layers"])
+def test_hidden_states_that_are_not_finite_have_no_scores(structure):
+    model = tiny("bert")
+    with torch.no_grad():
+        layers_of(model)[0].linear("output").bias[0] = torch.inf
+    for score in (
+        lambda: reconstruction_scores(model, structure, [encoding()]),
+        lambda: loss_scores(model, structure, "taylor", [(encoding(), LABELS)]),
+    ):
+        with pytest.raises(UserError, match="E521"):
+            score()
+    assert not any("forward" in vars(layer.module) for layer in layers_of(model))
