@@ -4,7 +4,7 @@
     python benchmarks/quality.py ... --tasks sst2 --arms labels --speedups 3       part of the grid
     python benchmarks/quality.py ... --arms "larger teacher" --teacher MODEL       distilled from a larger model, tuned alike
     python benchmarks/quality.py ... --arms cut,refit,refit-4096                   without any training
-    python benchmarks/quality.py ... --summary                                     the tables of what is there
+    python benchmarks/quality.py ... --summary                                     the tables of what is recorded
 
 DIR holds GLUE's folders (SST-2, STS-B, RTE). Validation is dev.tsv and training rows that nothing else uses, pooled. Every run
 is an ordinary pipeline (tune, prune to the target, recover) on one store below --work, so the command can be stopped and
@@ -157,19 +157,20 @@ class Grid:
     train: bool
 
     def figures(self, cell: Cell, seed: int) -> dict | None:
-        """A cell's figures of one seed; None where nothing is there and nothing is to be trained."""
+        """A cell's figures of one seed; None where they are not recorded and nothing is to be trained."""
         name = f"{self.task}-{cell.speedup:g}x-{cell.arm}-{seed}".replace(" ", "-")
-        figures = self.record.figures(name, lambda: self._made(name, cell, seed))
+        figures = self._recorded(name, lambda: self._made(name, cell, seed))
         if self.train:
             print(f"{name:<32} {figures['measured']:.2f}x  {figures['dense']:.2f} -> {figures['quality']:.2f}", flush=True)
         return figures
 
-    def _made(self, name: str, cell: Cell, seed: int) -> dict | None:
+    def _recorded(self, name: str, made: Callable[[], dict]) -> dict | None:
+        return self.record.figures(name, made if self.train else lambda: None)
+
+    def _made(self, name: str, cell: Cell, seed: int) -> dict:
         start = time.monotonic()
         artifacts = self._run(name, seed, cell.stages(self._teacher))
         made = {key: artifact for key, artifact in artifacts.items() if key.startswith(("prune", "recover"))}
-        if not made:
-            return None
         target = next(artifact.metadata["target"] for key, artifact in reversed(made.items()) if key.startswith("prune"))
         return {
             "dense": self.quality(artifacts["further"]),
@@ -180,18 +181,26 @@ class Grid:
 
     def control(self, seed: int) -> dict | None:
         """Qualities of the tuned model, of the dense one and of the control."""
-        figures = self.record.figures(f"{self.task}-control-{seed}", lambda: self._control(seed))
+        figures = self._recorded(f"{self.task}-control-{seed}", lambda: self._control(seed))
         if self.train:
             told = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
             print(f"{self.task}-control-{seed}: {told}", flush=True)
         return figures
 
-    def _control(self, seed: int) -> dict | None:
+    def _control(self, seed: int) -> dict:
         artifacts = self._run(f"{self.task}-control-{seed}", seed, [{"recover": {**FURTHER, "distill": False}}])
-        if "recover" not in artifacts:
-            return None
         names = {"tuned": "tune", "dense": "further", "control": "recover"}
         return {name: self.quality(artifacts[stage]) for name, stage in names.items()}
+
+    def taught_control(self, seed: int) -> dict | None:
+        """Quality of the dense model after learning what the arm `larger teacher` learns."""
+        name = f"{self.task}-control-larger-teacher-{seed}"
+
+        def made() -> dict:
+            lesson = Cell(self.task, 1, "larger teacher").taught(teacher=self._teacher())
+            return {"quality": self.quality(self._run(name, seed, [lesson])["recover"])}
+
+        return self._recorded(name, made)
 
     def _teacher(self) -> str:
         """The folder of the larger model, tuned for the task with seed 0."""
@@ -201,18 +210,14 @@ class Grid:
         return self._run(f"{self.task}-teacher", 0, [{"merge": {}}], model=self.teacher)
 
     def teacher_figures(self) -> dict | None:
-        """Quality of the larger teacher; None where there is none, or it is not tuned and nothing is to be trained."""
-        return self.record.figures(f"{self.task}-teacher", self._teacher_figures) if self.teacher else None
-
-    def _teacher_figures(self) -> dict | None:
-        further = self._tuned_teacher().get("further")
-        return {"quality": self.quality(further)} if further else None
+        """Quality of the larger teacher; None where it is not recorded and nothing is to be trained."""
+        return self._recorded(f"{self.task}-teacher", lambda: {"quality": self.quality(self._tuned_teacher()["further"])})
 
     def _run(self, name: str, seed: int, stages: list[dict], model: str | None = None) -> dict[str, Artifact]:
         file = {"name": name, "model": model or self.model, "task": self.file, "threads": self.threads, "seed": seed}
         further = {"recover": {"id": "further", **FURTHER, "distill": False}}
         file["stages"] = [{"tune": TASKS[self.task].tune}, further, *stages]
-        return run_file(file, self.work / self.task / "pipeline.yaml", self.work, train=self.train)
+        return run_file(file, self.work / self.task / "pipeline.yaml", self.work, train=True)
 
     def quality(self, artifact: Artifact) -> float:
         """The task's metric times 100."""
@@ -240,10 +245,15 @@ def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:
         made = {seed: found for seed in controls if (found := grid.figures(cell, seed))}
         if not made:
             continue
-        against = [found["quality"] - controls[seed]["control"] for seed, found in made.items()]
+        against = spread([found["quality"] - controls[seed]["control"] for seed, found in made.items()], "+")
+        if cell.arm == "larger teacher":
+            taught = [
+                found["quality"] - control["quality"] for seed, found in made.items() if (control := grid.taught_control(seed))
+            ]
+            against += f" (with that teacher, too: {spread(taught, '+')})" if taught else ""
         speed, minutes = (statistics.fmean(found[key] for found in made.values()) for key in ("measured", "seconds"))
         shown = (f"{cell.speedup:g}x", f"{speed:.2f}x", cell.arm, spread([found["quality"] for found in made.values()]))
-        yield f"| {' | '.join((*shown, spread(against, '+'), str(len(made)), f'{minutes / 60:.1f}'))} |"
+        yield f"| {' | '.join((*shown, against, str(len(made)), f'{minutes / 60:.1f}'))} |"
     yield ""
 
 
