@@ -126,7 +126,7 @@ LABELS = {"recover": FURTHER}
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "labels": lambda cell, teacher: [cell.pruned(), LABELS],
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
-    "texts, then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), LABELS],
+    "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), LABELS],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
     "without refit": lambda cell, teacher: [cell.pruned(refit=None), LABELS],
     "without teacher": lambda cell, teacher: [cell.pruned(), {"recover": {**FURTHER, "distill": False}}],
@@ -137,9 +137,10 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "cut": lambda cell, teacher: [cell.pruned(refit=None)],
     "refit": lambda cell, teacher: [cell.pruned()],
     "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
+    "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
 }
 """Name -> the stages that follow the dense model. The first four recover in different ways, the next change one thing of
-`labels`, the last three do not train at all."""
+`labels`, the last four do not train at all."""
 
 
 @dataclass(frozen=True)
