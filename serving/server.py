@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 SERVICES = ("http", "grpc", "metrics")
 ATTEMPTS = 5
 BACKLOG = 1024
+DRAIN_SECONDS = 2
 MAX_BODY = 16 << 20
 
 CLOSED = ("model-repository", "shared-memory", "trace", "logging")
@@ -196,9 +197,13 @@ class EmbeddedServer:
         else:
             self.guard.tell("up")
 
-    def drain(self, seconds: float) -> bool:
-        """Refuse new requests and wait up to `seconds` for those in flight; whether all were answered. Then call `stop`."""
+    def refuse(self) -> None:
+        """Refuse new HTTP requests from now on; those in flight are still answered."""
         self.guard.tell("drain")
+        self.guard.heard("draining", DRAIN_SECONDS)
+
+    def drained(self, seconds: float) -> bool:
+        """After `refuse`: whether all HTTP requests were answered, at the latest after `seconds`."""
         return self.guard.heard("drained", seconds)
 
     def stop(self, seconds: float | None = None) -> None:

@@ -1,7 +1,8 @@
 """The guard's process: `python -m serving.guard.guard_main`, started and told what to do by `GuardProcess`.
 
 The first line on stdin is its settings as JSON, each further one a command: up, starting, or drain. It ends with its stdin, so
-it does not outlive its parent. On stdout it says `listening`, and `drained` when no request is left after `drain`.
+it does not outlive its parent. On stdout it says `listening`, and after `drain` at once `draining`, and `drained` when
+no request is left.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ async def serve(settings: dict[str, Any]) -> None:
     while command := (await commands.readline()).decode().strip():
         if command == "drain":
             proxy.state = DRAINING
+            print("draining", flush=True)
             draining = asyncio.create_task(drained(proxy, servers))
         elif draining is None:
             proxy.state = {"up": UP, "starting": STARTING}[command]

@@ -29,6 +29,7 @@ class GuardProcess:
         self.folder, self.sockets = folder, (http, metrics)
         self.settings = {"http": http.fileno(), "metrics": metrics.fileno(), "max_body": max_body, "control": control}
         self.process: subprocess.Popen[bytes] | None = None
+        self._said = b""
 
     def start(self, log_path: Path) -> None:
         """Start, and wait until it serves; it answers 503 until `tell("up")`. Raises UserError E742."""
@@ -44,6 +45,7 @@ class GuardProcess:
                 pass_fds=[each.fileno() for each in self.sockets],
                 start_new_session=True,
             )
+        self._said = b""
         self.tell(json.dumps(self.settings))  # not as arguments, which every user of the machine can read
         if not self.heard("listening", START_SECONDS):
             raise UserError("E742", "the process in front of Triton did not start", f"See its log, {log_path}")
@@ -55,17 +57,17 @@ class GuardProcess:
             self.process.stdin.flush()
 
     def heard(self, line: str, seconds: float) -> bool:
-        """Whether it prints `line` within `seconds`."""
-        deadline, heard = time.monotonic() + seconds, b""
-        while (left := deadline - time.monotonic()) > 0:
-            if select.select([self.process.stdout], [], [], left)[0]:
-                piece = os.read(self.process.stdout.fileno(), 4096)
-                heard += piece
-                if line.encode() in heard.splitlines():
-                    return True
-                if not piece:
-                    return False
-        return False
+        """Whether it has printed `line`, at the latest after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while line.encode() not in self._said.splitlines():
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                return False
+            piece = os.read(self.process.stdout.fileno(), 4096)
+            self._said += piece
+            if not piece:
+                return False
+        return True
 
     def fault(self) -> UserError | None:
         """E742 if it has ended, else None."""

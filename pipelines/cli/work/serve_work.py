@@ -36,8 +36,9 @@ def serve(run: Path, drain: float, max_body: int, model_control: bool, token_fil
             _show(server, served)
             watch(server, note)
         if server.guard is not None:
+            server.refuse()
             click.echo("answering the requests in flight; Ctrl-C stops at once")
-            if not server.drain(drain):
+            if not server.drained(drain):
                 note(f"some requests were not answered within {drain:g} s")
     click.echo("stopped")
 
