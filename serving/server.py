@@ -152,9 +152,8 @@ class EmbeddedServer:
         closed = f"{','.join(CLOSED[1:] if self.token else CLOSED)}:{CLOSED_HEADER}={secrets.token_hex()}"
         control = ["--model-control-mode=none", f"--model-repository={self._linked}"]
         if self.token:
-            names = model_names(self._linked)
             control = ["--model-control-mode=explicit", f"--model-repository={self.repository.resolve()}"]
-            control += [f"--load-model={name}" for name in names]
+            control += [f"--load-model={name}" for name in self._models_now()]
             control += [f"--http-restricted-api=model-repository:{SECRET_HEADER}={self._secret}"]
         return [
             *control,
@@ -175,6 +174,14 @@ class EmbeddedServer:
             f"--grpc-port={self.ports['grpc']}",
             f"--exit-timeout-secs={max(1, round(self.exit_seconds))}",
         ]
+
+    def _models_now(self) -> Sequence[str]:
+        """With model control: the models to start with, or to start again with. Raises UserError E724."""
+        if self.triton is None:
+            return model_names(self._linked)
+        loaded = set(self.triton.stubs.values()) & set(model_names(self.repository))
+        refuse_code(self.repository, sorted(loaded))
+        return sorted(loaded)
 
     def fault(self) -> UserError | None:
         """Why a process of the server does not work any more: E709 (Triton), E743 (a model's), E742 (the guard). Else None."""

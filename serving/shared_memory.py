@@ -13,6 +13,10 @@ from compressor.errors import UserError
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "compress-triton-"
+MORE_MEMORY = (
+    "Mount more (Docker: --shm-size=256m; Kubernetes: an emptyDir of medium Memory at /dev/shm), or lower --max-body or the "
+    "models' instances"
+)
 INSTANCE_BYTES = 2 << 20
 """A model process starts with 1 MiB of its own and grows with its requests."""
 
@@ -23,17 +27,11 @@ def check_space(instances: int, max_body: int) -> None:
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError as error:
-        raise UserError("E739", f"there is no {SHARED_MEMORY} ({error.strerror})", ADVICE) from error
+        raise UserError("E739", f"there is no {SHARED_MEMORY} ({error.strerror})", MORE_MEMORY) from error
     free = status.f_bavail * status.f_frsize
     if free < needed:
         what = f"{SHARED_MEMORY} has {free / 2**20:.1f} MiB free, and these models need {needed / 2**20:.0f} MiB"
-        raise UserError("E739", what, ADVICE)
-
-
-ADVICE = (
-    "Mount more (Docker: --shm-size=256m; Kubernetes: an emptyDir of medium Memory at /dev/shm), or lower --max-body or the "
-    "models' instances"
-)
+        raise UserError("E739", what, MORE_MEMORY)
 
 
 def claim(stage: Path) -> IO[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
 from serving.bundle import Bundle, environment
+from serving.shared_memory import MORE_MEMORY
 
 STOP_SECONDS = 10
 STACK_BYTES = 64 << 20
@@ -36,6 +37,7 @@ if os.getppid() == {parent}:
 
 # What Triton 2.51 writes in its log; a reason ends before the Python stack that follows it.
 IN_USE = re.compile(r"Socket '[\d.]+:(\d+)' already in use")
+NO_MEMORY = re.compile(r"Unable to initialize shared memory key .*No space left on device")
 STUB_DIED = re.compile(r"error while loading shared libraries: .+|.*'_recursion_count'|Stub process .*is not healthy")
 NOT_LOADED = re.compile(r"(?:failed to load|Poll failed for model directory) '(.+?)'(?: version \d+)?: (.*?)(?:\\n|\"?$)", re.M)
 NOISE = re.compile(r"NODELAY NOT SUPPORTED|^\s*$|^ *\d+# 0x")
@@ -198,6 +200,8 @@ def diagnose(log: str, log_path: Path, status: int | None = None) -> UserError:
     """Why the server failed: E705 (port), E703 (stub and libpython), E707 (models) or E709 (other, with its signal)."""
     if in_use := IN_USE.search(log):
         return PortTaken(int(in_use[1]))
+    if NO_MEMORY.search(log):
+        return UserError("E739", "there is no space left in /dev/shm for the processes of these models", MORE_MEMORY)
     if stub := STUB_DIED.search(log):
         fix = f"Use a Python whose own shared libpython is installed; Triton's log is {log_path}"
         return UserError("E703", f"Triton's Python stub does not run with {sys.executable} ({stub[0]})", fix)

@@ -29,10 +29,13 @@ class Control:
     def __init__(self, token: str, secret: str, repository: Path):
         self.token, self.secret, self.repository = token.encode(), secret, repository
 
-    async def headers(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> list[str]:
-        """Lines that authorize the request at Triton; none for a request of another kind. Raises Refused."""
+    async def authorize(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[list[str], bytes]:
+        """Header lines that authorize the request at Triton, and its body there. Raises Refused.
+
+        A request of another kind gets no header.
+        """
         if method != "POST" or not (match := PATH.fullmatch(target)):
-            return []
+            return [], body
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         given = token.strip().encode(errors="replace")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given, self.token):
@@ -40,7 +43,8 @@ class Control:
         if match["verb"] == "load":
             refuse_contents(body)
             await asyncio.get_running_loop().run_in_executor(None, self._refuse_code, match["model"])
-        return [f"{SECRET_HEADER}: {self.secret}"]
+            body = b""  # not what was read otherwise here than it would be there, such as two keys of one name
+        return [f"{SECRET_HEADER}: {self.secret}"], body
 
     def _refuse_code(self, model: str) -> None:
         from serving.repository import refuse_code  # imported here: only this request needs protobuf
@@ -54,8 +58,7 @@ class Control:
 def refuse_contents(body: bytes) -> None:
     """Raise Refused where a load request carries a config or files: models come from the repository's folder alone."""
     try:
-        parameters = (json.loads(body or b"{}") or {}).get("parameters") or {}
-        names = list(parameters)
+        names = list(json.loads(body or b"{}").get("parameters", {}))
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise Refused(400, "E736", "the body of a load request is not a JSON object") from None
     if names:

@@ -88,15 +88,17 @@ class Proxy:
         if request.method not in ("GET", "POST") or not TARGET.fullmatch(target):
             return failure(405, "GET and POST of a path are served")
         body = await self._body(request)
-        lines = [f"{request.method} {target} HTTP/1.1", "Host: triton", f"Content-Length: {len(body)}"]
+        lines = [f"{request.method} {target} HTTP/1.1", "Host: triton"]
+        if self.control:
+            allowed, body = await self.control.authorize(request.method, target, headers, body)
+            lines += allowed
+        lines.append(f"Content-Length: {len(body)}")
         if body:
             lines.append("Content-Type: application/json")
         if (length := headers.get(HEADER_LENGTH)) is not None:
             lines.append(f"{HEADER_LENGTH}: {length}")
         if (accepted := headers.get("Accept-Encoding")) is not None:
             lines.append(f"Accept-Encoding: {accepted}")
-        if self.control:
-            lines += await self.control.headers(request.method, target, headers, body)
         head = "\r\n".join(lines).encode("latin-1", errors="replace")
         return await self._relay(request, await self.upstream.send(head + b"\r\n\r\n" + body))
 

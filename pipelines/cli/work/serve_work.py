@@ -17,7 +17,7 @@ from pipelines.runs.served import Served, find_repository
 from serving.client import predict as ask
 from serving.guard.model_control import read_token
 from serving.repository import model_names
-from serving.server import HOST, EmbeddedServer
+from serving.server import HOST, SERVICES, EmbeddedServer
 from serving.watch import adopt_orphans, new_log, watch
 
 
@@ -44,8 +44,8 @@ def serve(run: Path, drain: float, max_body: int, model_control: bool, token_fil
 
 
 def _show(server: EmbeddedServer, served: Served) -> None:
-    for service, port in server.ports.items():
-        click.echo(f"{service:<8} {HOST}:{port}")
+    for service in SERVICES:
+        click.echo(f"{service:<8} {HOST}:{server.ports[service]}")
     for name in model_names(served.repository):
         pair = ' --pair "a second text"' if served.pairs else ""
         click.echo(f'try      compress predict {server.url} {name} "a text"{pair}')
