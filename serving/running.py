@@ -29,12 +29,12 @@ def log_folder() -> Path:
     return cache_folder() / "logs"
 
 
-def announce(port: int, repository: Path) -> None:
-    """Record that this process serves `repository` on `port`. Raises UserError E710 when the cache folder is not writable."""
+def announce(port: int, repository: Path, pid: int) -> None:
+    """Record that process `pid` serves `repository` on `port`. Raises UserError E710 when the cache folder is not writable."""
     path = registry_file(port)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"repository": str(repository.resolve()), "pid": os.getpid()}), encoding="utf-8")
+        path.write_text(json.dumps({"repository": str(repository.resolve()), "pid": pid}), encoding="utf-8")
     except OSError as error:
         fault = f"cannot record the running server ({error.strerror})"
         raise UserError("E710", fault, "Set XDG_CACHE_HOME to a folder you can write", str(path.parent)) from error

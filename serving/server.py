@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
 import shutil
 import socket
@@ -100,7 +101,7 @@ class EmbeddedServer:
             self.log_path.write_bytes(b"")
             self._start_guard()
             self._find_port_and_start(bundle)
-            running.announce(self.ports["http"], self.repository)
+            running.announce(self.ports["http"], self.repository, os.getpid())
         except BaseException:
             self.stop(0)
             raise

@@ -174,7 +174,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"E710 .*Set XDG_CACHE_HOME"):
-        running.announce(8000, tmp_path)
+        running.announce(8000, tmp_path, pid=1)
 
 
 @pytest.mark.usefixtures("triton")

@@ -76,7 +76,14 @@ def test_a_killed_process_is_named_and_started_again(repository, tmp_path):
     with EmbeddedServer(repository, log_path=tmp_path / "log", models=["bare"]) as server:
         ports, first = dict(server.ports), server.triton.process.pid
         (stub,) = server.triton.stubs
-        lines, changes = watched(server, lambda: os.kill(stub, signal.SIGKILL))
+
+        def harm():
+            os.kill(stub, signal.SIGKILL)
+            while server.fault() is None:
+                time.sleep(0.01)
+            assert server.fault().code == "E743"
+
+        lines, changes = watched(server, harm)
         assert lines[0] == "the process of model 'bare' was killed by SIGKILL; starting again" and len(lines) == 2
         (gone, when_gone), (back, when_back) = changes
         assert (gone, back) == (503, 200) and when_gone < 2 and when_back < 10
@@ -99,6 +106,7 @@ def watched_guard(server):
 
     server.guard.process.terminate()
     server.guard.process.wait()
+    assert server.fault().code == "E742"
     with pytest.raises(Over):
         watch.watch(server, tell)
     return lines
