@@ -14,18 +14,27 @@ from compressor.errors import UserError
 LOCAL_HOSTS = ("127.0.0.1", "localhost")
 
 
+def cache_folder() -> Path:
+    """This user's cache folder for this project."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress")
+
+
 def registry_file(port: int) -> Path:
     """The registry file of the server on this HTTP port."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "compress", "servers", f"127.0.0.1-{port}.json")
+    return cache_folder() / "servers" / f"127.0.0.1-{port}.json"
 
 
-def announce(port: int, repository: Path, pid: int) -> None:
-    """Record that process `pid` serves `repository` on `port`. Raises UserError E710 when the cache folder is not writable."""
+def log_folder() -> Path:
+    """Where the logs of servers go whose repository is in no run."""
+    return cache_folder() / "logs"
+
+
+def announce(port: int, repository: Path) -> None:
+    """Record that this process serves `repository` on `port`. Raises UserError E710 when the cache folder is not writable."""
     path = registry_file(port)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"repository": str(repository.resolve()), "pid": pid}), encoding="utf-8")
+        path.write_text(json.dumps({"repository": str(repository.resolve()), "pid": os.getpid()}), encoding="utf-8")
     except OSError as error:
         fault = f"cannot record the running server ({error.strerror})"
         raise UserError("E710", fault, "Set XDG_CACHE_HOME to a folder you can write", str(path.parent)) from error

@@ -177,16 +177,26 @@ def report() -> None:
     """
 
 
-@main.command(epilog="Example: compress serve runs/quickstart")
+SERVE_EXAMPLES = """\b
+Example: compress serve runs/quickstart
+         compress serve ./repository --model-control --token-file ~/token"""
+
+
+@main.command(epilog=SERVE_EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
 @click.option("--grpc-port", default=8001, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--metrics-port", default=8002, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--drain", default=30, show_default=True, type=click.FloatRange(0, 3600), help="Seconds for requests in flight.")
+@click.option("--max-body", default=16, show_default=True, type=click.IntRange(1, 1024), help="MiB of an HTTP request.")
+@click.option("--model-control", is_flag=True, help="Let HTTP requests with the token load and unload models.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The token, readable by you alone.")
 @work("pipelines.cli.work.serve_work:serve")
 def serve() -> None:
-    """Serve the models deployed by RUN (a folder such as runs/quickstart), with Triton on 127.0.0.1.
+    """Serve the models deployed by RUN (a folder such as runs/quickstart, or a model repository), with Triton on 127.0.0.1.
 
-    Ctrl-C or SIGTERM ends the server; the exit code is then 0.
+    A process that ends is started again. Ctrl-C or SIGTERM answers the requests in flight, refuses new ones, and ends the
+    server; the exit code is then 0. A second one stops at once.
     """
 
 

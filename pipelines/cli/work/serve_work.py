@@ -13,29 +13,55 @@ import click
 
 from compressor.errors import UserError
 from pipelines.cli.shown import note
-from pipelines.runs.served import find_repository
+from pipelines.runs.served import Served, find_repository
 from serving.client import predict as ask
+from serving.guard.model_control import read_token
 from serving.repository import model_names
-from serving.server import EmbeddedServer
+from serving.server import HOST, EmbeddedServer
+from serving.watch import adopt_orphans, new_log, watch
 
 
-def serve(run: Path, **ports: int) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+def serve(run: Path, drain: float, max_body: int, model_control: bool, token_file: Path | None, **ports: int) -> None:
+    """Serve until Ctrl-C or SIGTERM, then answer what is in flight; a second signal stops at once."""
+    if model_control != (token_file is not None):
+        raise UserError("E740", "--model-control and --token-file are given together", "Give both, or neither")
+    token = read_token(token_file) if token_file else None
     served = find_repository(run)
     note(served.outdated)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        _terminable(),
-        EmbeddedServer(served.repository, log_path=run / "logs" / "serve.log", **ports) as server,
-    ):
-        for service, port in server.ports.items():
-            click.echo(f"{service:<8} {server.url.partition(':')[0]}:{port}")
-        for name in model_names(served.repository):
-            pair = ' --pair "a second text"' if served.pairs else ""
-            click.echo(f'try      compress predict {server.url} {name} "a text"{pair}')
-        click.echo("Ctrl-C stops the server")
-        server.wait()
+    options = {"max_body": max_body << 20, "token": token, "exit_seconds": drain, **ports}
+    adopt_orphans()
+    with _terminable(), _stopped(EmbeddedServer(served.repository, log_path=new_log(served.logs), **options)) as server:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.start()
+            _show(server, served)
+            watch(server, note)
+        if server.guard is not None:
+            server.refuse()
+            click.echo("answering the requests in flight; Ctrl-C stops at once")
+            if not server.drained(drain):
+                note(f"some requests were not answered within {drain:g} s")
     click.echo("stopped")
+
+
+def _show(server: EmbeddedServer, served: Served) -> None:
+    for service, port in server.ports.items():
+        click.echo(f"{service:<8} {HOST}:{port}")
+    for name in model_names(served.repository):
+        pair = ' --pair "a second text"' if served.pairs else ""
+        click.echo(f'try      compress predict {server.url} {name} "a text"{pair}')
+    click.echo(f"log      {server.log_path}")
+    click.echo("Ctrl-C stops the server")
+
+
+@contextlib.contextmanager
+def _stopped(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """Context at whose end the server is stopped: at once where an exception ends it, such as a second Ctrl-C."""
+    try:
+        yield server
+    except BaseException:
+        server.stop(0)
+        raise
+    server.stop()
 
 
 def predict(
@@ -55,10 +81,12 @@ def predict(
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Context in which SIGTERM ends the block as Ctrl-C does."""
+    """Context in which SIGTERM is as Ctrl-C, but for the exit code where it ends the command: 143."""
 
-    def stop(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+    def stop(number: int, _frame: object) -> None:
+        interrupt = KeyboardInterrupt()
+        interrupt.exit_code = 128 + number
+        raise interrupt
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
