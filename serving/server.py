@@ -88,7 +88,7 @@ class EmbeddedServer:
         code), E739 (too little shared memory), E707 (a model does not load), E708 (not ready in time), E709 (the server died),
         E742 (the guard did not start), E710 (the server's record for clients cannot be written).
         """
-        bundle, models = find_bundle(), models_to_load(self.repository, self.models)
+        bundle, models = find_bundle(), models_to_load(self.repository, self.models, required=self.token is None)
         shared_memory.remove_left_overs()
         shared_memory.check_space(sum(instances(self.repository / name) for name in models), self.max_body)
         try:
@@ -248,11 +248,11 @@ class EmbeddedServer:
         self.stop()
 
 
-def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[str]:
-    """The models to load: `names`, or all. Raises UserError E706 when the repository lacks them, E724 when a model contains
-    code."""
+def models_to_load(repository: Path, names: Sequence[str] | None, *, required: bool = True) -> Sequence[str]:
+    """The models to load: `names`, or all. Raises UserError E706 when the repository lacks them, or holds none where one is
+    `required`, E724 when a model contains code."""
     available = model_names(repository)
-    if not available:
+    if not available and (required or names or not repository.is_dir()):
         fault = "holds no model" if repository.is_dir() else "does not exist"
         raise UserError("E706", f"the model repository {fault}", "Give the folder that a deploy stage wrote", str(repository))
     if missing := [name for name in names or () if name not in available]:

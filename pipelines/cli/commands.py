@@ -200,6 +200,46 @@ def serve() -> None:
     """
 
 
+DEPLOY_EXAMPLES = """\b
+Example: compress deploy runs/reviews --to /srv/models --url 127.0.0.1:8000 --token-file token
+         compress deploy runs/reviews --to s3://bucket/models --url https://triton:8000 --ca ca.pem
+         compress deploy runs/reviews --to /srv/models --url 127.0.0.1:8000 --rollback"""
+
+
+@main.command(epilog=DEPLOY_EXAMPLES)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--to", required=True, metavar="DIR|URL", help="The repository that servers read: a folder, or s3://BUCKET/FOLDER."
+)
+@click.option("--url", metavar="HOST:PORT", help="A server on that repository, which loads the new versions (also https://).")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="A token, or one line NAME: VALUE, for the server."
+)
+@click.option(
+    "--ca", type=click.Path(path_type=Path), metavar="PEM", help="Certificates to trust for https.  [default: the system's]"
+)
+@click.option(
+    "--max-ms", type=click.FloatRange(0, min_open=True), help="Largest median latency of a request.  [default: 2 x as before]"
+)
+@click.option("--keep", default=3, show_default=True, type=click.IntRange(2), help="Versions of a model to keep.")
+@click.option("--rollback", is_flag=True, help="Remove the latest versions, and serve the ones before.")
+@click.option("--status", "show", is_flag=True, help="Show the versions only.")
+@click.option(
+    "--kserve", type=click.Path(path_type=Path), metavar="FILE", help="Write an InferenceService on the repository, too."
+)
+@click.option(
+    "--compose", type=click.Path(path_type=Path), metavar="FILE", help="Write a compose file of the official container, too."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@work("pipelines.cli.work.deploy_work:run")
+def deploy() -> None:
+    """Publish the models of RUN as new versions beside those that are served, and take them back if they fail.
+
+    Each first runs under a name of its own: its answers must be the recorded ones, and its latency within the limit. No version
+    in use is unloaded before the next is ready. The exit code is 3 if a version failed; what was served before goes on.
+    """
+
+
 @main.command(epilog="Example: compress verify runs/quickstart")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--no-serve", is_flag=True, help="Do not start Triton on what was deployed.")
