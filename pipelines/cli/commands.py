@@ -238,7 +238,8 @@ def predict() -> None:
 LOADTEST_EXAMPLES = """\b
 Example: compress loadtest runs/quickstart reviews
          compress loadtest 127.0.0.1:8000 reviews --run runs/quickstart --rate 50,0.8x,2x --deadline 100 --out load
-         compress loadtest 127.0.0.1:8000 reviews --texts reviews.txt --protocol grpc --concurrency 1,8"""
+         compress loadtest 127.0.0.1:8000 reviews --texts reviews.txt --protocol grpc --concurrency 1,8
+         compress loadtest runs/quickstart reviews --tune --p99-ms 50"""
 
 
 @main.command(epilog=LOADTEST_EXAMPLES)
@@ -261,14 +262,19 @@ Example: compress loadtest runs/quickstart reviews
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
 @click.option("--grpc-port", type=click.IntRange(1, 65535), help="gRPC port of the server.  [default: 8001]")
 @click.option("--clients", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that send.")
-@click.option("--out", type=Folder(), help="Folder for loadtest.json and loadtest.html.")
+@click.option("--tune", is_flag=True, help="Search for the model's best serving settings instead; TARGET is a run's folder.")
+@click.option("--p99-ms", type=click.FloatRange(0, 60_000, min_open=True), default=50.0, show_default=True, help="For --tune.")
+@click.option(
+    "--out", type=Folder(), help="Folder for loadtest.json and .html; or, of --tune, config.pbtxt, tune.json and .md."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
 @work("pipelines.cli.work.loadtest_work:loadtest")
 def loadtest() -> None:
     """Send rows to a served MODEL and measure latency, throughput, errors and memory; every answer is checked.
 
     TARGET is a server (host:port), or the folder of a run, which is then served for the time of the test. The exit code is 3
-    if an answer under load differs from that of the same row alone.
+    if an answer under load differs from that of the same row alone. With --tune, instances, threads, queue delay and tokens
+    of a batch are chosen for the most answers a second whose p99 latency keeps a limit, and written to --out (tuned).
     """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.loadtest.answers import Outputs, check_answers, first_answers
+from serving.loadtest.answer_check import Outputs, check_answers, first_answers
 from serving.loadtest.arrivals import Load
 from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet

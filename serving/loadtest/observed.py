@@ -83,11 +83,15 @@ def server_pid(host: str, port: int) -> int | None:
 
 
 class Processes:
-    """The processes of a server: its process group, as it is now."""
+    """The processes of a server as they are now: descendants of `pid` in sessions other than this process's own, because a
+    server in this process has the clients as siblings."""
 
     def __init__(self, pid: int):
-        group = os.getpgid(pid)
-        self.pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _group(path) == group]
+        parents = {int(path.name): ids for path in Path("/proc").glob("[0-9]*") if (ids := _parent_and_session(path))}
+        own, below = os.getsid(0), {pid}
+        while more := {child for child, (parent, _) in parents.items() if parent in below} - below:
+            below |= more
+        self.pids = sorted(child for child in below if child in parents and parents[child][1] != own)
 
     def memory(self) -> int:
         """Resident bytes of all; shared pages count in each."""
@@ -105,9 +109,10 @@ class Processes:
                 yield ["", "", *text.rpartition(")")[2].split()] if name == "stat" else text.split()
 
 
-def _group(path: Path) -> int | None:
+def _parent_and_session(path: Path) -> tuple[int, int] | None:
     with contextlib.suppress(OSError, IndexError):
-        return int((path / "stat").read_text().rpartition(")")[2].split()[2])
+        fields = (path / "stat").read_text().rpartition(")")[2].split()
+        return int(fields[1]), int(fields[3])
     return None
 
 

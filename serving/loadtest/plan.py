@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compressor.errors import CheckError, UserError
-from serving.loadtest.answers import FEW, Outputs
+from serving.loadtest.answer_check import FEW, Outputs
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, measure

@@ -13,6 +13,7 @@ import click
 
 from compressor.errors import UserError
 from pipelines.cli.shown import near, note
+from pipelines.cli.work.tune_work import tune_model
 from pipelines.engine.store import write_atomic
 from pipelines.loadtest.load_page import to_page
 from pipelines.loadtest.load_table import COLUMNS, level_rows, notes
@@ -41,7 +42,10 @@ class Served:
 
 
 def loadtest(target: str, model: str, **options: Any) -> None:
-    """Test a served model at every level; a run's folder as target is served for the time of the test."""
+    """Test a served model at every level, or tune it; a run's folder as target is served for the time of the test."""
+    if options["tune"]:
+        tune_model(target, model, **options)
+        return
     levels = wishes(options["concurrency"], options["rate"])
     with server_of(target, options["run"], options["grpc_port"]) as served:
         test = carried_out(served, model, levels, options)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import CheckError, UserError
-from serving.loadtest.answers import check_answers, compared
+from serving.loadtest.answer_check import check_answers, compared
 from serving.loadtest.arrivals import Load, poisson_times, shares
 from serving.loadtest.connections import kind_of_error
 from serving.loadtest.levels import client_figures, window
