@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import CheckError
+from compressor.processor import physical_cores
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import measure
@@ -38,7 +38,7 @@ def tune(
 
     Raises CheckError E753 when no setting keeps the limit, UserError E752 (memory) and those of the server and the clients.
     """
-    cores = cores or len(os.sched_getaffinity(0))
+    cores = cores or physical_cores()
     bench = Bench(model_folder, fleet, folder, protocol=protocol, seconds=seconds, say=say)
     grid = grid_of(bench.config, cores, p99_ms)
     search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores)
