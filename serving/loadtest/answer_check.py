@@ -15,8 +15,9 @@ Outputs = Mapping[str, np.ndarray]
 
 EQUAL = 1e-4
 """Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal."""
-WRONG = 0.25
-"""A larger one is a wrong answer. Between them lies what int8 does whose scales depend on the other rows of a batch."""
+WRONG = 0.5
+"""A larger one is a wrong answer. Between them lies what int8 does whose scales depend on the other rows of a batch: 0.17 was
+seen in batches of two."""
 FEW = 0.05
 """Share of the answers that may be of another text (label, tags) without one wrong number, for the same reason."""
 

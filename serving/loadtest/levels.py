@@ -15,7 +15,7 @@ from serving.loadtest.arrivals import Load
 from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.observed import Processes, Watch, server_figures, server_pid, statistics
-from serving.loadtest.quantiles import curve, latency_figures, quantile
+from serving.loadtest.quantiles import curve, latency_figures, tail
 from serving.loadtest.senders import TIMED_OUT, Record
 
 BUSY = 0.75
@@ -137,7 +137,7 @@ def first_pass(fleet: Fleet, target: Target) -> list[Outputs]:
 def client_figures(records: Sequence[Record], p50: float | None) -> dict[str, Any]:
     """How busy the client processes were, how late they ran (99 % of the time less), and whether that was the limit."""
     busy = [record.busy for record in records]
-    late = [quantile(np.sort(record.late), 0.99) or 0.0 for record in records]
+    late = [tail(np.sort(record.late)) for record in records]
     distorted = max(late) > max(LATE_SECONDS, LATE_SHARE * (p50 or 0.0) / 1000)
     return {"processes": len(records), "cores": sum(busy), "late_ms": max(late) * 1000, "limit": max(busy) > BUSY or distorted}
 

@@ -17,6 +17,12 @@ def quantile(ordered: np.ndarray, share: float) -> float | None:
     return float(ordered[rank - 1]) if 0 < rank < len(ordered) else None
 
 
+def tail(ordered: np.ndarray) -> float:
+    """The 99 % quantile, or the maximum where too few values show it; 0 of none."""
+    found = quantile(ordered, 0.99)
+    return float(ordered[-1]) if found is None and len(ordered) else found or 0.0
+
+
 def latency_figures(seconds: np.ndarray) -> dict[str, float | None]:
     """Mean, QUANTILES and maximum in milliseconds; None for what so few values do not show."""
     ordered = np.sort(seconds) * 1000

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.loadtest.quantiles import quantile
+from serving.loadtest.quantiles import tail
 from serving.loadtest.tune.knobs import Setting
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -75,10 +75,7 @@ class Trial:
     def p99(self, clients: int) -> float:
         """Over all rounds with so many clients, in seconds; the maximum where there were too few requests for it."""
         latencies = np.sort(np.concatenate([probe.latencies for probe in self.probes[clients]]))
-        if not len(latencies):
-            return float("inf")
-        found = quantile(latencies, 0.99)
-        return float(latencies[-1]) if found is None else found
+        return tail(latencies) if len(latencies) else float("inf")
 
     def kept(self, clients: int) -> bool:
         """Whether the latency limit was kept with so many clients, and every answer was right."""

@@ -113,7 +113,7 @@ def test_answers_are_equal_near_wrong_or_of_another_text():
 
     assert compared(answer(0.5), answer(0.5)) == ("equal", 0)
     assert compared(answer(0.5), answer(0.51, "bad"))[0] == "near"
-    assert compared(answer(0.5), answer(0.9))[0] == "wrong" and compared(answer(0.5), answer(np.nan))[0] == "wrong"
+    assert compared(answer(0.5), answer(-0.1))[0] == "wrong" and compared(answer(0.5), answer(np.nan))[0] == "wrong"
     assert compared(answer(0.5), answer(0.5, "bad"))[0] == "changed"
     assert compared(answer(0.5), {"SCORES": np.zeros((1, 3))})[0] == "wrong"
 
