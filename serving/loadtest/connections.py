@@ -76,7 +76,7 @@ class HttpConnections:
     async def ask(self, row: int) -> Answer:
         writer = None
         try:
-            reader, writer = self.idle.pop() if self.idle else await self._open()
+            reader, writer = await self._connection()
             writer.write(self.requests[row])
             answer, stays = await _http_answer(reader)
         except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
@@ -90,7 +90,12 @@ class HttpConnections:
             _abort(writer)
         return answer
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof():  # a server may close what is idle
+                return reader, writer
+            _abort(writer)
         return await asyncio.open_connection(self.endpoint.host, self.endpoint.port)
 
     async def close(self) -> None:

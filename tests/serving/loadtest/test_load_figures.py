@@ -1,5 +1,6 @@
 """When requests are due, what is counted, and how answers compare: pure functions."""
 
+import asyncio
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from compressor.errors import CheckError, UserError
 from serving.loadtest.answer_check import check_answers, compared
 from serving.loadtest.arrivals import Load, poisson_times, shares
-from serving.loadtest.connections import kind_of_error
+from serving.loadtest.connections import Endpoint, HttpConnections, kind_of_error
 from serving.loadtest.levels import client_figures, window
 from serving.loadtest.observed import added_up, server_figures
 from serving.loadtest.plan import Wish, require_answers, wishes
@@ -164,3 +165,30 @@ def test_rows_of_texts_and_tokens(tmp_path):
 def test_errors_that_differ_in_figures_are_one_kind():
     assert kind_of_error(400, "id 17 of\n row 3") == kind_of_error(400, "id 5 of row 99") == "400: id N of row N"
     assert kind_of_error("UNAVAILABLE", "") == "UNAVAILABLE"
+
+
+def test_connections_that_the_server_closes_are_opened_again():
+    accepted = []
+
+    async def answer(reader, writer):
+        accepted.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        last = len(accepted) == 3
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" if not last else b"HTTP/1.1 200 OK\r\n\r\nok")
+        writer.close()
+
+    async def ask():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        endpoint = Endpoint("http", "127.0.0.1", server.sockets[0].getsockname()[1], "m")
+        connections = HttpConnections(endpoint, text_rows({"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]}, [("a",)]))
+        answers = []
+        for _ in range(3):
+            answers.append(await connections.ask(0))
+            await asyncio.sleep(0.05)
+        await connections.close()
+        server.close()
+        return answers
+
+    first, second, third = asyncio.run(ask())
+    assert (first.body, first.header, second.error, len(accepted)) == (b"ok", 0, "", 3)
+    assert third.error == "connection: ValueError"  # an answer without a length
