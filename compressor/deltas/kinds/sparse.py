@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.links import Delta, Factor
+from compressor.deltas.links import Delta, Factor, Stack
 
 THIN = 1 / 1000
 """Density of Ω up to which gathering a value's columns is cheaper than the gradient of the whole matrix."""
@@ -71,6 +73,13 @@ class Sparse(Delta):
     def factor(self, width: int) -> Factor:
         return SparseFactor(self, width)
 
+    def stack_key(self) -> tuple:
+        return (Sparse, self.place.rows)
+
+    @classmethod
+    def stack(cls, links: Sequence[Sparse | None], shape: torch.Size) -> Stack:
+        return SparseStack(links, shape)
+
     def to_peft(self) -> Sparse:
         return self
 
@@ -86,3 +95,28 @@ class SparseFactor(Factor):
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
         return y.index_add(-1, self.rows, x.index_select(-1, self.columns) * self.values)
+
+
+class SparseStack(Stack):
+    """y[row] += value · x[column] for every index of each slot: flat `omega` and `values` (slots, |Ω|), padded with zeros at
+    position 0 to the largest |Ω|."""
+
+    def __init__(self, links: Sequence[Sparse | None], shape: torch.Size):
+        first = next(filter(None, links))
+        super().__init__(first.place.rows)
+        count = max(link.omega.numel() for link in links if link)
+        self.width = shape[1]
+        omega, values = first.omega.new_zeros(len(links), count), first.values.new_zeros(len(links), count)
+        for slot, link in enumerate(links):
+            if link:
+                size = link.omega.numel()
+                omega[slot, :size], values[slot, :size] = link.omega, link.values.detach()
+        self.register_buffer("omega", omega)
+        self.values = nn.Parameter(values, requires_grad=False)
+
+    def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
+        omega, values = self.omega.index_select(0, slot).long(), self.values.index_select(0, slot)
+        rows, columns = omega // self.width, omega % self.width
+        shape = (slot.shape[0], x.shape[1], -1)
+        picked = x.expand(*shape).gather(-1, columns[:, None].expand(*shape)) * values[:, None]
+        return y.expand(*shape).scatter_add(-1, rows[:, None].expand(*shape), picked)
