@@ -26,16 +26,16 @@ class RowTasks:
 
 
 class Vectors(nn.Module):
-    """One vector a task, `values` (slots, size): task (batch,) -> (batch, 1, size). `slots` as in `Stack`."""
+    """One vector a task, `values` (slots, 1, size): task (batch,) -> (batch, 1, size). `slots` as in `Stack`."""
 
-    def __init__(self, values: Tensor):
+    def __init__(self, vectors: Sequence[Tensor]):
         super().__init__()
         self.register_buffer("slots", None)
-        self.values = nn.Parameter(values, requires_grad=False)
+        self.values = nn.Parameter(torch.stack([vector.detach() for vector in vectors])[:, None], requires_grad=False)
 
     def forward(self, task: Tensor) -> Tensor:
         slot = task if self.slots is None else self.slots.index_select(0, task)
-        return self.values.index_select(0, slot)[:, None]
+        return self.values.index_select(0, slot)
 
 
 class StackedLayer(nn.Module):

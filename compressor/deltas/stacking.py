@@ -164,7 +164,7 @@ def _vectors(layer: nn.Module, path: str, tasks: Sequence[TaskChanges]) -> dict[
     for name in dict.fromkeys(name for task in tasks for name in task.vectors.get(path, ())):
         each = [task.vectors.get(path, {}).get(name) for task in tasks]
         rows = [getattr(layer, name) if vector is None else vector for vector in _with_rest(each)]
-        result[name] = _slotted(Vectors(torch.stack([row.detach() for row in rows])), [vector is not None for vector in each])
+        result[name] = _slotted(Vectors(rows), [vector is not None for vector in each])
     return result
 
 
@@ -186,7 +186,7 @@ def _stack_heads(model: nn.Module, tasks: Sequence[TaskChanges], row_tasks: RowT
         if isinstance(layer, nn.Linear):
             _replace(model, path, StackedHead(row_tasks, of["weight"], of["bias"]))
         elif isinstance(layer, nn.LayerNorm):
-            vectors = {name: Vectors(torch.stack(each)) for name, each in of.items() if each[0] is not None}
+            vectors = {name: Vectors(each) for name, each in of.items() if each[0] is not None}
             _replace(model, path, StackedLayer(layer, row_tasks, vectors=vectors))
         else:
             raise _unstackable(tasks[0], f"a task head with a {type(layer).__name__}", path)

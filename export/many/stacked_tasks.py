@@ -72,8 +72,7 @@ class StackedFile:
         return {
             "base": self.base.reference,
             "base_sha256": self.base.sha256,
-            "file": self.path.name,
-            "bytes": self.path.stat().st_size,
+            "pad_id": self.pad_id,
             "base_bytes": self.base_bytes,
             "changes_bytes": self.changes,
             "tasks": [{**asdict(task), "parity": result.to_json()} for task, result in rows],
@@ -134,7 +133,9 @@ def _write(
 
 
 def _bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    """Bytes of a model's tensors; what several share counts once."""
+    tensors = {(tensor.data_ptr(), tensor.shape): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def task_names(paths: Sequence[Path]) -> list[str]:

@@ -64,3 +64,18 @@ def convert() -> None:
     A peft folder is LoRA if every change is low-rank, and Super-Tuning if some are sparse (DSEE, selective). It names its base
     by a hub id or a folder; it holds no labels.
     """
+
+
+@delta.command(epilog="Example: compress delta stack reviews.safetensors questions.safetensors --out ./many")
+@click.argument("files", type=FILE, nargs=-1, required=True)
+@click.option("--base", metavar="REF", help=BASE_HELP)
+@click.option("--out", type=FILE, required=True, metavar="FOLDER", help="A new folder for the model file and the tokenizer.")
+@click.option("--force", is_flag=True, help="Replace an earlier export in FOLDER.")
+@click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
+@work("pipelines.cli.work.stack_work:stack")
+def stack() -> None:
+    """Write one ONNX file that computes the tasks of all FILES on their base, and compare each with its own merged model.
+
+    The file has an input `task`, the number of each row's task in the order of FILES, so that a batch may mix tasks. A task is
+    named after its file. Low-rank, sparse and VeRA deltas, biases and adapters can be stacked.
+    """

@@ -12,6 +12,9 @@ from compressor.deltas.links import Delta, Factor, Stack
 THIN = 1 / 1000
 """Density of Ω up to which gathering a value's columns is cheaper than the gradient of the whole matrix."""
 
+FEW = 128
+"""Positions of a slot up to which `_few` is faster than `_many` in ONNX Runtime (matrices of 384 and 768 columns)."""
+
 
 def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
     """`weight` (any shape) with `values` (N,) added at flat indices `index` (N,)."""
@@ -98,25 +101,41 @@ class SparseFactor(Factor):
 
 
 class SparseStack(Stack):
-    """y[row] += value · x[column] for every index of each slot: flat `omega` and `values` (slots, |Ω|), padded with zeros at
-    position 0 to the largest |Ω|."""
+    """y[row] += value · x[column] for every index of each slot: `values`, `rows` and `columns` (slots, |Ω|), padded with zeros
+    at position 0 to the largest |Ω|. Rows and columns are int16 where the matrix allows it."""
 
     def __init__(self, links: Sequence[Sparse | None], shape: torch.Size):
         first = next(filter(None, links))
         super().__init__(first.place.rows)
         count = max(link.omega.numel() for link in links if link)
-        self.width = shape[1]
-        omega, values = first.omega.new_zeros(len(links), count), first.values.new_zeros(len(links), count)
+        short = torch.int16 if max(shape) <= torch.iinfo(torch.int16).max else torch.int32
+        values = first.values.new_zeros(len(links), count)
+        places = {name: torch.zeros(len(links), count, dtype=short, device=values.device) for name in ("rows", "columns")}
         for slot, link in enumerate(links):
             if link:
-                size = link.omega.numel()
-                omega[slot, :size], values[slot, :size] = link.omega, link.values.detach()
-        self.register_buffer("omega", omega)
+                size, omega = link.omega.numel(), link.omega.long()
+                values[slot, :size] = link.values.detach()
+                places["rows"][slot, :size], places["columns"][slot, :size] = omega // shape[1], omega % shape[1]
         self.values = nn.Parameter(values, requires_grad=False)
+        for name, index in places.items():
+            self.register_buffer(name, index)
 
     def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
-        omega, values = self.omega.index_select(0, slot).long(), self.values.index_select(0, slot)
-        rows, columns = omega // self.width, omega % self.width
-        shape = (slot.shape[0], x.shape[1], -1)
-        picked = x.expand(*shape).gather(-1, columns[:, None].expand(*shape)) * values[:, None]
-        return y.expand(*shape).scatter_add(-1, rows[:, None].expand(*shape), picked)
+        values, rows, columns = (tensor.index_select(0, slot) for tensor in (self.values, self.rows, self.columns))
+        return (_few if values.shape[1] <= FEW else _many)(x, y, values, rows.long(), columns.long())
+
+
+def _few(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """y with value · x[column] added to [row] of every token; `values`, `rows` and `columns` (batch, |Ω|)."""
+    shape = (rows.shape[0], x.shape[1], -1)
+    picked = x.expand(*shape).gather(-1, columns[:, None].expand(*shape)) * values[:, None]
+    return y.expand(*shape).scatter_add(-1, rows[:, None].expand(*shape), picked)
+
+
+def _many(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The same by whole columns of x: what is copied and added at a time are the tokens of a row."""
+    batch, count = rows.shape
+    number = torch.arange(batch, device=rows.device)[:, None]
+    picked = x.expand(batch, -1, -1).transpose(1, 2)[number, columns] * values[..., None]
+    total = x.new_zeros(batch, y.shape[-1], x.shape[1])
+    return y + total.index_put((number.expand(-1, count), rows), picked, accumulate=True).transpose(1, 2)

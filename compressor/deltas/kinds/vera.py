@@ -149,8 +149,9 @@ class VeraStack(Stack):
             name: torch.stack([torch.zeros_like(like) if link is None else getattr(link, name).detach() for link in links])
             for name, like in (("b", first.b.detach()), ("d", first.d.detach()))
         }
+        # not copied: all layers share the random matrices
         for name, tensor in {**vectors, "A": first.A.detach().T, "B": first.B.detach().T}.items():
-            self.register_parameter(name, nn.Parameter(tensor.contiguous(), requires_grad=False))
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
         inner = (x @ self.A) * self.d.index_select(0, slot)[:, None]
