@@ -1,9 +1,10 @@
-"""A model of many tasks -> one ONNX graph with the input `task` (batch,), rewritten for ONNX Runtime's CPU."""
+"""A model of many tasks -> one graph with the input `task` (batch,), and the file of it for a runtime."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from export.graph.attention import plain_attention
 from export.graph.rewrite import for_cpu
 from export.graph.rewrites.joined_heads import joined_heads
 from export.graph.trace import AXES, stamp, trace_named
+from export.runtimes.onnxruntime import RUNTIME as ONNX_RUNTIME
+from export.runtimes.runtime import Runtime
 
 TASK = "task"
 """Name of the input with the task of each row."""
@@ -47,10 +50,12 @@ def trace_stacked(
     return graph
 
 
-def for_cpu_stacked(graph: onnx.ModelProto, *, join: bool = True) -> onnx.ModelProto:
-    """The traced graph of many tasks as ONNX Runtime's CPU computes it fastest, in fp32."""
-    made = for_cpu(_once(graph), join=join)
-    return joined_heads(made) if join else made
+def write_stacked(graph: onnx.ModelProto, folder: Path, runtime: Runtime, *, fuse: bool = True) -> Path:
+    """Write the traced graph of many tasks for a runtime, in fp32; returns the file. `fuse` as in `Runtime.write`."""
+    graph = _once(graph)
+    if runtime is ONNX_RUNTIME and fuse:
+        graph = joined_heads(for_cpu(graph))
+    return runtime.write(graph, folder, precisions=["fp32"], fuse=fuse)["fp32"]
 
 
 def _once(graph: onnx.ModelProto) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from compressor.deltas.stacking import TaskChanges, changes_of_task, stack_tasks
+from compressor.deltas.stacking import changes_of_task, stack_tasks
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES, TOKENS, Reference, padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
@@ -20,11 +20,11 @@ from compressor.storage.live import apply, base_of, load_on, strip
 from compressor.tasks.features import pad, predict, torch_forward
 from compressor.tasks.predictions import every_token
 from compressor.tasks.task_kind import kind_with
-from export.graph.files import carry_over, save
 from export.graph.rewrite import can_fuse
-from export.many.stacked_graph import TASK, for_cpu_stacked, trace_stacked
+from export.many.stacked_graph import TASK, trace_stacked, write_stacked
 from export.parity.compare import ParityResult, compare, require
-from export.runtimes.runtime import Session
+from export.runtimes.runtime import Runtime, Session
+from export.runtimes.runtime_registry import DEFAULT
 from export.runtimes.sessions import run, session
 from export.standalone.source_model import random_rows
 
@@ -49,6 +49,11 @@ class StackedTask:
     @property
     def outputs(self) -> int:
         return len(self.labels)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a file says of the task."""
+        return {"name": self.name, "labels": self.labels, "kind": self.kind}
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,9 @@ class StackedFile:
         }
 
 
-def stack_files(paths: Sequence[Path], folder: Path, *, base: str | None = None) -> StackedFile:
-    """Write FOLDER/model.onnx, which computes every task of the delta files `paths` on their one base.
+def stack_files(paths: Sequence[Path], folder: Path, *, base: str | None = None, runtime: Runtime = DEFAULT) -> StackedFile:
+    """Write FOLDER/model.onnx (or what `runtime` calls it), which computes every task of the delta files `paths` on their one
+    base, in fp32.
 
     Its inputs are those of the base and `task`, int64 (batch,): the place of each row's task in `paths`. `base` defaults to
     the reference in the first file. Every task is compared with its merged model in PyTorch, on random rows in batches that
@@ -105,31 +111,13 @@ def stack_files(paths: Sequence[Path], folder: Path, *, base: str | None = None)
             apply(model, path)
         changes.append(changes_of_task(model, names[number], str(path)))
         expected.append(_merged_outputs(model, samples[number], tasks[number], pad_id))
-    return _write(model, changes, tasks, samples, expected, folder / "model.onnx", resolved, pad_id)
-
-
-def _write(
-    model: nn.Module,
-    changes: Sequence[TaskChanges],
-    tasks: list[StackedTask],
-    samples: Sequence[Rows],
-    expected: Sequence[np.ndarray],
-    path: Path,
-    base: Reference,
-    pad_id: int,
-) -> StackedFile:
-    """Stack, trace, save and compare the tasks that were read off `model`."""
     strip(model)
     base_bytes = _bytes(model) - sum(model.get_parameter(name).nbytes for name in changes[-1].head)
     fuse, stacked = can_fuse(model), stack_tasks(model, changes)
-    facts = [{"name": task.name, "labels": task.labels, "kind": task.kind} for task in tasks]
-    graph = trace_stacked(stacked, pad([samples[0][0], samples[0][-1]], pad_id), facts, base)
-    made = for_cpu_stacked(graph, join=fuse)
-    carry_over(graph, made)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(made, path)
+    graph = trace_stacked(stacked, pad([samples[0][0], samples[0][-1]], pad_id), [task.facts for task in tasks], resolved)
+    path = write_stacked(graph, folder, runtime, fuse=fuse)
     parity = prove_tasks(path, tasks, samples, expected, pad_id)
-    return StackedFile(path, tasks, base, pad_id, base_bytes, _bytes(stacked) - base_bytes, parity)
+    return StackedFile(path, tasks, resolved, pad_id, base_bytes, _bytes(stacked) - base_bytes, parity)
 
 
 def _bytes(model: nn.Module) -> int:

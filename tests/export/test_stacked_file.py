@@ -16,6 +16,7 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
 from export.many.stacked_tasks import stack_files
+from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tuned
 from tests.export.conftest import check_wholly, encoding, notes
@@ -73,9 +74,10 @@ def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
         assert abs(run(live, {**alone, "task": np.array([task])}) - logits[row])[0, : made.tasks[task].outputs].max() < 1e-5
 
 
-def test_tags_of_every_token(base, tmp_path):
+def test_tags_of_every_token_in_openvino(base, tmp_path):
+    pytest.importorskip("openvino", reason="the extra openvino is not installed")
     paths = write_tasks(base, tmp_path, ("dsee", "lora"), auto_class=TOKENS)
-    made = stack_files(paths, tmp_path / "out")
+    made = stack_files(paths, tmp_path / "out", runtime=RUNTIMES["openvino"])
     assert {task.kind for task in made.tasks} == {"tokens"} and made.parity[0].rows > 100
     other = write_task(base, tmp_path / "other.safetensors", "lora", LABELS[0])
     with pytest.raises(UserError, match=r"E775 .*other.safetensors: it is a task of sequence classification, the first file"):

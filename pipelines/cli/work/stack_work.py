@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from export.many.stacked_folder import stack_folder
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.cli.shown import near
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import table
@@ -19,10 +20,10 @@ PADDED = 1.5
 WHY_LARGER = "tasks are padded to the largest rank and number of positions, and what delta files share is stored for each task"
 
 
-def stack(files: Sequence[Path], base: str | None, out: Path, force: bool, as_json: bool) -> None:
+def stack(files: Sequence[Path], base: str | None, out: Path, runtime: str, force: bool, as_json: bool) -> None:
     """Write the file and show its tasks."""
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "stack.log")):
-        summary = stack_folder(files, out, base=base, force=force)
+        summary = stack_folder(files, out, base=base, runtime=RUNTIMES[runtime], force=force)
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
         return
