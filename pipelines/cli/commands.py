@@ -223,16 +223,35 @@ def export() -> None:
     """
 
 
-@main.command(epilog='Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"')
+PREDICT_EXAMPLES = """\b
+Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"
+         compress predict grpcs://models.example.com:8001 reviews --ca ca.pem --file reviews.txt --json
+         cut -f 1 dev.tsv | compress predict 127.0.0.1:8000 reviews"""
+
+
+@main.command(epilog=PREDICT_EXAMPLES)
 @click.argument("url")
 @click.argument("model")
-@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--pair", "pairs", multiple=True, metavar="TEXT2", help="Second sentence; once for each TEXT.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenizer, when the server is elsewhere.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every score, or tag.")
-@work("pipelines.cli.work.serve_work:predict")
+@click.option("--file", metavar="FILE", help="Read the texts from FILE, one a line, or from stdin (-).")
+@click.option("--format", "format_", type=click.Choice(["text", "jsonl"]), help="Of FILE.  [default: jsonl for *.jsonl]")
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenize here, with NAME/1 of its repository."
+)
+@click.option(
+    "--ca", type=click.Path(path_type=Path), metavar="FILE", help="Certificates (PEM) to trust instead of the system's."
+)
+@click.option("--token", envvar="COMPRESS_TOKEN", help="Sent as `Authorization: Bearer`.  [also: $COMPRESS_TOKEN]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line, with every score or tag.")
+@work("pipelines.cli.work.predict_work:predict")
 def predict() -> None:
-    """Predict the label, the number, or the tags of each TEXT with the MODEL that is served at URL (host:port)."""
+    """Predict the label, the number, or the tags of each TEXT with the MODEL that is served at URL.
+
+    URL is host:port, or http://, https://, grpc:// or grpcs:// with it. Without TEXT, texts are read from stdin, one a line. In
+    a .jsonl file a line is a string, or an object with "text" and, for pairs, "pair". The model NAME-text is used where it is
+    served; otherwise the texts are tokenized here, which needs the files of the model's version.
+    """
 
 
 INIT_EXAMPLES = """\b

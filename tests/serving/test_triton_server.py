@@ -146,7 +146,11 @@ def test_a_repository_without_the_models_is_refused(repository, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('backend: "onnxruntime"', 'backend: "python"', "the backend is 'python', not one of onnxruntime, openvino"),
+        (
+            'backend: "onnxruntime"',
+            'backend: "python"',
+            "the backend is 'python', not one of compress_text, onnxruntime, openvino",
+        ),
         ('backend: "onnxruntime"', "", "the backend is '', not one of"),
         ("", 'parameters {{key: "EXECUTION_ENV_PATH" value {{string_value: "{code}"}}}}', "EXECUTION_ENV_PATH loads a Python"),
     ],
