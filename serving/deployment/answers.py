@@ -38,10 +38,10 @@ def tensor(name: str, values: np.ndarray, datatype: str) -> dict[str, Any]:
     return {"name": name, "shape": list(values.shape), "datatype": datatype, "data": values.ravel().tolist()}
 
 
-def write_answers(version: Path, answers: Sequence[Answer], precision: str) -> None:
+def write_answers(version: Path, answers: Sequence[Answer]) -> None:
     """Write ANSWERS into a version folder."""
-    stored = {"precision": precision, "answers": [vars(answer) for answer in answers]}
-    (version / ANSWERS).write_text(json.dumps(stored, ensure_ascii=False), encoding="utf-8")
+    stored = {"answers": [vars(answer) for answer in answers]}
+    (version / ANSWERS).write_text(json.dumps(stored), encoding="utf-8")
 
 
 def read_answers(version: Path) -> list[Answer]:

@@ -76,9 +76,12 @@ class Control:
         return self._request("GET", f"{path}/ready")[0] == 200
 
     def infer(self, model: str, inputs: list[dict[str, Any]], version: int | None = None) -> list[dict[str, Any]]:
-        """The outputs of one request, both as the Open Inference Protocol has them in JSON. Raises Refused, UserError E712."""
+        """The outputs of one request, both as the Open Inference Protocol has them in JSON: name, shape, datatype, data.
+
+        Raises Refused, UserError E712."""
         path = f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version is not None else "")
-        return self._post(f"{path}/infer", {"inputs": inputs})["outputs"]
+        outputs = self._post(f"{path}/infer", {"inputs": inputs})["outputs"]
+        return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in outputs]
 
     def seconds(self, model: str, inputs: list[dict[str, Any]]) -> float:
         """How long one request takes."""

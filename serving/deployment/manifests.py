@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from compressor.errors import UserError
-from serving.bundle import backend_folders
+from serving.backend_files import backend_names, copy_backend
 
 TRITON = "24.10"
 """Least version of the official container: its ONNX Runtime reads IR 10 and opset 20, and its Triton python-based backends."""
@@ -72,7 +72,7 @@ def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
     mounted = {"type": "bind", "read_only": True}
     backends = [
         {**mounted, "source": f"./{BACKENDS}/{name}", "target": f"/opt/tritonserver/backends/{name}"}
-        for name in backend_folders()
+        for name in backend_names()
     ]
     service = {
         "image": IMAGE,
@@ -103,11 +103,9 @@ def write_compose(path: Path, location: str, models: Sequence[str]) -> None:
     if "://" in location:
         raise UserError("E757", "a compose file mounts a local folder", "Deploy --to DIR", location)
     _write(path, compose(str(Path(location).resolve()), models))
-    for name, files in backend_folders().items():
-        folder = path.parent / BACKENDS / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            shutil.copy2(file, folder)
+    for name in backend_names():
+        shutil.rmtree(path.parent / BACKENDS / name, ignore_errors=True)
+        copy_backend(name, path.parent / BACKENDS)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

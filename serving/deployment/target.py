@@ -1,7 +1,7 @@
 """A model repository outside the store, in a local folder or any storage that fsspec opens (s3://): its models' versions.
 
-NAME/{config.pbtxt, labels.txt, VERSION/...}. A version folder also has the config that it was published with and RECORD, so
-that an earlier version comes back exactly as it was.
+NAME/{config.pbtxt, labels.txt, warmup/, VERSION/...}. A version folder also has BESIDE, what stood beside the versions when it
+was published, and RECORD, so that an earlier version comes back exactly as it was.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from compressor.errors import UserError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-CONFIG, RECORD, LOCK = "config.pbtxt", "published.json", ".deploy.lock"
-SIDE_FILES = ("labels.txt",)
-"""Files beside the versions that a config names."""
+CONFIG, LOCK = "config.pbtxt", ".deploy.lock"
+BESIDE, RECORD = "published", "published.json"
 
 
 @dataclass(frozen=True)
@@ -79,21 +78,22 @@ class Target:
         self._replace(self.path(model, version, RECORD), json.dumps(record, indent=1).encode())
 
     def restore(self, model: str, version: int) -> None:
-        """Put back the config, and the files that it names, that a version was published with."""
-        names = [name for name in (CONFIG, *SIDE_FILES) if self.files.exists(self.path(model, version, name))]
-        contents = {name: self.files.cat_file(self.path(model, version, name)) for name in names}
-        self.set_config(model, contents.pop(CONFIG), contents)
+        """Put back what stood beside the versions when this one was published."""
+        found = self.files.find(self.path(model, version, BESIDE))
+        names = {path: path.rpartition(f"/{model}/{version}/{BESIDE}/")[2] for path in found}
+        self.set_beside(model, {name: self.files.cat_file(path) for path, name in names.items()})
 
     def put(self, source: Path, model: str, version: int, beside: dict[str, bytes], record: dict[str, Any]) -> None:
         """Copy the version folder `source` to `version` of `model`, whole or not at all where the storage can rename.
 
-        `beside` are the model's config and the files that it names (name -> content), kept in the version, too."""
+        `beside` are the model's config and the files that it names (path -> content), kept in BESIDE."""
         # beside the repository: a server that polls it would take a folder in it for a model
         staged = f"{self.root}.staged-{secrets.token_hex(4)}" if self.local else self.path(model, version)
         try:
             self._upload(source, staged)
-            for name, content in {**beside, RECORD: json.dumps(record, indent=1).encode()}.items():
-                self.files.pipe_file(f"{staged}/{name}", content)
+            for name, content in beside.items():
+                self._write(f"{staged}/{BESIDE}/{name}", content)
+            self._write(f"{staged}/{RECORD}", json.dumps(record, indent=1).encode())
             if self.local:
                 self.files.makedirs(self.path(model), exist_ok=True)
                 Path(staged).rename(self.path(model, version))
@@ -107,18 +107,21 @@ class Target:
             self.files.makedirs(place.rpartition("/")[0], exist_ok=True)
             self.files.put_file(str(path), place)
 
-    def set_config(self, model: str, config: bytes, side_files: dict[str, bytes]) -> None:
-        """Replace a model's config and the files that it names, each at once."""
-        for name, content in {**side_files, CONFIG: config}.items():  # the config last: it names the others
-            self._replace(self.path(model, name), content)
+    def _write(self, path: str, content: bytes) -> None:
+        self.files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self.files.pipe_file(path, content)
+
+    def set_beside(self, model: str, contents: dict[str, bytes]) -> None:
+        """Replace a model's config and the files that it names (path -> content), each at once, the config last."""
+        for name in sorted(contents, key=CONFIG.__eq__):
+            self._replace(self.path(model, name), contents[name])
 
     def _replace(self, path: str, content: bytes) -> None:
         if not self.local:  # one object is replaced at once
-            self.files.pipe_file(path, content)
+            self._write(path, content)
             return
         temporary = f"{path}.{secrets.token_hex(4)}"
-        self.files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        self.files.pipe_file(temporary, content)
+        self._write(temporary, content)
         Path(temporary).replace(path)
 
     def remove(self, path: str) -> None:

@@ -4,11 +4,12 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
 import pytest
-from triton_parts import PARAMETERS, write_classifier
+from triton_parts import FACTS, KNOBS, write_classifier
 
 from compressor.errors import CheckError, UserError
 from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
@@ -42,10 +43,10 @@ def make_run(tmp_path, tokenizer_folder):
     def make(seed=0, labels=("bad", "fair", "good"), answered=None, **options):
         folder = tmp_path / f"run-{seed}-{labels[0]}-{answered}" / "repository"
         model = write_classifier(tmp_path / f"{seed}.onnx", seed)
-        options = {"labels": labels, "tokenizer_folder": tokenizer_folder, "parameters": PARAMETERS, **options}
+        options = {"facts": replace(FACTS, labels=labels), "tokenizer_folder": tokenizer_folder, "knobs": KNOBS, **options}
         written = write_repository(folder, NAME, model, **options)
         other = model if answered is None else write_classifier(tmp_path / f"{answered}.onnx", answered)
-        write_answers(written / "1", answers_of(other), "fp32")
+        write_answers(written / "1", answers_of(other))
         return folder
 
     return make
@@ -141,6 +142,7 @@ def test_a_version_that_answers_wrong_never_serves(make_run, target, control):
     assert not control.ready(f"{NAME}-candidate")
 
 
+@pytest.mark.slow
 def test_a_version_that_does_not_load_never_serves(make_run, target, control):
     deploy(make_run(0), target, control, Options("good"))
     broken = make_run(1)
@@ -150,6 +152,7 @@ def test_a_version_that_does_not_load_never_serves(make_run, target, control):
     assert control.ready(NAME, 1) and target.versions(NAME) == [1]
 
 
+@pytest.mark.slow
 def test_other_labels_come_and_go_with_their_version(make_run, target, control):
     """They are in files beside the versions, which all share."""
     deploy(make_run(0), target, control, Options("first"))
@@ -161,6 +164,7 @@ def test_other_labels_come_and_go_with_their_version(make_run, target, control):
     assert target.files.cat_file(target.path(NAME, CONFIG)) == before and control.ready(NAME, 1)
 
 
+@pytest.mark.slow
 def test_what_fails_after_it_was_published_is_taken_back(make_run, target, control, monkeypatch):
     """Here: the server, asked for the version itself, answers something else than as a candidate."""
     deploy(make_run(0), target, control, Options("first"))
