@@ -17,9 +17,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compressor.errors import UserError
-from serving.front.limits import BodyLimit
 from serving.front.shapes import PredictRequest, PredictResponse, Problem, Ranked, RerankRequest, RerankResponse
 from serving.front.upstream import Failed, Upstream
 
@@ -48,7 +48,7 @@ class Metrics:
         self.seconds = Histogram("front_seconds", "Seconds of a request.", ["path"], buckets=BUCKETS, **options)
 
 
-def make_app(settings: Settings) -> FastAPI:
+def make_app(settings: Settings) -> ASGIApp:
     """The application; it opens its channel to Triton when it starts."""
     metrics = Metrics()
 
@@ -58,17 +58,28 @@ def make_app(settings: Settings) -> FastAPI:
         yield
         await app.state.upstream.close()
 
-    app = FastAPI(title="compress", version=VERSION, lifespan=lifespan, description="Texts in, predictions out.")
+    about = {"title": "compress", "version": VERSION, "description": "Texts in, predictions out."}
+    app = FastAPI(**about, lifespan=lifespan, max_body_size=settings.most_bytes)
     _add_errors(app)
     _add_service(app, metrics)
     _add_models(app, metrics, settings)
-    app.add_middleware(BodyLimit, most=settings.most_bytes)
-    return app
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        # FastAPI answers these, too, but without a code
+        announced = dict(scope.get("headers", ())).get(b"content-length", b"")
+        large = announced.isdigit() and int(announced) > settings.most_bytes
+        await (_too_large() if large else app)(scope, receive, send)
+
+    return bounded
 
 
 def problem(status: int, error: UserError) -> JSONResponse:
     """A coded error as the body of a response."""
     return JSONResponse({"code": error.code, "message": f"{error.what}. {error.fix}"}, status)
+
+
+def _too_large() -> JSONResponse:
+    return problem(413, UserError("E770", "the body is too large", "Send fewer texts at a time"))
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -85,7 +96,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(_request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == 413:
-            return problem(413, UserError("E770", str(error.detail), "Send fewer texts"))
+            return _too_large()
         return problem(error.status_code, UserError("E765", str(error.detail), "See /docs for the shape of a request"))
 
 

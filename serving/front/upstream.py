@@ -14,8 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from compressor.errors import UserError
 from serving.front.shapes import Prediction
+from serving.layout.text_outputs import PAIR, TEXT, TEXT_SUFFIX
 
-SUFFIX = "-text"
 STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504}
 """gRPC's status -> HTTP's; any other is 502."""
 
@@ -33,7 +33,6 @@ class TextModel:
     """What the server says of a text model."""
 
     name: str
-    labels: tuple[str, ...]
     pairs: bool
     most: int
     """Rows of one request."""
@@ -41,11 +40,9 @@ class TextModel:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TextModel:
-        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         return cls(
             name=config["name"],
-            labels=tuple(json.loads(parameters.get("labels", "[]"))),
-            pairs=any(field["name"] == "PAIR" for field in config["input"]),
+            pairs=any(field["name"] == PAIR for field in config["input"]),
             most=config.get("max_batch_size") or 1,
             outputs=tuple(field["name"] for field in config["output"]),
         )
@@ -59,8 +56,8 @@ class TextModel:
         fields: dict[str, Any] = {}
         if "LABEL" in row:
             fields |= {"label": row["LABEL"][0].decode(), "score": float(row["SCORE"][0])}
-        if "SCORES" in row and len(self.labels) == len(row["SCORES"]):
-            fields["scores"] = dict(zip(self.labels, map(float, row["SCORES"]), strict=True))
+            labels = (label.decode() for label in row["LABELS"])
+            fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
         if "VALUE" in row:
             fields["value"] = float(row["VALUE"][0])
         if "ENTITIES" in row:
@@ -90,15 +87,15 @@ class Upstream:
         """A text model by its name, with or without `-text`; without a name the only one. Raises Failed."""
         if name is None:
             name = await self._only()
-        full = name if name.endswith(SUFFIX) else f"{name}{SUFFIX}"
+        full = name if name.endswith(TEXT_SUFFIX) else f"{name}{TEXT_SUFFIX}"
         if full not in self.known:
             config = await self._asked(self.client.get_model_config(full, as_json=True, client_timeout=self.seconds), full)
-            self.known[full] = TextModel.of(_numbers(config["config"]))
+            self.known[full] = TextModel.of(config["config"])
         return self.known[full]
 
     async def _only(self) -> str:
         statistics = await self._asked(self.client.get_inference_statistics(as_json=True, client_timeout=self.seconds), "")
-        names = sorted({entry["name"] for entry in statistics.get("model_stats", []) if entry["name"].endswith(SUFFIX)})
+        names = sorted({entry["name"] for entry in statistics.get("model_stats", []) if entry["name"].endswith(TEXT_SUFFIX)})
         if len(names) != 1:
             known = ", ".join(names) or "none"
             raise Failed(400, UserError("E766", "the request names no model", f"Name one of the text models: {known}"))
@@ -112,9 +109,9 @@ class Upstream:
             raise Failed(400, UserError("E767", what, fix))
         done: list[Prediction] = []
         for start in range(0, len(texts), model.most):
-            columns = {"TEXT": texts[start : start + model.most]}
+            columns = {TEXT: texts[start : start + model.most]}
             if pairs is not None:
-                columns["PAIR"] = pairs[start : start + model.most]
+                columns[PAIR] = pairs[start : start + model.most]
             done += await self._rows(model, columns)
         return done
 
@@ -145,8 +142,3 @@ class Upstream:
         return UserError(
             "E715", f"Triton refused the request: {error.message()}", "See the message; other requests are not concerned"
         )
-
-
-def _numbers(config: dict[str, Any]) -> dict[str, Any]:
-    """A config from protobuf's JSON, which writes 64-bit integers as texts and leaves out zeros."""
-    return config | {"input": config.get("input", []), "output": config.get("output", [])}
