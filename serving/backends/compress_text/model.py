@@ -12,7 +12,7 @@ from door import Refused
 from text_rows import TextModel, read_inputs
 from triton_requests import array_of, each_read, error_response, open_engine, read_config, response_of
 
-MOST_TOKENS = 4096
+MOST_TOKENS = 512
 """Padded tokens of a sub-batch where the config has no `max_batch_tokens`."""
 
 
