@@ -191,6 +191,8 @@ Example: compress serve runs/quickstart
 @click.option("--max-body", default=16, show_default=True, type=click.IntRange(1, 1024), help="MiB of an HTTP request.")
 @click.option("--model-control", is_flag=True, help="Let HTTP requests with the token load and unload models.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The token, readable by you alone.")
+@click.option("--http-front", type=click.IntRange(1, 65535), metavar="PORT", help="Plain JSON, too: /predict, /rerank, /docs.")
+@click.option("--keys", type=click.Path(path_type=Path), metavar="FILE", help="API keys of the front, one a line.")
 @work("pipelines.cli.work.serve_work:serve")
 def serve() -> None:
     """Serve the models deployed by RUN (a folder such as runs/quickstart, or a model repository), with Triton on 127.0.0.1.
