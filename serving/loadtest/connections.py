@@ -1,6 +1,6 @@
 """Connections of a load test's client: prepared bytes out, an answer or the kind of an error back, as cheaply as possible.
 
-Over HTTP these are asyncio's streams, because clients that build and parse each request cost more than a small model.
+These are asyncio's streams, because clients that build and parse each request cost more than a small model.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
 
+from serving.loadtest.grpc_frames import CallFailed, GrpcConnection, request_headers
 from serving.loadtest.traffic import Row, grpc_message, http_body
 
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
-CHANNELS = 4
-"""gRPC connections of one process: one alone would serialize its requests."""
-UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 MOST_ANSWER = 64 * 1024**2
 CUT = 90
 
@@ -47,16 +45,24 @@ class Answer:
     error: str = ""
 
 
-class Connections(Protocol):
-    """What sends the rows of a model, each by its index."""
+class Connection(Protocol):
+    """A connection with asyncio's streams."""
 
-    async def ask(self, row: int) -> Answer: ...
-    async def close(self) -> None: ...
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
-def connect(endpoint: Endpoint, rows: Sequence[Row]) -> Connections:
+@dataclass
+class Streams:
+    """A connection without state of its own."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+def connect(endpoint: Endpoint, rows: Sequence[Row]) -> Pool:
     """Connections to an endpoint. They open when they are first needed."""
-    return (GrpcConnections if endpoint.protocol == "grpc" else HttpConnections)(endpoint, rows)
+    return GrpcPool(endpoint, rows) if endpoint.protocol == "grpc" else HttpPool(endpoint, rows)
 
 
 def kind_of_error(status: object, text: str) -> str:
@@ -64,53 +70,94 @@ def kind_of_error(status: object, text: str) -> str:
     return f"{status}: {re.sub(r'[0-9]+', 'N', ' '.join(text.split()))[:CUT]}".rstrip(": ")
 
 
-class HttpConnections:
+class Pool:
     """One connection for each request in flight, kept open for later ones."""
 
-    def __init__(self, endpoint: Endpoint, rows: Sequence[Row]):
+    def __init__(self, endpoint: Endpoint):
         self.endpoint = endpoint
-        head = f"POST /v2/models/{quote(endpoint.model)}/infer HTTP/1.1\r\nHost: {endpoint.address}\r\n"
-        self.requests = [_http_request(head, *http_body(row)) for row in rows]
-        self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.idle: list[Connection] = []
 
     async def ask(self, row: int) -> Answer:
-        writer = None
+        """Send a row, and wait for the answer."""
+        connection = None
         try:
-            reader, writer = await self._connection()
-            writer.write(self.requests[row])
-            answer, stays = await _http_answer(reader)
+            connection = await self._connection()
+            answer, stays = await self._answer(connection, row)
         except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
             answer, stays = Answer(error=f"connection: {type(error).__name__}"), False
         except asyncio.CancelledError:
-            _abort(writer)
+            abort(connection)
             raise
         if stays:
-            self.idle.append((reader, writer))
+            self.idle.append(connection)
         else:
-            _abort(writer)
+            abort(connection)
         return answer
 
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connection(self) -> Connection:
         while self.idle:
-            reader, writer = self.idle.pop()
-            if not reader.at_eof():  # a server may close what is idle
-                return reader, writer
-            _abort(writer)
-        return await asyncio.open_connection(self.endpoint.host, self.endpoint.port)
+            connection = self.idle.pop()
+            if not connection.reader.at_eof():  # a server may close what is idle
+                return connection
+            abort(connection)
+        return self._opened(*await asyncio.open_connection(self.endpoint.host, self.endpoint.port))
 
-    async def close(self) -> None:
+    def _opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
+        raise NotImplementedError
+
+    async def _answer(self, connection: Connection, row: int) -> tuple[Answer, bool]:
+        """The answer to a row, and whether the connection stays open."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what is idle."""
         while self.idle:
-            _abort(self.idle.pop()[1])
+            abort(self.idle.pop())
+
+
+def abort(connection: Connection | None) -> None:
+    """Close without waiting for anything."""
+    if connection is not None:
+        connection.writer.transport.abort()
+
+
+class HttpPool(Pool):
+    """HTTP/1.1."""
+
+    def __init__(self, endpoint: Endpoint, rows: Sequence[Row]):
+        super().__init__(endpoint)
+        head = f"POST /v2/models/{quote(endpoint.model)}/infer HTTP/1.1\r\nHost: {endpoint.address}\r\n"
+        self.requests = [_http_request(head, *http_body(row)) for row in rows]
+
+    def _opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
+        return Streams(reader, writer)
+
+    async def _answer(self, connection: Connection, row: int) -> tuple[Answer, bool]:
+        connection.writer.write(self.requests[row])
+        return await _http_answer(connection.reader)
+
+
+class GrpcPool(Pool):
+    """gRPC."""
+
+    def __init__(self, endpoint: Endpoint, rows: Sequence[Row]):
+        super().__init__(endpoint)
+        self.headers = request_headers(GRPC_INFER, endpoint.address)
+        self.requests = [grpc_message(endpoint.model, row) for row in rows]
+
+    def _opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
+        return GrpcConnection(reader, writer, self.headers)
+
+    async def _answer(self, connection: GrpcConnection, row: int) -> tuple[Answer, bool]:
+        try:
+            return Answer(await connection.call(self.requests[row])), True
+        except CallFailed as failed:
+            return Answer(error=kind_of_error(*failed.args)), True
 
 
 def _http_request(head: str, body: bytes, header: int) -> bytes:
     fields = f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {header}\r\n"
     return f"{head}{fields}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def _abort(writer: asyncio.StreamWriter | None) -> None:
-    if writer is not None:
-        writer.transport.abort()
 
 
 async def _http_answer(reader: asyncio.StreamReader) -> tuple[Answer, bool]:
@@ -132,36 +179,3 @@ def _reason(body: bytes) -> str:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return body[:CUT].decode(errors="replace")
-
-
-class GrpcConnections:
-    """CHANNELS connections that the requests share in turn."""
-
-    def __init__(self, endpoint: Endpoint, rows: Sequence[Row]):
-        self.endpoint = endpoint
-        self.requests = [grpc_message(endpoint.model, row) for row in rows]
-        self.channels, self.calls, self.count = [], [], 0
-
-    async def ask(self, row: int) -> Answer:
-        import grpc
-
-        if not self.calls:
-            self._open()
-        self.count += 1
-        try:
-            return Answer(await self.calls[self.count % CHANNELS](self.requests[row]))
-        except grpc.aio.AioRpcError as error:
-            return Answer(error=kind_of_error(error.code().name, error.details() or ""))
-
-    def _open(self) -> None:
-        import grpc
-
-        for number in range(CHANNELS):
-            # channels with equal options would share one connection
-            options = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1), ("compress.channel", number)]
-            self.channels.append(grpc.aio.insecure_channel(self.endpoint.address, options))
-        self.calls = [channel.unary_unary(GRPC_INFER) for channel in self.channels]
-
-    async def close(self) -> None:
-        for channel in self.channels:
-            await channel.close()

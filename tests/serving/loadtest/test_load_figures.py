@@ -9,7 +9,7 @@ import pytest
 from compressor.errors import CheckError, UserError
 from serving.loadtest.answer_check import check_answers, compared
 from serving.loadtest.arrivals import Load, poisson_times, shares
-from serving.loadtest.connections import Endpoint, HttpConnections, kind_of_error
+from serving.loadtest.connections import Endpoint, HttpPool, kind_of_error
 from serving.loadtest.levels import client_figures, window
 from serving.loadtest.observed import added_up, server_figures
 from serving.loadtest.plan import Wish, require_answers, wishes
@@ -180,12 +180,12 @@ def test_connections_that_the_server_closes_are_opened_again():
     async def ask():
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         endpoint = Endpoint("http", "127.0.0.1", server.sockets[0].getsockname()[1], "m")
-        connections = HttpConnections(endpoint, text_rows({"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]}, [("a",)]))
+        connections = HttpPool(endpoint, text_rows({"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]}, [("a",)]))
         answers = []
         for _ in range(3):
             answers.append(await connections.ask(0))
             await asyncio.sleep(0.05)
-        await connections.close()
+        connections.close()
         server.close()
         return answers
 
