@@ -22,6 +22,7 @@ class VersionFacts:
     - `max_length`: tokens at which texts are cut; `positions`: most tokens of a row that the model takes;
     - `vocabulary`, `type_vocabulary`: numbers of token ids, and of token type ids (None: the model has none);
     - `pad_id`: the id that pads rows; `end_id`: an id that must occur equally often in every row (None: none);
+    - `ends`: ids that end a generated text;
     - `runtime`, `precision`: of the model file; `tokenizer_sha256`: of the files in tokenizer/.
     """
 
@@ -34,6 +35,7 @@ class VersionFacts:
     type_vocabulary: int | None = None
     end_id: int | None = None
     pair: bool = False
+    ends: tuple[int, ...] = ()
     runtime: str = ""
     precision: str = ""
     tokenizer_sha256: str = ""
@@ -61,4 +63,4 @@ def _facts(values: dict[str, Any]) -> VersionFacts:
         raise ValueError("labels is not a list of texts")
     if wrong := [key for key in numbers if type(known[key]) is not int]:
         raise ValueError(f"{wrong[0]} is not an integer")
-    return VersionFacts(**known | {"labels": tuple(labels)})
+    return VersionFacts(**known | {"labels": tuple(labels), "ends": tuple(known.get("ends", ()))})
