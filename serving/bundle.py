@@ -15,12 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
-from export import runtimes
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
-
-BACKENDS = Path(__file__).parent / "backends"
-PADDED_MODEL = Path(runtimes.__file__).with_name("padded_model.py")
-"""How OpenVINO's files run, in a local session and on the server: both give equal logits."""
+from serving.backend_files import backend_names, copy_backend
 
 
 @dataclass(frozen=True)
@@ -73,10 +69,8 @@ def stage_backends(bundle: Bundle, folder: Path) -> None:
     """Create in `folder` the layout for Triton's --backend-directory: the python backend with its stub, and our backends."""
     shutil.copytree(bundle.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(bundle.stub, folder / "python")
-    for model in BACKENDS.glob("*/model.py"):
-        (folder / model.parent.name).mkdir()
-        for file in (model, BACKENDS / "batching.py", PADDED_MODEL):
-            shutil.copy2(file, folder / model.parent.name)
+    for name in backend_names():
+        copy_backend(name, folder)
 
 
 def environment(bundle: Bundle) -> dict[str, str]:

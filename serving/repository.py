@@ -1,16 +1,19 @@
-"""Triton model repositories: FOLDER/NAME/{config.pbtxt, labels.txt, tokenizer/, 1/model.onnx}, or 1/model.xml and model.bin.
+"""Triton model repositories: FOLDER/NAME takes tokens, FOLDER/NAME-text takes texts; both hold the same version folder.
 
-A repository contains nothing specific to the machine it was written on: the same folder runs on a production Triton (stock
-onnxruntime or openvino backend) and on the embedded server, and two writes of the same model are equal byte for byte.
+    NAME/  config.pbtxt, labels.txt, warmup/, 1/{model.onnx, or model.xml and model.bin; tokenizer/; serving.json}
+
+A repository contains nothing specific to the machine it was written on, and no code: the same folder runs on a production
+Triton (NAME by the stock onnxruntime or openvino backend, NAME-text by this project's backend) and on the embedded server. Two
+writes of the same model are equal byte for byte.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -18,22 +21,27 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES
-from export.runtimes.runtime import Runtime, TensorSpec
+from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import runtime_of
-from serving.bundle import BACKENDS
+from serving.backend_files import backend_names
+from serving.backends.door import VERSION_FILE
+from serving.layout.knobs import DEFAULT_KNOBS, Knobs
+from serving.layout.model_config import text_config, token_config
+from serving.layout.text_outputs import LABELS_FILE, TEXT_SUFFIX
+from serving.layout.version_file import VersionFacts
+from serving.layout.warmup import FOLDER as WARMUP
+from serving.layout.warmup import add_text_samples, add_token_samples
 
-LOGITS = "logits"
-DATA_TYPES = {
-    "float16": "TYPE_FP16",
-    "float32": "TYPE_FP32",
-    "float64": "TYPE_FP64",
-    "int8": "TYPE_INT8",
-    "int32": "TYPE_INT32",
-    "int64": "TYPE_INT64",
-    "uint8": "TYPE_UINT8",
-    "bool": "TYPE_BOOL",
-}
-"""Triton's word for an element type."""
+TOKENIZER = "tokenizer"
+"""Folder of the tokenizer's files, in a version's folder."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a model's folder holds beside its versions: the config, and files by their relative path."""
+
+    config: ModelConfig
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def write_repository(
@@ -42,114 +50,92 @@ def write_repository(
     path: Path,
     *,
     runtime: Runtime | None = None,
-    labels: Sequence[str] = (),
+    facts: VersionFacts | None = None,
     tokenizer_folder: Path | None = None,
-    max_batch_size: int = 32,
-    max_queue_delay_us: int = 500,
-    parameters: Mapping[str, object] | None = None,
+    interfaces: Sequence[str] = ("tokens",),
+    knobs: Knobs = DEFAULT_KNOBS,
 ) -> Path:
-    """Add the model `name` to the repository `folder` and return its folder. Call again for further models.
+    """Add the model `name` to the repository `folder`, as its version 1; returns the folder of its first interface.
 
     `path` is a model file of `runtime` (default: by its ending, an ONNX file or OpenVINO's .xml with its .bin beside it).
     Tensors, types and dims come from it; with `max_batch_size` > 0 its first axis must be dynamic and is left out of the
-    config. `parameters` are written as strings, in addition to `labels` (JSON list), `tokenizer_sha256` and others; the client
-    reads `max_length` (tokens), `pad_id` and `end_id` (a token that must occur equally often in every text), the backend
-    `intra_op_thread_count` (onnxruntime) or `INFERENCE_NUM_THREADS` (openvino). Raises UserError E720 (name), E721 (model
-    file), E722 (labels), E723 (tokenizer), E901 (packages of the runtime).
+    config. Without `facts` it is a model of unknown use: its requests are not checked, and it takes no texts. Raises UserError
+    E720 (name), E721 (model file), E722 (labels), E723 (tokenizer), E901 (packages of the runtime).
     """
-    model_folder = Path(folder) / name
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise UserError("E720", f"'{name}' is not a model name", "Use letters, digits, '_', '-' and '.'")
-    if model_folder.exists():
-        raise UserError("E720", f"the repository already holds a model '{name}'", "Choose another name", str(folder))
-
     path, runtime = Path(path), runtime or runtime_of(Path(path))
-    config = make_config(
-        name,
-        path,
-        runtime=runtime,
-        labels=labels,
-        tokenizer_folder=tokenizer_folder,
-        max_batch_size=max_batch_size,
-        max_queue_delay_us=max_queue_delay_us,
-        parameters=parameters,
+    models = models_of(
+        name, path, runtime=runtime, facts=facts, tokenizer_folder=tokenizer_folder, interfaces=interfaces, knobs=knobs
     )
-    (model_folder / "1").mkdir(parents=True)
-    for target, source in runtime.files(path).items():
-        shutil.copyfile(source, model_folder / "1" / target)
-    write_config(config, model_folder)
-    if labels:
-        (model_folder / "labels.txt").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-    if tokenizer_folder is not None:
-        (model_folder / "tokenizer").mkdir()
-        for file in tokenizer_files(tokenizer_folder):
-            shutil.copyfile(file, model_folder / "tokenizer" / file.name)
-    return model_folder
+    for model in models:
+        if Path(folder, model).exists():
+            raise UserError("E720", f"the repository already holds a model '{model}'", "Choose another name", str(folder))
+    for model, content in models.items():
+        write_version(Path(folder, model, "1"), path, runtime, facts, tokenizer_folder)
+        for relative, data in content.files.items():
+            Path(folder, model, relative).parent.mkdir(exist_ok=True)
+            Path(folder, model, relative).write_bytes(data)
+        write_config(content.config, Path(folder, model))
+    return Path(folder, next(iter(models)))
 
 
-def make_config(
+def models_of(
     name: str,
     path: Path,
     *,
-    runtime: Runtime | None = None,
-    labels: Sequence[str] = (),
+    runtime: Runtime,
+    facts: VersionFacts | None = None,
     tokenizer_folder: Path | None = None,
-    max_batch_size: int = 32,
-    max_queue_delay_us: int = 500,
-    parameters: Mapping[str, object] | None = None,
-) -> ModelConfig:
-    """The complete config that `write_repository` writes for these arguments. Raises UserError E721, E722, E723."""
-    config = base_config(path, runtime or runtime_of(path), name, max_batch_size, max_queue_delay_us)
-    values = {key: str(value) for key, value in (parameters or {}).items()}
-    if labels:
-        set_labels(config, labels)
-        values["labels"] = json.dumps(list(labels), ensure_ascii=False)
+    interfaces: Sequence[str] = ("tokens",),
+    knobs: Knobs = DEFAULT_KNOBS,
+) -> dict[str, ServedModel]:
+    """Everything that `write_repository` writes for these arguments but version folders: model's name -> its content.
+
+    Raises UserError E720 to E723.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise UserError("E720", f"'{name}' is not a model name", "Use letters, digits, '_', '-' and '.'")
     if tokenizer_folder is not None:
-        values["tokenizer_sha256"] = tokenizer_sha256(tokenizer_folder)
-    for key, value in values.items():
-        config.parameters[key].string_value = value
-    return config
+        tokenizer_files(tokenizer_folder)
+    elif "text" in interfaces:
+        raise UserError("E723", "a model that takes texts needs a tokenizer", "Give the folder of its tokenizer")
+    labels = "".join(f"{label}\n" for label in facts.labels) if facts else ""
+    models, warm = {}, knobs.warmup and facts is not None and tokenizer_folder is not None
+    for interface in interfaces:
+        if interface == "tokens":
+            config = token_config(name, path, runtime, facts, knobs)
+            samples = add_token_samples(config, facts, tokenizer_folder) if warm else {}
+        else:
+            config = text_config(f"{name}{TEXT_SUFFIX}", runtime, facts, knobs)
+            samples = add_text_samples(config, facts, tokenizer_folder) if warm else {}
+        files = {f"{WARMUP}/{file}": data for file, data in samples.items()}
+        if any(output.label_filename for output in config.output):
+            files[LABELS_FILE] = labels.encode()
+        models[config.name] = ServedModel(config, files)
+    return models
 
 
-def base_config(path: Path, runtime: Runtime, name: str, max_batch_size: int, max_queue_delay_us: int) -> ModelConfig:
-    """The config of a model file without labels and parameters. Raises UserError E721."""
-    config = ModelConfig(name=name, backend=runtime.backend, max_batch_size=max_batch_size)
-    for fields, tensors in zip((config.input, config.output), runtime.tensors(path), strict=True):
-        for tensor in tensors:
-            fields.add(**fields_of(tensor, path, batched=max_batch_size > 0))
-    config.instance_group.add(count=1)
-    if max_batch_size > 0:
-        config.dynamic_batching.max_queue_delay_microseconds = max_queue_delay_us
-    runtime.configure(config, path)
-    return config
+def write_version(
+    folder: Path, path: Path, runtime: Runtime, facts: VersionFacts | None, tokenizer_folder: Path | None
+) -> None:
+    """Create a version's folder: the model file, the tokenizer and the facts. Raises UserError E723."""
+    Path(folder).mkdir(parents=True)
+    for target, source in runtime.files(path).items():
+        shutil.copyfile(source, folder / target)
+    if tokenizer_folder is not None:
+        (folder / TOKENIZER).mkdir()
+        for file in tokenizer_files(tokenizer_folder):
+            shutil.copyfile(file, folder / TOKENIZER / file.name)
+    if facts is not None:
+        (folder / VERSION_FILE).write_text(complete_facts(facts, runtime, tokenizer_folder).to_json(), encoding="utf-8")
 
 
-def fields_of(tensor: TensorSpec, path: Path, *, batched: bool) -> dict[str, object]:
-    """An input or output as written in a config, without the batch axis when `batched`. Raises UserError E721."""
-    if tensor.type not in DATA_TYPES:
-        raise UserError("E721", f"'{tensor.name}' is a tensor of {tensor.type}", "Export it with a number type", str(path))
-    if batched and (len(tensor.shape) < 2 or tensor.shape[0] != -1):
-        fix = "Export it with a dynamic first axis, or use max_batch_size 0"
-        raise UserError("E721", f"'{tensor.name}' has no batch axis: its shape is {tensor.shape}", fix, str(path))
-    dims = tensor.shape[1:] if batched else tensor.shape
-    return {"name": tensor.name, "data_type": DATA_TYPES[tensor.type], "dims": dims}
-
-
-def set_labels(config: ModelConfig, labels: Sequence[str]) -> None:
-    """Name the classes of the output `logits`. Raises UserError E722 when their number differs from the labels'."""
-    logits = next((output for output in config.output if output.name == LOGITS), None)
-    fix = "Give one label a class, in the order of the model's classes"
-    if logits is None:
-        names = ", ".join(output.name for output in config.output)
-        raise UserError("E722", f"labels need an output '{LOGITS}', and the model's outputs are: {names}", fix)
-    if logits.dims[-1] not in (-1, len(labels)):
-        raise UserError("E722", f"{len(labels)} labels for a model of {logits.dims[-1]} classes", fix)
-    if broken := [label for label in labels if not label or len(label.splitlines()) != 1]:
-        raise UserError("E722", f"{broken[0]!r} is not a label", "A label is one line of text")
-    if len(set(labels)) < len(labels):
-        raise UserError("E722", f"the labels repeat: {', '.join(labels)}", fix)
-    logits.dims[-1] = len(labels)
-    logits.label_filename = "labels.txt"
+def complete_facts(facts: VersionFacts, runtime: Runtime, tokenizer_folder: Path | None) -> VersionFacts:
+    """The facts with the runtime's name and the digest of the tokenizer."""
+    return replace(
+        facts,
+        runtime=runtime.key,
+        tokenizer_sha256="" if tokenizer_folder is None else tokenizer_sha256(tokenizer_folder),
+    )
 
 
 def tokenizer_sha256(folder: Path) -> str:
@@ -187,12 +173,13 @@ OWN_CODE = "EXECUTION_ENV_PATH"
 
 
 def refuse_code(folder: Path, names: Sequence[str]) -> None:
-    """Raise UserError E724 where a model of the repository `folder` would run its own code on the embedded server.
+    """Raise UserError E724 where a model of the repository `folder` would run its own code on the embedded server, E727 for
+    version folders that it would leave out.
 
     Triton's backend `python` executes model.py from the repository, and completes a config without a backend from the files
     there; the backends of this project read only model files.
     """
-    ours = sorted(path.parent.name for path in BACKENDS.glob("*/model.py"))
+    ours = backend_names()
     for name in names:
         config, fix = read_config(folder / name), "Deploy the model again; the embedded server runs no code of a repository"
         if config.backend not in ours:
@@ -201,6 +188,26 @@ def refuse_code(folder: Path, names: Sequence[str]) -> None:
         if OWN_CODE in config.parameters:
             what = f"the parameter {OWN_CODE} loads a Python environment"
             raise UserError("E724", what, fix, str(folder / name / "config.pbtxt"))
+        version_folders(folder / name)
+
+
+def version_folders(model_folder: Path) -> list[Path]:
+    """The version folders of a model, oldest first; hidden folders and the warm-up requests are none.
+
+    Raises UserError E727 for another folder, such as `01`: Triton would leave it out, and serve another version or none.
+    """
+    versions = []
+    for folder in sorted(path for path in Path(model_folder).iterdir() if path.is_dir() and path.name[0] != "."):
+        if folder.name == WARMUP:
+            continue
+        if not re.fullmatch(r"[1-9][0-9]{0,17}", folder.name):
+            what = f"'{folder.name}' is not the name of a version: Triton would leave it out"
+            fix = "Name it with a number from 1 on without leading zeros, or move it away"
+            raise UserError("E727", what, fix, str(folder))
+        versions.append(folder)
+    if not versions:
+        raise UserError("E727", "the model has no version folder", "Deploy the model again", str(model_folder))
+    return sorted(versions, key=lambda folder: int(folder.name))
 
 
 def model_names(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ A delta is a module whose forward takes a tensor and returns one of the same sha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -124,6 +124,32 @@ class Factor(nn.Module):
         return torch.cat([y[..., :start], self.product(x, y[..., start:stop]), y[..., stop:]], dim=-1)
 
 
+class Stack(nn.Module):
+    """The links of many tasks on one matrix as one module: y + x ΔWᵀ, with the ΔW of each row's own task.
+
+    Its tensors have one entry a slot, in the first axis. `slots` (tasks,) is the slot of each task, or None where task and slot
+    are the same number: tasks without such a link share the last slot, whose ΔW is 0.
+    """
+
+    def __init__(self, rows: tuple[int, int] | None = None):
+        super().__init__()
+        self.part = rows
+        self.register_buffer("slots", None)
+
+    def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
+        """`y` (batch, tokens, out) plus the links' product with `x` (batch, tokens, in); `slot` (batch,) of each row."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, y: Tensor, task: Tensor) -> Tensor:
+        slot = task if self.slots is None else self.slots.index_select(0, task)
+        if self.part is None:
+            return self.product(x, y, slot)
+        start, stop = self.part
+        rows = task.shape[0]
+        others = (y[..., :start].expand(rows, -1, -1), y[..., stop:].expand(rows, -1, -1))
+        return torch.cat([others[0], self.product(x, y[..., start:stop], slot), others[1]], dim=-1)
+
+
 class Delta(Change):
     """One link W -> W + ΔW. Subclasses define `change`; `place` is the position of its matrix in the stored tensor.
 
@@ -172,6 +198,15 @@ class Delta(Change):
 
     def factor(self, width: int) -> Factor:
         """ΔW of a factorable link as a module beside its layer, whose matrix has `width` columns."""
+        raise NotImplementedError
+
+    def stack_key(self) -> tuple | None:
+        """What links of several tasks must have in common to become one `Stack`; None if this link cannot be stacked."""
+        return None
+
+    @classmethod
+    def stack(cls, links: Sequence[Delta | None], shape: torch.Size) -> Stack:
+        """One link a slot, all with the same `stack_key`, for a matrix of `shape` (out, in); None: a slot without a change."""
         raise NotImplementedError
 
     def to_peft(self) -> Delta | None:

@@ -92,6 +92,8 @@ class TaskConfig(BaseModel):
         text = info.data.get("text", ())
         if label in ((text,) if isinstance(text, str) else text):
             raise ValueError("label and text must be different columns")
+        if len(label.splitlines()) != 1:
+            raise ValueError("label must be the name of a column, in one line")
         return label
 
     @property

@@ -43,12 +43,16 @@ class TokenRows:
 
     def sample(self, count: int) -> TokenRows:
         """`count` rows evenly spread over the lengths, so that both short and long rows are included."""
+        return self.at(self.spread(count))
+
+    def spread(self, count: int) -> list[int]:
+        """The numbers of these rows, shortest first."""
         order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
-        return self._of([order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
+        return [order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
 
     def draw(self, count: int, seed: int) -> TokenRows:
         """`count` random rows (all, when there are fewer)."""
-        return self._of(np.random.default_rng(seed).permutation(len(self))[:count])
+        return self.at(np.random.default_rng(seed).permutation(len(self))[:count])
 
     def followed_by(self, others: TokenRows) -> TokenRows:
         """These rows, then the others."""
@@ -58,7 +62,8 @@ class TokenRows:
             labels = [np.pad(part, ((0, 0), (0, longest - part.shape[1])), constant_values=IGNORED) for part in labels]
         return TokenRows([*self.tokens, *others.tokens], np.concatenate(labels), self.kind)
 
-    def _of(self, chosen: Sequence[int] | np.ndarray) -> TokenRows:
+    def at(self, chosen: Sequence[int] | np.ndarray) -> TokenRows:
+        """The rows of these numbers."""
         return TokenRows([self.tokens[row] for row in chosen], self.labels[chosen], self.kind)
 
     @property
@@ -109,14 +114,19 @@ class Data:
 
     def compared(self, most: int | None = None) -> TokenRows:
         """Validation rows for a parity check that keeps logits: `most` of them (default: all), or as many as fit in memory."""
+        places = self.compared_places(most)
+        return self.validation if most is None and len(places) == len(self.validation) else self.validation.at(places)
+
+    def compared_places(self, most: int | None = None) -> list[int]:
+        """The numbers of those rows, shortest first."""
         fitting = max(MOST_OUTPUTS // (self.validation.most_predictions * (len(self.label_names) or self.vocabulary)), 2)
-        few = min(len(self.validation) if most is None else most, fitting)
-        return self.validation if most is None and few == len(self.validation) else self.validation.sample(few)
+        return self.validation.spread(min(len(self.validation) if most is None else most, fitting))
 
 
 def read_data(folder: Path, config: TaskConfig) -> Data:
     """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
-    tokenizer, end, kind, model = tokenizer_of(folder), end_id(folder), kind_of(config.kind), config_of(folder)
+    kind, end, model = kind_of(config.kind), end_id(folder), config_of(folder)
+    tokenizer = task_tokenizer(folder, kind)
     if kind.generates:
         check_end(tokenizer, model, folder)
     task, splits, faults = read_task(config), [], []
@@ -132,7 +142,17 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
 
 def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:
     """The rows of a file as tokens of the model in `folder`. Raises UserError E212, E213."""
-    return _token_rows(tokenizer_of(folder), end_id(folder), split, config, path)
+    return _token_rows(task_tokenizer(folder, kind_of(config.kind)), end_id(folder), split, config, path)
+
+
+def task_tokenizer(folder: Path, kind: TaskKind):
+    """The tokenizer of the model in `folder` for the texts of a kind of task.
+
+    A special token spelt in a text, such as [SEP], is text, as on the server; only a prompt of a generating model may hold it.
+    """
+    tokenizer = tokenizer_of(folder)
+    tokenizer.split_special_tokens = not kind.generates
+    return tokenizer
 
 
 def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, path: Path) -> TokenRows:

@@ -43,25 +43,6 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     return tokenize(tokenizer, split, task), np.array(split.labels)
 
 
-def first_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[int | None]:
-    """Index of the first token of every word, None for a word without tokens (cut off, or dropped by the tokenizer).
-
-    `offsets` are the characters [start, end) of each token of the row in `words` joined by single spaces; (0, 0) means no
-    characters.
-    """
-    places: list[int | None] = []
-    token = begin = 0
-    for word in words:
-        # some tokenizers count the space before a word as part of it
-        while token < len(offsets) and offsets[token][1] <= begin:
-            token += 1
-        covered = token < len(offsets) and offsets[token][0] < begin + len(word)
-        places.append(token if covered else None)
-        token += covered  # a token over two words belongs to the first
-        begin += len(word) + 1
-    return places
-
-
 def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: int, where: Path) -> None:
     """Raise UserError E212 for a row that contains `end` (id of the end-of-sentence token, at the last of which the model's
     output is read) more or less often than the tokenizer adds it to texts."""

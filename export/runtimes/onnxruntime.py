@@ -124,6 +124,7 @@ RUNTIME = OnnxRuntime(
     emulated=("bf16",),
     symbols={"fp32": "circle", "int8": "diamond"},
     backend="onnxruntime",
+    threads_parameter="intra_op_thread_count",
     providers={"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},
 )
 

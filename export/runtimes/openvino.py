@@ -109,6 +109,7 @@ RUNTIME = OpenVINO(
     calibrated=True,
     symbols={"fp32": "circle-open", "int8": "diamond-open", "bf16": "square-open"},
     backend="openvino",
+    threads_parameter="INFERENCE_NUM_THREADS",
 )
 
 

@@ -126,6 +126,8 @@ class Runtime:
     """Precision -> plotly's marker symbol in a report's figures."""
     backend: str = ""
     """The Triton backend that serves its files."""
+    threads_parameter: str = ""
+    """Parameter of a Triton model config with the number of threads of an instance."""
 
     def file_name(self, precision: str) -> str:
         """File name of a precision in an exported folder."""

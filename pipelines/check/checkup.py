@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compressor.models.hub import tokenizer_of
+from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import tokens_of
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
@@ -31,11 +31,11 @@ UNBALANCED = 0.9
 
 def account_of(ready: Ready) -> dict[str, Any]:
     """The rows of every task and the warnings about them, as JSON data."""
-    tokenizer = tokenizer_of(ready.base.folder)
     tasks, warnings = {}, []
     for path, task in ready.pipeline.all_tasks.items():
         data, kind = read_task(task), kind_of(task.kind)
         splits = {"train": data.train, "validation": data.validation}
+        tokenizer = task_tokenizer(ready.base.folder, kind)
         tasks[dotted(path)] = {
             key: {"file": str(getattr(task, key)), **facts_of(split, kind, task, data.label_names, tokenizer)}
             for key, split in splits.items()

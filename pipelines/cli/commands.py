@@ -177,16 +177,68 @@ def report() -> None:
     """
 
 
-@main.command(epilog="Example: compress serve runs/quickstart")
+SERVE_EXAMPLES = """\b
+Example: compress serve runs/quickstart
+         compress serve ./repository --model-control --token-file ~/token"""
+
+
+@main.command(epilog=SERVE_EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
 @click.option("--grpc-port", default=8001, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--metrics-port", default=8002, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--drain", default=30, show_default=True, type=click.FloatRange(0, 3600), help="Seconds for requests in flight.")
+@click.option("--max-body", default=16, show_default=True, type=click.IntRange(1, 1024), help="MiB of an HTTP request.")
+@click.option("--model-control", is_flag=True, help="Let HTTP requests with the token load and unload models.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The token, readable by you alone.")
+@click.option("--http-front", type=click.IntRange(1, 65535), metavar="PORT", help="Plain JSON, too: /predict, /rerank, /docs.")
+@click.option("--keys", type=click.Path(path_type=Path), metavar="FILE", help="API keys of the front, one a line.")
 @work("pipelines.cli.work.serve_work:serve")
 def serve() -> None:
-    """Serve the models deployed by RUN (a folder such as runs/quickstart), with Triton on 127.0.0.1.
+    """Serve the models deployed by RUN (a folder such as runs/quickstart, or a model repository), with Triton on 127.0.0.1.
 
-    Ctrl-C or SIGTERM ends the server; the exit code is then 0.
+    A process that ends is started again. Ctrl-C or SIGTERM answers the requests in flight, refuses new ones, and ends the
+    server; the exit code is then 0. A second one stops at once.
+    """
+
+
+DEPLOY_EXAMPLES = """\b
+Example: compress deploy runs/reviews --to /srv/models --url 127.0.0.1:8000 --token-file token
+         compress deploy runs/reviews --to s3://bucket/models --url https://triton:8000 --ca ca.pem
+         compress deploy runs/reviews --to /srv/models --url 127.0.0.1:8000 --rollback"""
+
+
+@main.command(epilog=DEPLOY_EXAMPLES)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--to", required=True, metavar="DIR|URL", help="The repository that servers read: a folder, or s3://BUCKET/FOLDER."
+)
+@click.option("--url", metavar="HOST:PORT", help="A server on that repository, which loads the new versions (also https://).")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="A token, or one line NAME: VALUE, for the server."
+)
+@click.option(
+    "--ca", type=click.Path(path_type=Path), metavar="PEM", help="Certificates to trust for https.  [default: the system's]"
+)
+@click.option(
+    "--max-ms", type=click.FloatRange(0, min_open=True), help="Largest median latency of a request.  [default: 2 x as before]"
+)
+@click.option("--keep", default=3, show_default=True, type=click.IntRange(2), help="Versions of a model to keep.")
+@click.option("--rollback", is_flag=True, help="Remove the latest versions, and serve the ones before.")
+@click.option("--status", "show", is_flag=True, help="Show the versions only.")
+@click.option(
+    "--kserve", type=click.Path(path_type=Path), metavar="FILE", help="Write an InferenceService on the repository, too."
+)
+@click.option(
+    "--compose", type=click.Path(path_type=Path), metavar="FILE", help="Write a compose file of the official container, too."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@work("pipelines.cli.work.deploy_work:run")
+def deploy() -> None:
+    """Publish the models of RUN as new versions beside those that are served, and take them back if they fail.
+
+    Each first runs under a name of its own: its answers must be the recorded ones, and its latency within the limit. No version
+    in use is unloaded before the next is ready. The exit code is 3 if a version failed; what was served before goes on.
     """
 
 
@@ -223,16 +275,35 @@ def export() -> None:
     """
 
 
-@main.command(epilog='Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"')
+PREDICT_EXAMPLES = """\b
+Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"
+         compress predict grpcs://models.example.com:8001 reviews --ca ca.pem --file reviews.txt --json
+         cut -f 1 dev.tsv | compress predict 127.0.0.1:8000 reviews"""
+
+
+@main.command(epilog=PREDICT_EXAMPLES)
 @click.argument("url")
 @click.argument("model")
-@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--pair", "pairs", multiple=True, metavar="TEXT2", help="Second sentence; once for each TEXT.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenizer, when the server is elsewhere.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every score, or tag.")
-@work("pipelines.cli.work.serve_work:predict")
+@click.option("--file", metavar="FILE", help="Read the texts from FILE, one a line, or from stdin (-).")
+@click.option("--format", "format_", type=click.Choice(["text", "jsonl"]), help="Of FILE.  [default: jsonl for *.jsonl]")
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenize here, with NAME/1 of its repository."
+)
+@click.option(
+    "--ca", type=click.Path(path_type=Path), metavar="FILE", help="Certificates (PEM) to trust instead of the system's."
+)
+@click.option("--token", envvar="COMPRESS_TOKEN", help="Sent as `Authorization: Bearer`.  [also: $COMPRESS_TOKEN]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line, with every score or tag.")
+@work("pipelines.cli.work.predict_work:predict")
 def predict() -> None:
-    """Predict the label, the number, or the tags of each TEXT with the MODEL that is served at URL (host:port)."""
+    """Predict the label, the number, or the tags of each TEXT with the MODEL that is served at URL.
+
+    URL is host:port, or http://, https://, grpc:// or grpcs:// with it. Without TEXT, texts are read from stdin, one a line. In
+    a .jsonl file a line is a string, or an object with "text" and, for pairs, "pair". The model NAME-text is used where it is
+    served; otherwise the texts are tokenized here, which needs the files of the model's version.
+    """
 
 
 LOADTEST_EXAMPLES = """\b

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from export.runtimes.runtime_registry import CPU_RUNTIMES
 from pipelines.cli.work.lazy_work import work
 
 FILE = click.Path(path_type=Path)
@@ -63,4 +64,22 @@ def convert() -> None:
 
     A peft folder is LoRA if every change is low-rank, and Super-Tuning if some are sparse (DSEE, selective). It names its base
     by a hub id or a folder; it holds no labels.
+    """
+
+
+@delta.command(epilog="Example: compress delta stack reviews.safetensors questions.safetensors --out ./many")
+@click.argument("files", type=FILE, nargs=-1, required=True)
+@click.option("--base", metavar="REF", help=BASE_HELP)
+@click.option("--out", type=FILE, required=True, metavar="FOLDER", help="A new folder for the model file and the tokenizer.")
+@click.option(
+    "--runtime", type=click.Choice(CPU_RUNTIMES), default=CPU_RUNTIMES[0], show_default=True, help="What runs the file."
+)
+@click.option("--force", is_flag=True, help="Replace an earlier export in FOLDER.")
+@click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
+@work("pipelines.cli.work.stack_work:stack")
+def stack() -> None:
+    """Write one model file that computes the tasks of all FILES on their base, and compare each with its own merged model.
+
+    The file has an input `task`, the number of each row's task in the order of FILES, so that a batch may mix tasks. A task is
+    named after its file. Low-rank, sparse and VeRA deltas, biases and adapters can be stacked.
     """

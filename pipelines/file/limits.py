@@ -33,6 +33,12 @@ SPEEDUP = 10_000.0
 MILLISECONDS = 3_600_000.0
 MICROSECONDS = 60_000_000
 """One minute: the longest queue delay of dynamic batching."""
+QUEUE = 1_000_000
+"""Requests that wait on a server."""
+THREADS = 1_024
+"""Threads, or instances of a model, on a server."""
+BATCH_TOKENS = 10_000_000
+"""Padded tokens of a forward pass."""
 NAME = 64
 """Characters of a name, which is used in names of folders."""
 REFERENCE = 1_000

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,17 @@ from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
 from pipelines.runs.finished import FinishedRun, open_run
+from pipelines.runs.same_files import require_same, require_same_files, require_same_repository
 from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.run import contents
 from pipelines.stages.export.generators import with_prompts
 from pipelines.stages.export.proving import Prover
 from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
-from pipelines.stages.parity_checks import compare_modules, compare_served
+from pipelines.stages.parity_checks import compare_modules
+from pipelines.stages.served_checks import Served, compare_served
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import parity_cells
-from serving.repository import make_config, read_config, tokenizer_files
+from serving.repository import tokenizer_files
 
 
 @dataclass(frozen=True)
@@ -276,18 +277,22 @@ class Verification:
 
     def _repository_hops(self, made: Artifact, inputs: Inputs, serve: bool) -> Iterator[tuple[str, Callable]]:
         row = next(stage for stage in self.stages if stage["id"] == made.entry)
-        config, rows = DeployConfig(**row["config"]), self.data.compared(PARITY_ROWS)
+        config = DeployConfig(**row["config"])
         runtime, _, path, options = contents(config, inputs, self.data)
-        repository = made.folder / "repository"
-        yield "model, config, tokenizer", lambda: same_repository(repository, config.name, RUNTIMES[runtime], path, options)
-        if serve:
+        repository, interfaces = made.folder / "repository", tuple(config.interfaces)
+        deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs)
+        yield "model, config, tokenizer", lambda: require_same_repository(deployed, options)
+        for interface in interfaces if serve else ():
 
-            def served() -> ParityResult:
-                return compare_served(
-                    repository, config.name, RUNTIMES[runtime], path, rows, self.data, self.workspace, self.threads
-                )
+            def served(interface: str = interface) -> ParityResult:
+                chosen = replace(deployed, interfaces=(interface,))
+                return compare_served(chosen, inputs.task, self.data, self.workspace, self.threads)[0]
 
-            yield "served", served
+            yield SERVED_HOPS[interface], served
+
+
+SERVED_HOPS = {"tokens": "served", "text": "served, texts"}
+"""Interface of a deployed model -> the name of its check."""
 
 
 class _Reference:
@@ -334,42 +339,6 @@ def require_quality(metric: str, value: float, recorded: float, grain: float) ->
     """Raises CheckError E613 for a metric further from the recorded one than METRIC_DRIFT and `grain`, one answer."""
     if abs(value - recorded) > max(METRIC_DRIFT, grain) + 1e-9:
         raise CheckError("E613", f"{metric} {value:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
-
-
-def require_same(what: str, value: Any, expected: Any) -> None:
-    """Raises CheckError E612 when a fact of an artifact differs from the run's."""
-    if value != expected:
-        raise CheckError(
-            "E612", f"{what}: {_short(value)}, this run has {_short(expected)}", "Run its stage again with --force"
-        )
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) < 80 else f"{text[:77]}..."
-
-
-def require_same_files(expected: Sequence[Path], folder: Path, what: str) -> None:
-    """Raises CheckError E612 where a file is missing from `folder`, or has other content there."""
-    for path in expected:
-        copy = folder / path.name
-        if not copy.is_file() or not filecmp.cmp(path, copy, shallow=False):
-            fault = "is not the run's" if copy.is_file() else "is missing"
-            raise CheckError("E612", f"{what} file '{path.name}' {fault}", "Run its stage again with --force", str(folder))
-
-
-def same_repository(repository: Path, name: str, runtime: Runtime, model: Path, options: dict[str, Any]) -> None:
-    """Check that a deployed model's files are those that the run wrote. Raises CheckError E612, UserError E724."""
-    folder = repository / name
-    if not all(filecmp.cmp(source, folder / "1" / target, shallow=False) for target, source in runtime.files(model).items()):
-        raise CheckError("E612", "the deployed model differs from the exported one", "Deploy it again", str(folder))
-    labels = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
-    require_same("labels.txt", labels, options["labels"])
-    if (config := read_config(folder)) != (expected := make_config(name, model, runtime=runtime, **options)):
-        keys = {descriptor.name for message in (config, expected) for descriptor, _ in message.ListFields()}
-        odd = ", ".join(sorted(key for key in keys if getattr(config, key) != getattr(expected, key)))
-        raise CheckError("E612", f"config.pbtxt does not match the model: {odd}", "Deploy it again", str(folder))
-    require_same_files(tokenizer_files(options["tokenizer_folder"]), folder / "tokenizer", "tokenizer")
 
 
 def to_json(folder: Path, checks: Sequence[Check]) -> dict[str, Any]:

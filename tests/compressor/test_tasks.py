@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from transformers import AutoConfig, AutoModel
 
 from compressor.errors import UserError, UserErrors
@@ -114,6 +115,16 @@ def test_a_row_of_csv_ends_where_csv_ends_it_and_keeps_its_line(tmp_path, separa
     line = 6 if quote else 5
     with pytest.raises(UserError, match=rf"E207 .*train.csv:{line}: "):
         read_task(task(tmp_path, f"{rows}x,\n", rows, "csv"))
+
+
+@pytest.mark.parametrize("separator", ["\n", "\u2028"])
+def test_a_label_of_several_lines_is_refused_before_the_training(tmp_path, separator):
+    """The server lists the labels in lines: the last stage would refuse it."""
+    rows = f'sentence,label\nz,no\nx,"ye{separator}s"\n'
+    with pytest.raises(UserError, match=r"E207 .*train.csv:3: column 'label' holds 'ye.*, not a class"):
+        read_task(task(tmp_path, rows, rows, "csv"))
+    with pytest.raises(ValidationError, match="label must be the name of a column, in one line"):
+        task(tmp_path, rows, rows, "csv", kind="regression", label=f"sc{separator}ore")
 
 
 def test_an_open_quote_in_csv_is_named_where_it_opens(tmp_path):

@@ -28,7 +28,8 @@ from compressor.storage.live import remember
 from compressor.storage.peft.read import CONFIG
 from compressor.storage.peft.write import write_peft
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import first_tokens, predict, torch_forward
+from compressor.tasks.features import predict, torch_forward
+from compressor.tasks.first_tokens import first_tokens
 from compressor.tasks.kinds.tokens import metric_inputs, to_iob2
 from compressor.tasks.predictions import IGNORED, by_row, cut, predictions_in, rows_of, spread
 from compressor.tasks.reading import read_task

@@ -13,7 +13,7 @@ from compressor.models.hub import tokenizer_of
 from compressor.tasks.features import pad
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
-from serving.client import predict
+from serving.predict import predict
 from serving.server import EmbeddedServer
 from tests.tiny import STAGES, write_pipeline, write_tokenizer
 
@@ -39,11 +39,10 @@ def test_a_whole_run(architecture, tmp_path):
     expected = logits.softmax(-1).numpy()
     repository = result.artifacts["deploy"].folder / "repository"
     with EmbeddedServer(repository, log_path=tmp_path / "triton.log") as server:
-        answers = predict(server.url, "tiny", TEXTS, tokenizer_folder=repository / "tiny" / "tokenizer")
+        answers = predict(server.url, "tiny", TEXTS, version_folder=repository / "tiny" / "1")
         assert np.abs([list(one.scores.values()) for one in answers] - expected).max() < 0.05  # int8 is what is served
-        if architecture.startswith("t5"):
-            with pytest.raises(UserError, match="E717"):
-                predict(server.url, "tiny", ["good [SEP] film"], tokenizer_folder=repository / "tiny" / "tokenizer")
+        for text, token in zip(predict(server.url, "tiny", TEXTS), answers, strict=True):
+            assert text.scores == pytest.approx(token.scores, abs=0.05)  # rows share scales of dynamic int8 with others
 
 
 SHORT = [{"tune": {"method": "lora", "rank": 2, "epochs": 0.1}}]
@@ -57,6 +56,10 @@ def test_t5_reads_its_answer_at_one_end_of_sentence(tmp_path):
     assert run_pipeline(load_pipeline(path, ["task.max_length=5"]), tmp_path / "out").artifacts
     data = path.parent / "train.tsv"
     data.write_text(data.read_text().replace("\tclass1", " [SEP]\tclass1", 1))
+    assert run_pipeline(load_pipeline(path), tmp_path / "out").artifacts, "a special token spelt in a text is text"
+    # but where the spelling is in the vocabulary itself, as in SentencePiece's
+    tokenizer = path.parent / "model" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"type": "Whitespace"', '"type": "WhitespaceSplit"'))
     with pytest.raises(UserError, match=r"E212 .*train.tsv: the text '.* \[SEP\]' makes 2 tokens '\[SEP\]', not 1"):
         run_pipeline(load_pipeline(path), tmp_path / "out")
 

@@ -243,7 +243,7 @@ def wrong_tokenizer(run):
 
 
 def wrong_deployed_tokenizer(run):
-    _swap_words(run.served / "tokenizer" / "tokenizer.json")
+    _swap_words(run.served / "1" / "tokenizer" / "tokenizer.json")
 
 
 def _swap_words(path: Path) -> None:
@@ -268,11 +268,9 @@ def shuffled_deployed_labels(run):
     (run.served / "labels.txt").write_text("class1\nclass0\n")
 
 
-def shuffled_label_parameter(run):
-    """labels.txt is right, what the client reads is not."""
-    config = read_config(run.served)
-    config.parameters["labels"].string_value = '["class1", "class0"]'
-    write_config(config, run.served)
+def shuffled_label_facts(run):
+    """labels.txt is right, what the server names its answers by is not."""
+    edit_json(run.served.with_name("tiny-text") / "1" / "serving.json", labels=["class1", "class0"])
 
 
 def coarse_embedding(run):
@@ -409,7 +407,7 @@ FAULTS = [
     Fault(shuffled_labels, "merge", CONFIG, "E612"),
     Fault(no_labels, "merge", CONFIG, "E614"),
     Fault(shuffled_deployed_labels, "deploy", DEPLOYED, "E612"),
-    Fault(shuffled_label_parameter, "deploy", DEPLOYED, "E612"),
+    Fault(shuffled_label_facts, "deploy", DEPLOYED, "E612"),
     Fault(coarse_embedding, "export", "compressed -> int8", "E610"),
     Fault(truncated_external_data, "export", GRAPH, "E602"),
     Fault(truncated_graph, "export", GRAPH, "E602"),
@@ -435,7 +433,7 @@ def test_the_run_without_a_fault_passes(finished):
     assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.rglob("*") if file.is_file()} == before
     hops = [check.hop for check in checks if check.parity]
     both = [f"{name} -> {kind}" for name in ("compressed", "dense") for kind in ("onnx", "fused", "int8")]
-    assert hops == ["masked -> removed", "deltas -> merged", *both, "served"]
+    assert hops == ["masked -> removed", "deltas -> merged", *both, "served", "served, texts"]
 
 
 @pytest.mark.parametrize("fault", PARAMETERS)

@@ -14,7 +14,7 @@ from pipelines.cli.commands import main
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
-from serving.client import predict
+from serving.predict import predict
 from serving.server import EmbeddedServer
 from tests.tiny import LEFT_OUT, write_data, write_pipeline, write_scores
 
@@ -64,7 +64,7 @@ def test_every_hop_is_proven_and_verified_again(run):
     for file in exported["onnxruntime"].values():
         assert abs(file["quality"]["spearman"] - merged["spearman"]) < 0.01
     hops = [hop for made in run.artifacts.values() for hop in made.metadata.get("parity", [])]
-    assert len(hops) == 8 and all(hop["passed"] for hop in hops)
+    assert len(hops) == 9 and all(hop["passed"] for hop in hops)
     (bound, *_) = {hop["bound"] for hop in hops if hop["kind"] == "int8"}
     assert bound == in_words(BOUNDS["int8"], kind_of("regression")) and bound.startswith("concordance 99%")
     assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
@@ -100,16 +100,21 @@ def test_the_server_tells_the_number(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     repository = run.artifacts["deploy"].folder / "repository"
     assert (repository / "alike" / "labels.txt").read_text() == "score\n"
-    folder, pairs = repository / "alike" / "tokenizer", [("good great fine film", "the plot"), ("awful", "a very quite")]
+    folder, pairs = repository / "alike" / "1", [("good great fine film", "the plot"), ("awful", "a very quite")]
     with EmbeddedServer(repository, log_path=tmp_path / "triton.log") as server:
-        good, bad = predict(server.url, "alike", pairs, tokenizer_folder=folder)
+        good, bad = predict(server.url, "alike", pairs, version_folder=folder)
         asked = ["predict", server.url, "alike", *(first for first, _ in pairs), "--tokenizer", str(folder)]
         for _, second in pairs:
             asked += ["--pair", second]
         shown, as_json = (CliRunner().invoke(main, [*asked, *more]).output for more in ([], ["--json"]))
     assert good.value > 3.5 > 1.5 > bad.value and (good.name, str(good)) == ("score", f"{good.value:.3f}")
     assert shown.splitlines() == [f"{one}  {text}" for one, (text, _) in zip((good, bad), pairs, strict=True)]
-    assert json.loads(as_json)[1] == {"text": "awful", "name": "score", "value": pytest.approx(bad.value)}
+    assert json.loads(as_json.splitlines()[1]) == {
+        "text": "awful",
+        "pair": "a very quite",
+        "name": "score",
+        "value": pytest.approx(bad.value),
+    }
 
 
 def test_a_class_and_a_number_share_a_base(tmp_path):

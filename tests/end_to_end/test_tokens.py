@@ -15,7 +15,7 @@ from pipelines.cli.commands import main
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
-from serving.client import predict
+from serving.predict import predict
 from serving.server import EmbeddedServer
 from tests.compressor.test_tokens import ENCODERS
 from tests.tiny import write_pipeline
@@ -73,7 +73,7 @@ def test_every_hop_is_proven_and_verified_again(run):
     for file in exported["onnxruntime"].values():
         assert abs(file["quality"]["f1"] - merged["f1"]) <= 0.01
     hops = [hop for made in run.artifacts.values() for hop in made.metadata.get("parity", [])]
-    assert len(hops) == 9 and all(hop["passed"] for hop in hops)
+    assert len(hops) == 10 and all(hop["passed"] for hop in hops)
     (bound, *_) = {hop["bound"] for hop in hops if hop["kind"] == "int8"}
     assert bound == in_words(BOUNDS["int8"], kind_of("tokens")) and bound.startswith("tags agree on 98%")
     assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
@@ -94,15 +94,15 @@ def test_the_server_tags_the_words(run, tmp_path, monkeypatch):
     """`predict` on a live Triton splits at spaces, whatever their number; the command line prints word/tag, or JSON."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     repository = run.artifacts["deploy"].folder / "repository"
-    folder = repository / "tags" / "tokenizer"
+    folder = repository / "tags" / "1"
     with EmbeddedServer(repository, log_path=tmp_path / "triton.log") as server:
-        found = predict(server.url, "tags", TEXTS, tokenizer_folder=folder)
+        found = predict(server.url, "tags", TEXTS, version_folder=folder)
         asked = ["predict", server.url, "tags", *TEXTS, "--tokenizer", str(folder)]
         shown, as_json = (CliRunner().invoke(main, [*asked, *more]).output for more in ([], ["--json"]))
         long = CliRunner().invoke(main, [*asked[:3], "film " * 31, *asked[-2:]])
     assert [one.words for one in found] == WORDS and [one.tags for one in found] == TAGS
     assert shown.splitlines()[1] == "awful/B-BAD  awful"
-    assert json.loads(as_json)[1] == {"text": "awful", "words": ["awful"], "tags": ["B-BAD"]}
+    assert json.loads(as_json.splitlines()[1]) == {"text": "awful", "words": ["awful"], "tags": ["B-BAD"]}
     assert long.exit_code == 2 and "is longer than the model reads. Split the text" in long.output
 
 

@@ -21,7 +21,7 @@ from export.runtimes.sessions import run as run_onnx
 from export.runtimes.sessions import session
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
-from serving.client import predict
+from serving.predict import predict
 from tests.tiny import EVERYTHING, STAGES, write_pipeline
 
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
@@ -58,7 +58,7 @@ def test_every_stage_and_the_summary(finished):
     ]
     assert "p50 latency, batch 2" in printed and printed.rstrip().endswith("report.html")
     report = json.loads((out / "tiny" / "report.json").read_text())
-    assert all(hop["passed"] for hop in report["parity"]) and len(report["parity"]) == 8
+    assert all(hop["passed"] for hop in report["parity"]) and len(report["parity"]) == 9
     assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "fp32", "int8", "served"}
     low, high = report["control"]["difference_interval"]
     assert report["control"]["stage"] == "recover" and low <= report["control"]["difference"] <= high
@@ -179,8 +179,10 @@ def test_pairs_three_classes_mpnet(tmp_path, monkeypatch):
 
     repository = result.artifacts["deploy"].folder / "repository"
     with EmbeddedServer(repository, log_path=tmp_path / "triton.log") as server:
-        folder = repository / "pairs" / "tokenizer"
-        (answer,) = predict(server.url, "pairs", [("a good film", "the plot")], tokenizer_folder=folder)
+        folder = repository / "pairs" / "1"
+        (answer,) = predict(server.url, "pairs", [("a good film", "the plot")], version_folder=folder)
+        (by_text,) = predict(server.url, "pairs", [("a good film", "the plot")])
+    assert by_text.scores == pytest.approx(answer.scores, abs=1e-5)
     assert set(answer.scores) == {"class0", "class1", "class2"}
 
 

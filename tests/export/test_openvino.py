@@ -22,7 +22,7 @@ from export.runtimes.openvino_attention import join_attention, keep_axes, postpo
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
 from pipelines.stages.export.config import ExportConfig
-from serving.repository import make_config
+from serving.layout.model_config import token_config
 from tests.compressor.conftest import TRIED, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
 from tests.export.conftest import MODELS, encoding
@@ -164,7 +164,8 @@ def test_bf16_is_close_half_as_large_and_says_what_it_is(exported, made):
     for suffix in (".xml", ".bin"):
         moved.with_suffix(suffix).write_bytes(paths["bf16"].with_suffix(suffix).read_bytes())
     assert np.array_equal(run(session(moved), batch), run(live, batch))
-    hints = [make_config("tiny", path).parameters["HINT_BF16"].string_value for path in (paths["fp32"], moved)]
+    configs = [token_config("tiny", path, RUNTIMES["openvino"]) for path in (paths["fp32"], moved)]
+    hints = [config.parameters["HINT_BF16"].string_value for config in configs]
     assert hints == ["", "YES"]
 
 

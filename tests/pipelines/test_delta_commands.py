@@ -47,7 +47,7 @@ def logits(model) -> torch.Tensor:
         return model(input_ids=torch.tensor([[2, 5, 9, 3]])).logits
 
 
-@pytest.mark.parametrize("command", [(), ("info",), ("apply",), ("diff",), ("convert",)])
+@pytest.mark.parametrize("command", [(), ("info",), ("apply",), ("diff",), ("convert",), ("stack",)])
 def test_every_help_has_an_example(compress, command):
     code, shown, _ = compress("delta", *command, "--help")
     assert code == 0
@@ -198,3 +198,16 @@ def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):
     inserted = write(base, task(base, "adapter"), tmp_path / "inserted.safetensors")
     refused("E314", inserted, tmp_path / "x", "--to", "peft")
     assert not (tmp_path / "x").exists()
+
+
+def test_stack(compress, base, file, tmp_path):
+    other = write(base, task(base, "lora", seed=1), tmp_path / "other.delta.safetensors")
+    out = tmp_path / "many"
+    code, shown, _ = compress("delta", "stack", file, other, "--base", base.folder, "--out", out)
+    assert code == 0 and "0 dsee" in shown and "1 other" in shown and "token_type_ids, task (int64)" in shown
+    assert {path.name for path in out.iterdir()} >= {"model.onnx", "export.json", "tokenizer.json", "config.json"}
+    facts = json.loads((out / "export.json").read_text())
+    assert [(row["name"], row["labels"]) for row in facts["tasks"]] == [("dsee", ["bad", "good"]), ("other", ["bad", "good"])]
+    assert compress("delta", "stack", file, "--out", out)[2].splitlines()[-1][:4] == "E620"
+    code, _, error = compress("delta", "stack", file, file, "--out", tmp_path / "no")
+    assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E777", False)

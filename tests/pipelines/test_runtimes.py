@@ -72,7 +72,7 @@ def test_the_first_runtime_is_the_first_that_export_names(tmp_path):
     files = {"onnxruntime": {"fp32": {"path": "a.onnx"}}, "openvino": {"fp32": {"path": "a.xml"}, "int8": {"path": "b.xml"}}}
     metadata = {"files": {"compressed": files}, "runtimes": ["openvino", "onnxruntime"]}
     exported = Artifact(tmp_path, "export-0", "onnx", "export", "export", {}, metadata)
-    task = SimpleNamespace(kind="classification", max_length=9)
+    task = SimpleNamespace(kind="classification", max_length=9, text_columns=("text",))
     inputs = Inputs(BaseModelReference("", write_model(tmp_path / "model"), ""), task, 0, (exported,))
     data = SimpleNamespace(label_names=["a", "b"], pad_id=0)
     assert contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")

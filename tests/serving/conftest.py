@@ -2,10 +2,10 @@
 
 import importlib.util
 
+import onnxruntime as ort
 import pytest
-from triton_parts import LABELS, PARAMETERS, write_classifier, write_tokenizer
+from triton_parts import write_classifier, write_served, write_tokenizer
 
-from serving.repository import write_repository
 from serving.server import EmbeddedServer
 
 
@@ -21,12 +21,17 @@ def tokenizer_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory, classifier, tokenizer_folder):
-    folder = tmp_path_factory.mktemp("served") / "repository"
-    # a delay long enough that concurrent requests really share a batch
-    options = {"labels": LABELS, "tokenizer_folder": tokenizer_folder, "max_queue_delay_us": 5000, "parameters": PARAMETERS}
-    write_repository(folder, "reviews", classifier, **options)
-    write_repository(folder, "bare", classifier, max_batch_size=0)
-    return folder
+    return write_served(tmp_path_factory.mktemp("served") / "repository", classifier, tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def version_folder(repository):
+    return repository / "reviews" / "1"
+
+
+@pytest.fixture(scope="session")
+def session(classifier):
+    return ort.InferenceSession(classifier, providers=["CPUExecutionProvider"])
 
 
 @pytest.fixture(scope="session", autouse=True)

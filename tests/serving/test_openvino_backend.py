@@ -4,11 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from triton_parts import LABELS, PARAMETERS, WORDS
+from triton_parts import POSITIONS, WORDS, write_served
 
 from compressor.errors import UserError
 from export.runtimes.sessions import run, session
 from serving.client import Client
+from serving.predict import predict
 from serving.repository import read_config, write_repository
 from serving.server import EmbeddedServer
 
@@ -25,12 +26,7 @@ def model(classifier, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def repository(model, tokenizer_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "repository"
-    parameters = {**PARAMETERS, "INFERENCE_NUM_THREADS": 1}
-    options = {"labels": LABELS, "tokenizer_folder": tokenizer_folder, "max_queue_delay_us": 5000, "parameters": parameters}
-    write_repository(folder, "reviews", model, **options)
-    write_repository(folder, "bare", model, max_batch_size=0)
-    return folder
+    return write_served(tmp_path_factory.mktemp("served") / "repository", model, tokenizer_folder)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +43,11 @@ def features(batch, length, seed=0):
 
 
 def test_the_repository_is_one_that_the_native_backend_reads(repository, model):
-    assert sorted(path.name for path in (repository / "reviews" / "1").iterdir()) == ["model.bin", "model.xml"]
+    files = ["model.bin", "model.xml", "serving.json", "tokenizer"]
+    assert sorted(path.name for path in (repository / "reviews" / "1").iterdir()) == files
     assert (repository / "reviews" / "1" / "model.bin").read_bytes() == model.with_suffix(".bin").read_bytes()
     batched, bare = (read_config(repository / name) for name in ("reviews", "bare"))
-    assert (batched.backend, batched.max_batch_size) == ("openvino", 32)
+    assert (batched.backend, batched.max_batch_size) == ("openvino", 64)
     assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in batched.input] == [
         (name, 9, [-1]) for name in ("input_ids", "attention_mask")
     ]
@@ -79,13 +76,23 @@ def infer_or_fail(url, feed):
 def test_requests_that_share_a_batch_get_their_own_answers_and_errors(server, model):
     live = session(model)
     feeds = [features(1 + seed % 3, 4 + seed % 2, seed) for seed in range(24)]
-    feeds[7]["attention_mask"] = feeds[7]["attention_mask"][:, :2]
+    for number in range(0, 24, 7):
+        feeds[number] = features(1, POSITIONS + 1)
+    feeds[8]["input_ids"][:] = len(WORDS)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda feed: infer_or_fail(server.url, feed), feeds))
-    failed = answers.pop(7)
-    assert failed.code == "E715" and "openvino error: the inputs differ in shape" in str(failed)
-    for feed, answer in zip(feeds[:7] + feeds[8:], answers, strict=True):
-        np.testing.assert_allclose(answer, run(live, feed), atol=1e-5, rtol=0)
+    wrong = {**dict.fromkeys(range(0, 24, 7), "a row of 65 tokens"), 8: "input_ids holds 12"}
+    for number, reason in wrong.items():
+        assert answers[number].wrong and reason in str(answers[number])
+    for number in set(range(24)) - set(wrong):
+        np.testing.assert_allclose(answers[number], run(live, feeds[number]), atol=1e-5, rtol=0)
+
+
+def test_texts_get_the_answers_that_tokens_get(server, repository):
+    rows = [" ".join(["film"] * count) for count in range(70)]
+    tokens = predict(server.url, "reviews", rows, repository / "reviews" / "1")
+    for text, token in zip(predict(server.url, "reviews", rows), tokens, strict=True):
+        assert text.label == token.label and text.scores == pytest.approx(token.scores, abs=1e-5)
 
 
 def test_a_config_that_is_not_the_models_is_refused(tmp_path, model, triton):

@@ -5,24 +5,22 @@ import shutil
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from tokenizers import Tokenizer
-from triton_parts import LABELS, WORDS
+from triton_parts import FACTS, LABELS, POSITIONS, WORDS
+from tritonclient.http import InferenceServerClient
 
 from compressor.errors import UserError
 from serving import running
-from serving.client import Client, TextEncoder, kind_served, predict
+from serving.client import Client
+from serving.clients.by_tokens import TextEncoder, TokenPredictor, kind_served
+from serving.predict import predict
 from serving.repository import tokenizer_sha256
 
 TEXTS = ["great", "the plot was dull", "a film", "the film was fine a great great great great plot"]
-
-
-@pytest.fixture(scope="session")
-def session(classifier):
-    return ort.InferenceSession(classifier, providers=["CPUExecutionProvider"])
 
 
 def features(batch, length, seed=0):
@@ -42,6 +40,13 @@ def test_served_logits_equal_a_local_session(server, session, model):
             np.testing.assert_allclose(served["logits"], session.run(["logits"], feed)[0], atol=1e-5, rtol=0)
 
 
+def statistics(url, model="reviews"):
+    """Requests that were computed, and executions, of a model so far."""
+    with InferenceServerClient(url) as client:
+        (counts,) = client.get_inference_statistics(model)["model_stats"]
+    return np.array([counts["inference_stats"]["compute_infer"]["count"], counts["execution_count"]])
+
+
 def infer_or_fail(url, feed):
     with Client(url) as client:
         try:
@@ -53,18 +58,45 @@ def infer_or_fail(url, feed):
 def test_requests_that_share_a_batch_get_their_own_answers_and_errors(server, session):
     feeds = [features(1 + seed % 3, 4 + seed % 2, seed) for seed in range(24)]
     feeds[7]["input_ids"][:] = len(WORDS)  # outside the vocabulary
+    before = statistics(server.url)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda feed: infer_or_fail(server.url, feed), feeds))
     failed = answers.pop(7)
-    assert failed.code == "E715" and "indices element out of data bounds" in str(failed)
+    assert failed.code == "E715" and failed.wrong and "input_ids holds 12, not an id from 0 to 11" in str(failed)
+    requests, executions = statistics(server.url) - before
+    assert requests == 24 and executions < 24, "some requests shared a batch"
     for feed, answer in zip(feeds[:7] + feeds[8:], answers, strict=True):
         np.testing.assert_allclose(answer, session.run(["logits"], feed)[0], atol=1e-5, rtol=0)
 
 
-def test_predict_names_the_label_and_every_score(server, session, tokenizer_folder):
+LONG = (1, POSITIONS + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"input_ids": np.full((1, 4), -1)}, "input_ids holds -1"),
+        ({"input_ids": np.full((1, 4), len(WORDS))}, "input_ids holds 12"),
+        ({"attention_mask": np.ones((1, 3), dtype=np.int64)}, r"the inputs differ in shape: input_ids \[1, 4\]"),
+        ({"attention_mask": np.full((1, 4), 2)}, "other values than 0 and 1"),
+        ({"attention_mask": np.array([[0] * 4])}, "row 0 of attention_mask is all 0"),
+        ({"input_ids": np.ones(LONG, dtype=np.int64), "attention_mask": np.ones(LONG, dtype=np.int64)}, "at most 64"),
+        ({name: np.ones((1, 0), dtype=np.int64) for name in ("input_ids", "attention_mask")}, "holds no tokens"),
+    ],
+)
+def test_wrong_tokens_are_refused_as_the_callers_mistake(server, changes, words):
+    """HTTP 400, not 500."""
+    feed = {"input_ids": np.ones((1, 4), dtype=np.int64), "attention_mask": np.ones((1, 4), dtype=np.int64)}
+    with Client(server.url) as client, pytest.raises(UserError, match=f"E715 .*{words}") as caught:
+        client.infer("reviews", feed | changes)
+    assert caught.value.wrong
+
+
+@pytest.mark.parametrize("way", ["text", "tokens"])
+def test_predict_names_the_label_and_every_score(server, session, tokenizer_folder, version_folder, way):
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     tokenizer.enable_truncation(8)
-    predictions = predict(server.url, "reviews", TEXTS)
+    predictions = predict(server.url, "reviews", TEXTS, version_folder if way == "tokens" else None)
     for text, answer in zip(TEXTS, predictions, strict=True):
         ids = np.array([tokenizer.encode(text).ids])  # alone, so without padding
         logits = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0][0]
@@ -74,55 +106,70 @@ def test_predict_names_the_label_and_every_score(server, session, tokenizer_fold
     assert len({answer.label for answer in predictions}) > 1
 
 
-def test_predict_takes_pairs_many_texts_and_none(server, tokenizer_folder):
-    pairs = predict(server.url, "reviews", [("the plot", "was dull")], tokenizer_folder)
-    joined = predict(server.url, "reviews", ["the plot [SEP] was dull"], tokenizer_folder)
-    assert pairs == joined
-    many = predict(server.url, "reviews", [TEXTS[index % 2] for index in range(70)])  # max_batch_size is 32
+def test_predict_takes_pairs_many_texts_and_none(server, version_folder):
+    (pair,) = predict(server.url, "reviews", [("the plot", "was dull")], version_folder)
+    (joined,) = predict(server.url, "reviews", ["the plot [SEP] was dull"], version_folder)
+    assert pair != joined, "a special token in a text is text"
+    with pytest.raises(UserError, match="E717 model 'reviews-text' takes single texts, text 2 is a pair"):
+        predict(server.url, "reviews", ["a", ("a", "b")])
+    many = predict(server.url, "reviews", [TEXTS[index % 2] for index in range(70)])  # max_batch_size is 64
     assert len(many) == 70 and many[0].label == many[2].label == many[68].label
     assert predict(server.url, "reviews", []) == []
 
 
 def test_features_are_those_the_model_declares(tokenizer_folder):
     declared = [{"name": name, "data_type": "TYPE_INT32"} for name in ("token_type_ids", "input_ids")]
-    parameters = {"tokenizer_sha256": tokenizer_sha256(tokenizer_folder), "max_length": "6"}
-    encoder = TextEncoder("m", {"input": declared}, parameters, tokenizer_folder)
+    facts = replace(FACTS, tokenizer_sha256=tokenizer_sha256(tokenizer_folder), max_length=6)
+    encoder = TextEncoder("m", {"input": declared}, facts, tokenizer_folder)
     encoded = encoder.features(encoder.encode([("the plot was fine", "dull"), ("a", "film")]))
     assert {name: array.dtype for name, array in encoded.items()} == {"token_type_ids": np.int32, "input_ids": np.int32}
     words = [[WORDS[index] for index in row] for row in encoded["input_ids"]]
     assert words == [["[CLS]", "the", "plot", "[SEP]", "dull", "[SEP]"], ["[CLS]", "a", "[SEP]", "film", "[SEP]", "[PAD]"]]
     assert encoded["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 0]]
     with pytest.raises(UserError, match="E716 model 'm' expects an input 'pixels'"):
-        TextEncoder("m", {"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, parameters, tokenizer_folder)
+        TextEncoder("m", {"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, facts, tokenizer_folder)
 
 
 def test_readiness_and_config(server):
     with Client(server.url) as client:
         assert client.ready("reviews") and not client.ready("absent")
-        assert client.models() == ["bare", "reviews"]
+        assert client.models() == ["bare", "reviews", "reviews-text"] and client.versions("reviews") == ["1"]
         assert client.config("reviews")["parameters"]["intra_op_thread_count"]["string_value"] == "1"
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1", "127.0.0.1:http", "ftp://127.0.0.1:1", "127.0.0.1:99999", "http://h:1/v2"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1",
+        "127.0.0.1:http",
+        "ftp://127.0.0.1:1",
+        "127.0.0.1:99999",
+        "http://h:1/v2",
+        "http://u@h:1",
+        "[::1",
+        "\udcff",
+    ],
+)
 def test_a_bad_url_is_refused(url):
     with pytest.raises(UserError, match="E711"):
         predict(url, "reviews", TEXTS)
 
 
 def test_an_unknown_model_names_the_loaded_ones(server):
-    with pytest.raises(UserError, match=r"E713 .*no model 'review' is loaded. Loaded models: bare, reviews"):
+    with pytest.raises(UserError, match=r"E713 .*no model 'review' is loaded. Loaded models: bare, reviews, reviews-text"):
         predict(server.url, "review", TEXTS)
     with Client(server.url) as client, pytest.raises(UserError, match="E713"):
         client.infer("review", features(1, 2))
 
 
 def test_a_refused_request_gives_tritons_reason(server):
-    with Client(server.url) as client, pytest.raises(UserError, match=r"E715 .*batch-size must be <= 32"):
-        client.infer("reviews", features(33, 2))
+    with Client(server.url) as client, pytest.raises(UserError, match=r"E715 .*batch-size must be <= 64"):
+        client.infer("reviews", features(65, 2))
 
 
 def test_a_model_without_labels_is_no_classifier(server):
-    with pytest.raises(UserError, match="E716 model 'bare' has no labels"):
+    with pytest.raises(UserError, match=r"E728 .*not the facts of a version"):
         predict(server.url, "bare", TEXTS)
 
 
@@ -148,17 +195,18 @@ def test_another_kind_of_server_is_said_so(tmp_path):
         other.shutdown()
 
 
-def test_the_tokenizer_must_be_the_models_own(server, tokenizer_folder, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"E714 .*no tokenizer.json. Pass --tokenizer"):
-        predict(server.url, "reviews", TEXTS, tmp_path)
-    shutil.copytree(tokenizer_folder, tmp_path / "other")
-    (tmp_path / "other" / "tokenizer_config.json").write_text('{"pad_token": "[UNK]"}')
+def test_the_tokenizer_must_be_the_models_own(server, version_folder, tmp_path, monkeypatch):
+    shutil.copytree(version_folder, tmp_path / "1")
+    (tmp_path / "1" / "tokenizer" / "tokenizer_config.json").write_text('{"pad_token": "[UNK]"}')
     with pytest.raises(UserError, match=r"E714 .*not the tokenizer that the model was deployed with"):
-        predict(server.url, "reviews", TEXTS, tmp_path / "other")
+        predict(server.url, "reviews", TEXTS, tmp_path / "1")
+    shutil.rmtree(tmp_path / "1" / "tokenizer")
+    with pytest.raises(UserError, match=r"E714 .*no tokenizer.json. Pass --tokenizer"):
+        predict(server.url, "reviews", TEXTS, tmp_path / "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # as on another machine
-    with pytest.raises(UserError, match=r"E714 .*Pass --tokenizer FOLDER"):
-        predict(server.url, "reviews", TEXTS)
-    assert predict(server.url, "reviews", TEXTS, tokenizer_folder)
+    with Client(server.url) as client, pytest.raises(UserError, match=r"E714 .*Pass --tokenizer NAME/1"):
+        TokenPredictor(client, "reviews")
+    assert predict(server.url, "reviews", TEXTS) and predict(server.url, "reviews", TEXTS, version_folder)
 
 
 def test_the_note_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
@@ -168,6 +216,6 @@ def test_the_note_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
 
 
 def test_a_kind_of_task_that_this_client_does_not_know():
-    assert kind_served("m", {}).name == "classification" and kind_served("m", {"task": "regression"}).name == "regression"
+    assert kind_served("m", replace(FACTS, task="regression")).name == "regression"
     with pytest.raises(UserError, match=r"E716 model 'm' is for the task 'ranking', .*classification or regression"):
-        kind_served("m", {"task": "ranking"})
+        kind_served("m", replace(FACTS, task="ranking"))

@@ -1,13 +1,18 @@
 """What `write_repository` puts on disk, and what it refuses."""
 
-import json
+from dataclasses import replace
 
 import onnx
 import pytest
-from triton_parts import LABELS, PARAMETERS
+from triton_parts import FACTS, KNOBS, LABELS
 
 from compressor.errors import UserError
-from serving.repository import model_names, read_config, write_repository
+from export.runtimes.runtime_registry import RUNTIMES
+from serving.layout.knobs import Knobs
+from serving.layout.version_file import read_version
+from serving.repository import model_names, models_of, read_config, tokenizer_sha256, version_folders, write_repository
+
+BOTH = ("tokens", "text")
 
 
 def contents(folder):
@@ -15,36 +20,108 @@ def contents(folder):
 
 
 def test_a_repository_is_deterministic_and_knows_no_machine(tmp_path, classifier, tokenizer_folder):
-    for name, parameters in (("first", PARAMETERS), ("second", dict(reversed(PARAMETERS.items())))):
+    for name in ("first", "second"):
         write_repository(
-            tmp_path / name, "m", classifier, labels=LABELS, tokenizer_folder=tokenizer_folder, parameters=parameters
+            tmp_path / name, "m", classifier, facts=FACTS, tokenizer_folder=tokenizer_folder, interfaces=BOTH, knobs=KNOBS
         )
     first = contents(tmp_path / "first")
     assert first == contents(tmp_path / "second")
-    tokenizer = ["m/tokenizer/tokenizer.json", "m/tokenizer/tokenizer_config.json"]
-    assert sorted(first) == ["m/1/model.onnx", "m/config.pbtxt", "m/labels.txt", *tokenizer]
-    assert first["m/1/model.onnx"] == classifier.read_bytes()
-    assert b"/" not in first["m/config.pbtxt"]
+    version = ["model.onnx", "serving.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"]
+    tokens = [f"{size}_{name}" for size in ("short", "long") for name in ("input_ids", "attention_mask")]
+    for model, samples in (("m", tokens), ("m-text", ["short_TEXT", "long_TEXT"])):
+        expected = [*(f"1/{file}" for file in version), "config.pbtxt", "labels.txt", *(f"warmup/{file}" for file in samples)]
+        assert {path for path in first if path.startswith(f"{model}/")} == {f"{model}/{path}" for path in expected}
+        assert first[f"{model}/1/model.onnx"] == classifier.read_bytes()
+        assert b"/" not in first[f"{model}/config.pbtxt"] + first[f"{model}/1/serving.json"]
 
 
-def test_the_config_says_what_the_model_is(repository):
-    config = read_config(repository / "reviews")
-    assert (config.name, config.backend, config.max_batch_size) == ("reviews", "onnxruntime", 32)
+def test_labels_limits_and_tokenizer_belong_to_the_version(repository, tokenizer_folder):
+    for model in ("reviews", "reviews-text"):
+        facts = read_version(repository / model / "1")
+        assert facts == replace(FACTS, runtime="onnxruntime", tokenizer_sha256=tokenizer_sha256(tokenizer_folder))
+        assert "labels" not in read_config(repository / model).parameters
+    assert facts.labels == LABELS
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "FileNotFoundError"),
+        ("{", "JSONDecodeError"),
+        ("[]", "KeyError"),
+        ('{"labels": ["a"]}', "KeyError: 'max_length'"),
+        ('{"labels": "ab"}', "labels is not a list of texts"),
+    ],
+)
+def test_damaged_facts_of_a_version_are_refused(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "serving.json").write_text(content)
+    with pytest.raises(UserError, match=f"E728 .*serving.json: not the facts of a version .*{words}"):
+        read_version(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["01", "0", "v2", "latest"])
+def test_a_folder_that_triton_would_leave_out_is_refused(tmp_path, name):
+    (tmp_path / "m" / "2").mkdir(parents=True)
+    (tmp_path / "m" / "10").mkdir()
+    (tmp_path / "m" / "warmup").mkdir()
+    (tmp_path / "m" / ".unfinished").mkdir()
+    assert [folder.name for folder in version_folders(tmp_path / "m")] == ["2", "10"]
+    (tmp_path / "m" / name).mkdir()
+    with pytest.raises(UserError, match=f"E727 .*'{name}' is not the name of a version: Triton would leave it out"):
+        version_folders(tmp_path / "m")
+
+
+def test_a_model_without_a_version_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"E727 .*the model has no version folder"):
+        version_folders(tmp_path)
+
+
+def test_the_config_says_what_the_model_is(tmp_path, classifier, tokenizer_folder):
+    options = {"facts": replace(FACTS, precision="int8"), "tokenizer_folder": tokenizer_folder, "interfaces": BOTH}
+    knobs = Knobs(instances=2, threads=3, max_queue_delay_us=70, max_queue_size=9, timeout_ms=1.5, max_batch_tokens=600)
+    config = read_config(write_repository(tmp_path, "m", classifier, knobs=knobs, **options))
+    text = read_config(tmp_path / "m-text")
+    assert (config.name, config.backend, config.max_batch_size) == ("m", "onnxruntime", 32)
     assert [(tensor.name, list(tensor.dims)) for tensor in config.input] == [("input_ids", [-1]), ("attention_mask", [-1])]
     assert [(tensor.name, list(tensor.dims), tensor.label_filename) for tensor in config.output] == [
         ("logits", [3], "labels.txt")
     ]
-    assert config.dynamic_batching.max_queue_delay_microseconds == 5000
-    assert [(group.count, group.kind) for group in config.instance_group] == [(1, 0)]
-    assert json.loads(config.parameters["labels"].string_value) == list(LABELS)
-    assert config.parameters["max_length"].string_value == "8"
+    assert not config.HasField("dynamic_batching"), "rows of different lengths cannot share a batch"
+    assert (text.name, text.backend, text.max_batch_size) == ("m-text", "compress_text", 32)
+    outputs = [(tensor.name, list(tensor.dims)) for tensor in text.output]
+    assert outputs == [("LABEL", [1]), ("SCORE", [1]), ("SCORES", [3]), ("LABELS", [3])]
+    batching, policy = text.dynamic_batching, text.dynamic_batching.default_queue_policy
+    assert (batching.max_queue_delay_microseconds, policy.max_queue_size, policy.default_timeout_microseconds) == (70, 9, 1500)
+    assert text.parameters["max_batch_tokens"].string_value == "600"
+    for each in (config, text):
+        # a server with a GPU must not place int8 there
+        assert [(group.count, group.kind) for group in each.instance_group] == [(2, 2)]
+        assert each.parameters["intra_op_thread_count"].string_value == "3"
+        assert [sample.name for sample in each.model_warmup] == ["short", "long"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "inputs", "outputs"),
+    [
+        ({"task": "regression", "labels": ("stars",), "pair": True}, ["TEXT", "PAIR"], ["VALUE"]),
+        ({"task": "tokens"}, ["TEXT"], ["ENTITIES"]),
+    ],
+)
+def test_every_kind_of_task_has_its_own_outputs(classifier, tokenizer_folder, changes, inputs, outputs):
+    facts = replace(FACTS, **changes)
+    options = {"facts": facts, "tokenizer_folder": tokenizer_folder, "interfaces": ["text"]}
+    ((name, model),) = models_of("m", classifier, runtime=RUNTIMES["onnxruntime"], **options).items()
+    assert name == "m-text" and [tensor.name for tensor in model.config.input] == inputs
+    assert [tensor.name for tensor in model.config.output] == outputs
+    assert model.config.parameters["label"].string_value == ("stars" if facts.pair else "")
 
 
 def test_without_batching_the_batch_axis_stays(repository):
     config = read_config(repository / "bare")
     assert list(config.input[0].dims) == [-1, -1] and list(config.output[0].dims) == [-1, 3]
     assert not config.HasField("dynamic_batching")
-    assert model_names(repository) == ["bare", "reviews"]
+    assert model_names(repository) == ["bare", "reviews", "reviews-text"]
 
 
 def fixed_batch(path, classifier):
@@ -63,10 +140,11 @@ def fixed_batch(path, classifier):
         ("E721", "not a readable ONNX file", "m", {"onnx": "junk.onnx"}),
         ("E721", "not a readable ONNX file", "m", {"onnx": "missing.onnx"}),
         ("E721", "'input_ids' has no batch axis", "m", {"onnx": "fixed.onnx"}),
-        ("E722", "2 labels for a model of 3 classes", "m", {"labels": ("no", "yes")}),
-        ("E722", r"'a\\nb' is not a label", "m", {"labels": ("a\nb", "c", "d")}),
-        ("E722", "the labels repeat: a, b, a", "m", {"labels": ("a", "b", "a")}),
+        ("E722", "2 labels for a model of 3 classes", "m", {"facts": replace(FACTS, labels=("no", "yes"))}),
+        ("E722", r"'a\\nb' is not a label", "m", {"facts": replace(FACTS, labels=("a\nb", "c", "d"))}),
+        ("E722", "the labels repeat: a, b, a", "m", {"facts": replace(FACTS, labels=("a", "b", "a"))}),
         ("E723", "no tokenizer.json", "m", {"tokenizer_folder": "."}),
+        ("E723", "takes texts needs a tokenizer", "m", {"facts": FACTS, "interfaces": ("tokens", "text")}),
     ],
 )
 def test_what_cannot_be_deployed_is_refused_and_leaves_nothing(tmp_path, classifier, code, words, name, options):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,24 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from serving.layout.knobs import Knobs
+from serving.layout.version_file import VersionFacts
+from serving.repository import read_config, write_config, write_repository
+
 LABELS = ("bad", "fair", "good")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dull", "film", "fine", "great", "plot", "the", "was")
 
-PARAMETERS = {"task": "classification", "max_length": 8, "intra_op_thread_count": 1}
+POSITIONS = 64
+FACTS = VersionFacts(
+    task="classification",
+    labels=LABELS,
+    max_length=8,
+    pad_id=0,
+    vocabulary=len(WORDS),
+    positions=POSITIONS,
+    precision="fp32",
+)
+KNOBS = Knobs(threads=1, max_batch_size=32)
 
 
 def write_classifier(path, seed=0):
@@ -34,16 +49,37 @@ def write_classifier(path, seed=0):
         ("Div", ["sum", "count"], "mean"),
         ("MatMul", ["mean", "weight"], "logits"),
     ]
+    return save_graph(path, nodes, constants, ["batch", len(LABELS)])
+
+
+def save_graph(path, nodes, constants, shape):
+    """Write a graph of (operator, inputs, output) that takes tokens and gives logits of a shape."""
     attributes = {"mask": {"to": TensorProto.FLOAT}, "sum": {"keepdims": 0}, "count": {"keepdims": 1}}
     graph = helper.make_graph(
         [helper.make_node(op, ins, [out], **attributes.get(out, {})) for op, ins, out in nodes],
-        "classifier",
+        "model",
         [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in ("input_ids", "attention_mask")],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", len(LABELS)])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     return path
+
+
+def write_tagger(path, *, labels, pooled=False):
+    """logits (batch, length, labels), largest at the token's id modulo `labels`; `pooled`: (batch, 1), the mean of the ids."""
+    ids = np.arange(len(WORDS))
+    table = ids[:, None] if pooled else np.eye(labels)[ids % labels]
+    constants = {"table": table.astype(np.float32), "last": np.array([2]), "second": np.array([1])}
+    nodes = [
+        ("Gather", ["table", "input_ids"], "tokens"),
+        ("Cast", ["attention_mask"], "mask"),
+        ("Unsqueeze", ["mask", "last"], "mask3"),
+        ("Mul", ["tokens", "mask3"], "kept" if pooled else "logits"),
+        *([("ReduceSum", ["kept", "second"], "sum"), ("ReduceSum", ["mask", "second"], "count")] if pooled else []),
+        *([("Div", ["sum", "count"], "logits")] if pooled else []),
+    ]
+    return save_graph(path, nodes, constants, ["batch", 1] if pooled else ["batch", "sequence", labels])
 
 
 def write_tokenizer(folder):
@@ -55,6 +91,21 @@ def write_tokenizer(folder):
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
     (folder / "model.safetensors").write_bytes(b"weights, not a tokenizer file")
+    return folder
+
+
+def write_served(folder, classifier, tokenizer_folder, *, delay_us=5000):
+    """A repository of "reviews", which takes tokens and texts, and "bare", of which nothing is known.
+
+    Its batches wait so long that concurrent requests really share one; for tokens that is set as a user would, in the config.
+    """
+    knobs = replace(KNOBS, max_queue_delay_us=delay_us, max_batch_size=64)
+    options = {"facts": FACTS, "tokenizer_folder": tokenizer_folder, "interfaces": ("tokens", "text"), "knobs": knobs}
+    model = write_repository(folder, "reviews", classifier, **options)
+    config = read_config(model)
+    config.dynamic_batching.max_queue_delay_microseconds = delay_us
+    write_config(config, model)
+    write_repository(folder, "bare", classifier, knobs=Knobs(max_batch_size=0))
     return folder
 
 

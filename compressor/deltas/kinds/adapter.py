@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from compressor.deltas.inserts import Insert
+from compressor.deltas.links import Stack
 
 
 class Adapter(Insert):
@@ -45,3 +49,29 @@ class Adapter(Insert):
 
     def join(self, owner: nn.Module) -> None:
         owner.register_forward_hook(self.after)
+
+
+class AdapterStack(Stack):
+    """y + up[slot](ReLU(down[slot](y))): the adapters of many tasks after one layer, padded with zeros to the widest.
+
+    down (slots, d, b), down_bias (slots, 1, b), up (slots, b, d), up_bias (slots, 1, d).
+    """
+
+    def __init__(self, adapters: Sequence[Adapter | None]):
+        super().__init__()
+        first = next(filter(None, adapters))
+        (width, _), like = first.source.size("up"), first.source.read("up")
+        bottleneck, slots = max(adapter.size for adapter in adapters if adapter), len(adapters)
+        shapes = {"down": (width, bottleneck), "down_bias": (1, bottleneck), "up": (bottleneck, width), "up_bias": (1, width)}
+        for name, shape in shapes.items():
+            stacked = like.new_zeros(slots, *shape)
+            for slot, adapter in enumerate(adapters):
+                if adapter:
+                    tensor = torch.atleast_2d(adapter.source.read(name).detach())
+                    tensor = tensor if name.endswith("bias") else tensor.T
+                    stacked[slot, : tensor.shape[0], : tensor.shape[1]] = tensor
+            self.register_parameter(name, nn.Parameter(stacked, requires_grad=False))
+
+    def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
+        inner = functional.relu(y @ self.down.index_select(0, slot) + self.down_bias.index_select(0, slot))
+        return y + inner @ self.up.index_select(0, slot) + self.up_bias.index_select(0, slot)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.links import Delta, Factor, Sourced
+from compressor.deltas.links import Delta, Factor, Sourced, Stack
 from compressor.deltas.sources import PlainTensors, TensorSource
 
 
@@ -76,6 +78,13 @@ class LowRank(Sourced, Delta):
     def factor(self, width: int) -> Factor:
         return LowRankFactor(self)
 
+    def stack_key(self) -> tuple:
+        return (LowRank, self.place.rows)
+
+    @classmethod
+    def stack(cls, links: Sequence[LowRank | None], shape: torch.Size) -> Stack:
+        return LowRankStack(links, shape)
+
     def to_peft(self) -> LowRank:
         return self
 
@@ -94,3 +103,21 @@ class LowRankFactor(Factor):
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
         return y + self.scale * ((x @ self.A) @ self.B)
+
+
+class LowRankStack(Stack):
+    """y + (x A[slot]) B[slot]: A (slots, in, rank) and B (slots, rank, out), padded with zeros to the largest rank."""
+
+    def __init__(self, links: Sequence[LowRank | None], shape: torch.Size):
+        first = next(filter(None, links))
+        super().__init__(first.place.rows)
+        rank = max(link.source.size("A")[0] for link in links if link)
+        A, B = first.A.new_zeros(len(links), shape[1], rank), first.B.new_zeros(len(links), rank, shape[0])
+        for slot, link in enumerate(links):
+            if link:
+                inner = link.source.size("A")[0]
+                A[slot, :, :inner], B[slot, :inner] = link.A.detach().T, link.scale * link.B.detach().T
+        self.A, self.B = (nn.Parameter(factor, requires_grad=False) for factor in (A, B))
+
+    def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
+        return y + (x @ self.A.index_select(0, slot)) @ self.B.index_select(0, slot)

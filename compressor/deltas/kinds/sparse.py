@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.links import Delta, Factor
+from compressor.deltas.links import Delta, Factor, Stack
 
 THIN = 1 / 1000
 """Density of Ω up to which gathering a value's columns is cheaper than the gradient of the whole matrix."""
+
+FEW = 128
+"""Positions of a slot up to which `_few` is faster than `_many` in ONNX Runtime (matrices of 384 and 768 columns)."""
 
 
 def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
@@ -71,6 +76,13 @@ class Sparse(Delta):
     def factor(self, width: int) -> Factor:
         return SparseFactor(self, width)
 
+    def stack_key(self) -> tuple:
+        return (Sparse, self.place.rows)
+
+    @classmethod
+    def stack(cls, links: Sequence[Sparse | None], shape: torch.Size) -> Stack:
+        return SparseStack(links, shape)
+
     def to_peft(self) -> Sparse:
         return self
 
@@ -86,3 +98,44 @@ class SparseFactor(Factor):
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
         return y.index_add(-1, self.rows, x.index_select(-1, self.columns) * self.values)
+
+
+class SparseStack(Stack):
+    """y[row] += value · x[column] for every index of each slot: `values`, `rows` and `columns` (slots, |Ω|), padded with zeros
+    at position 0 to the largest |Ω|. Rows and columns are int16 where the matrix allows it."""
+
+    def __init__(self, links: Sequence[Sparse | None], shape: torch.Size):
+        first = next(filter(None, links))
+        super().__init__(first.place.rows)
+        count = max(link.omega.numel() for link in links if link)
+        short = torch.int16 if max(shape) <= torch.iinfo(torch.int16).max else torch.int32
+        values = first.values.new_zeros(len(links), count)
+        places = {name: torch.zeros(len(links), count, dtype=short, device=values.device) for name in ("rows", "columns")}
+        for slot, link in enumerate(links):
+            if link:
+                size, omega = link.omega.numel(), link.omega.long()
+                values[slot, :size] = link.values.detach()
+                places["rows"][slot, :size], places["columns"][slot, :size] = omega // shape[1], omega % shape[1]
+        self.values = nn.Parameter(values, requires_grad=False)
+        for name, index in places.items():
+            self.register_buffer(name, index)
+
+    def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
+        values, rows, columns = (tensor.index_select(0, slot) for tensor in (self.values, self.rows, self.columns))
+        return (_few if values.shape[1] <= FEW else _many)(x, y, values, rows.long(), columns.long())
+
+
+def _few(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """y with value · x[column] added to [row] of every token; `values`, `rows` and `columns` (batch, |Ω|)."""
+    shape = (rows.shape[0], x.shape[1], -1)
+    picked = x.expand(*shape).gather(-1, columns[:, None].expand(*shape)) * values[:, None]
+    return y.expand(*shape).scatter_add(-1, rows[:, None].expand(*shape), picked)
+
+
+def _many(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The same by whole columns of x: what is copied and added at a time are the tokens of a row."""
+    batch, count = rows.shape
+    number = torch.arange(batch, device=rows.device)[:, None]
+    picked = x.expand(batch, -1, -1).transpose(1, 2)[number, columns] * values[..., None]
+    total = x.new_zeros(batch, y.shape[-1], x.shape[1])
+    return y + total.index_put((number.expand(-1, count), rows), picked, accumulate=True).transpose(1, 2)

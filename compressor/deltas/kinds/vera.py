@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from compressor.deltas.kinds.low_rank import MOST_ENTRIES, LowRank
-from compressor.deltas.links import Delta, Factor
+from compressor.deltas.links import Delta, Factor, Stack
 from compressor.deltas.sources import PlainTensors, Prototype, Shared
 
 START = 0.1
@@ -118,12 +118,44 @@ class Vera(Delta):
     def factor(self, width: int) -> Factor:
         return self.to_peft().factor(width)
 
+    def stack_key(self) -> tuple:
+        drawn = tuple(self.drawn.settings().items())
+        return (
+            Vera,
+            self.place.rows,
+            drawn,
+            *(None if index is None else tuple(index.tolist()) for index in (self.rows, self.columns)),
+        )
+
+    @classmethod
+    def stack(cls, links: Sequence[Vera | None], shape: torch.Size) -> Stack:
+        return VeraStack(links)
+
     def to_peft(self) -> LowRank:
         """The same ΔW as a low-rank link: peft's VeRA knows neither pruned matrices nor parts of fused ones."""
         A, B = (self.d[:, None] * self.A).detach(), (self.b[:, None] * self.B).detach()
         link = LowRank(PlainTensors({"A": A, "B": B}), 1.0, self.group)
         link.place = self.place
         return link
+
+
+class VeraStack(Stack):
+    """y + (((x Aᵀ) d[slot]) Bᵀ) b[slot]: A and B are the same in all tasks, b (slots, out) and d (slots, rank) are not."""
+
+    def __init__(self, links: Sequence[Vera | None]):
+        first = next(filter(None, links))
+        super().__init__(first.place.rows)
+        vectors = {
+            name: torch.stack([torch.zeros_like(like) if link is None else getattr(link, name).detach() for link in links])
+            for name, like in (("b", first.b.detach()), ("d", first.d.detach()))
+        }
+        # not copied: all layers share the random matrices
+        for name, tensor in {**vectors, "A": first.A.detach().T, "B": first.B.detach().T}.items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+    def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
+        inner = (x @ self.A) * self.d.index_select(0, slot)[:, None]
+        return y + (inner @ self.B) * self.b.index_select(0, slot)[:, None]
 
 
 def _chosen(before: Tensor | None, kept: Tensor) -> Tensor:

@@ -31,8 +31,10 @@ TEMPERATURE = 2.0
 
 
 def read(value: object) -> str | None:
-    """A class as text; None if it is invalid: empty, a fraction, a list, digits that are no integer."""
+    """A class as text; None if it is invalid: empty, of several lines, a fraction, a list, digits that are no integer."""
     label = "" if value is None or isinstance(value, float | dict | list) else str(value).strip()
+    if len(label.splitlines()) > 1:  # a server lists the labels in lines
+        return None
     broken = label.lstrip("-").isdigit() and not INTEGER.fullmatch(label)
     return None if broken or not label else label
 

@@ -24,7 +24,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
-from compressor.tasks.features import first_tokens
+from compressor.tasks.first_tokens import first_tokens
 from compressor.tasks.kinds.classification import MAX_CLASSES
 from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
 from compressor.tasks.listing import listed

@@ -25,20 +25,20 @@ def joined_attention(proto: onnx.ModelProto, excluded: Collection[str] = ()) -> 
 
     def is_joinable(_context, x, mask, filled, query, key, value, scaled, q_heads, output, **parts: Value) -> bool:
         products = [linear.producer().inputs[0].producer() for linear in (query, key, value)]
-        weights = [_array(parts[f"{name}_weight"]) for name in "qkv"]
-        biases = [_array(parts[f"{name}_bias"]) for name in "qkv"]
+        weights = [constant_of(parts[f"{name}_weight"]) for name in "qkv"]
+        biases = [constant_of(parts[f"{name}_bias"]) for name in "qkv"]
         return (
             not {product.name for product in products} & set(excluded)
-            and all(array is not None for array in (*weights, *biases, _array(parts["scale"])))
+            and all(array is not None for array in (*weights, *biases, constant_of(parts["scale"])))
             and all(weight.shape == weights[0].shape and weight.ndim == 2 for weight in weights)
             and x.shape is not None
             and len(x.shape) == 3
-            and isinstance(_head_size(q_heads), int)
-            and _is_padding_mask(mask)
+            and isinstance(head_size_of(q_heads), int)
+            and is_padding_mask(mask)
         )
 
     def joined(op, x, mask, filled, q_heads, output, scores, **parts: Value) -> Value:
-        weights, biases = ([_array(parts[f"{name}_{kind}"]) for name in "qkv"] for kind in ("weight", "bias"))
+        weights, biases = ([constant_of(parts[f"{name}_{kind}"]) for name in "qkv"] for kind in ("weight", "bias"))
         name = scores.producer().name
         weight = op.initializer(onnx_ir.tensor(np.concatenate(weights, axis=1), name=f"{name}.weight"))
         bias = op.initializer(onnx_ir.tensor(np.concatenate(biases), name=f"{name}.bias"))
@@ -50,8 +50,8 @@ def joined_attention(proto: onnx.ModelProto, excluded: Collection[str] = ()) -> 
             weight,
             bias,
             tokens,
-            num_heads=weights[0].shape[1] // _head_size(q_heads),
-            scale=float(_array(parts["scale"])),
+            num_heads=weights[0].shape[1] // head_size_of(q_heads),
+            scale=float(constant_of(parts["scale"])),
             mask_filter_value=float(np.finfo(np.float32).min / 2),
             _domain=DOMAIN,
         )
@@ -85,22 +85,22 @@ def _plain(op, x, q_weight, q_bias, k_weight, k_bias, v_weight, v_bias, heads_sh
     return op.Reshape(op.Transpose(states, perm=[0, 2, 1, 3]), shape, _outputs=["output"])
 
 
-def _is_padding_mask(mask: Value) -> bool:
+def is_padding_mask(mask: Value) -> bool:
     """Whether a mask is that of `PlainAttention.mask` for all tokens of a row: 0 or half the least number by `MASK` alone."""
     for operator in ("Expand", "Where", "Unsqueeze", "Cast"):
         maker = mask.producer()
         if maker is None or maker.op_type != operator:
             return False
-        if operator == "Where" and not (_array(maker.inputs[1]) == 0 and _array(maker.inputs[2]) < -1e38):
+        if operator == "Where" and not (constant_of(maker.inputs[1]) == 0 and constant_of(maker.inputs[2]) < -1e38):
             return False
         mask = maker.inputs[0]
     return mask.is_graph_input() and mask.name == MASK
 
 
-def _head_size(heads: Value) -> object:
+def head_size_of(heads: Value) -> object:
     return heads.shape[-1] if heads.shape is not None else None
 
 
-def _array(value: Value) -> np.ndarray | None:
+def constant_of(value: Value) -> np.ndarray | None:
     """What a constant holds."""
     return None if value.const_value is None else value.const_value.numpy()

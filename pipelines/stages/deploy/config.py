@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from compressor.errors import CheckError, UserError
 from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
+from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 
 if TYPE_CHECKING:
     from compressor.account import Plan
 
 
 class DeployConfig(StageConfig):
-    """`name` is the model's name on the server; `runtime` is its Triton backend, by default the first that export names;
-    `precision` defaults to int8 where it was exported."""
+    """`name` is the model's name on the server; `runtime` computes it, by default the first that export names; `precision`
+    defaults to int8 where it was exported. The others are explained in docs/serving.md."""
 
     name: str = Field(
         default="model",
@@ -32,10 +34,67 @@ class DeployConfig(StageConfig):
     precision: Literal[*CPU_PRECISIONS] | None = Field(
         default=None, description="precision of the file, default int8 where exported"
     )
-    max_batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="maximum rows of a batch")
-    max_queue_delay_us: int = Field(
-        default=500, ge=0, le=limits.MICROSECONDS, description="maximum queue delay of dynamic batching, µs"
+    interfaces: list[Literal[*INTERFACES]] = Field(
+        default=list(INTERFACES),
+        min_length=1,
+        max_length=len(INTERFACES),
+        description="what the server takes: token ids (the model NAME), texts (NAME-text)",
     )
+    max_batch_size: int = Field(
+        default=DEFAULT_KNOBS.max_batch_size,
+        ge=1,
+        le=limits.BATCH,
+        description="maximum rows of a request, and of a merged batch",
+    )
+    instances: int = Field(
+        default=DEFAULT_KNOBS.instances,
+        ge=1,
+        le=limits.THREADS,
+        description="copies of the model that compute at the same time",
+    )
+    threads: int | None = Field(
+        default=DEFAULT_KNOBS.threads,
+        ge=1,
+        le=limits.THREADS,
+        description="threads of each instance, default the server's cores divided by the instances",
+    )
+    max_batch_tokens: int = Field(
+        default=DEFAULT_KNOBS.max_batch_tokens,
+        ge=1,
+        le=limits.BATCH_TOKENS,
+        description="maximum padded tokens that texts are computed with at a time",
+    )
+    max_queue_delay_us: int = Field(
+        default=DEFAULT_KNOBS.max_queue_delay_us,
+        ge=0,
+        le=limits.MICROSECONDS,
+        description="how long a text waits for others to share its batch, µs",
+    )
+    max_queue_size: int = Field(
+        default=DEFAULT_KNOBS.max_queue_size,
+        ge=0,
+        le=limits.QUEUE,
+        description="texts that wait at most; more are refused (0: any)",
+    )
+    timeout_ms: float | None = Field(
+        default=DEFAULT_KNOBS.timeout_ms,
+        gt=0,
+        le=limits.MILLISECONDS,
+        description="how long a text waits at most, default any time",
+    )
+    warmup: bool = Field(default=DEFAULT_KNOBS.warmup, description="compute a short and a long row before the server is ready")
+
+    @field_validator("interfaces")
+    @classmethod
+    def _each_once(cls, interfaces: list[str]) -> list[str]:
+        if len(set(interfaces)) < len(interfaces):
+            raise ValueError("an interface is named twice")
+        return interfaces
+
+    @property
+    def knobs(self) -> Knobs:
+        """The settings of the server."""
+        return Knobs(**{field.name: getattr(self, field.name) for field in fields(Knobs)})
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed.
@@ -78,7 +137,7 @@ SECONDS_A_SERVER = 15.0
 
 
 def estimate(config: DeployConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    return {"seconds": SECONDS_A_SERVER, "disk": plan.shape.bytes}
+    return {"seconds": SECONDS_A_SERVER, "disk": len(config.interfaces) * plan.shape.bytes}
 
 
 STAGE = Stage(
@@ -88,7 +147,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=(*DEFAULT.packages, "nvidia-pytriton", "tritonclient", "tokenizers"),
-    version=3,
+    version=4,
     extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,

@@ -2,47 +2,72 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compressor.models.hub import end_id
+from compressor.models.architectures import row_of
+from compressor.models.hub import config_of, end_id
 from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
-from pipelines.stages.loading import PARITY_ROWS, load_data
-from pipelines.stages.parity_checks import compare_served
+from pipelines.stages.deploy.recording import record_answers
+from pipelines.stages.loading import load_data
+from pipelines.stages.served_checks import Served, compare_served
+from serving.layout.version_file import VersionFacts
 from serving.repository import write_repository
 
 
 def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
     """(runtime, precision, model file, other contents of the repository): the compressed model, the base's tokenizer."""
-    exported, base = inputs.nearest("onnx"), inputs.base.folder
-    end = end_id(base)
+    exported = inputs.nearest("onnx")
     files = exported.metadata["files"]["compressed"]
     # in the order of the export's config: keys of stored metadata are sorted
     runtimes = exported.metadata.get("runtimes") or list(files)
     runtime, precision = config.chosen(runtimes, files)
     options = {
-        "labels": data.label_names,
-        "tokenizer_folder": base,
-        "max_batch_size": config.max_batch_size,
-        "max_queue_delay_us": config.max_queue_delay_us,
-        "parameters": {
-            "task": inputs.task.kind,
-            "max_length": inputs.task.max_length,
-            "pad_id": data.pad_id,
-            **({} if end is None else {"end_id": end}),
-        },
+        "facts": facts_of(inputs, data, precision),
+        "tokenizer_folder": inputs.base.folder,
+        "interfaces": config.interfaces,
+        "knobs": config.knobs,
     }
     return runtime, precision, exported.folder / files[runtime][precision]["path"], options
 
 
+def facts_of(inputs: Inputs, data: Data, precision: str) -> VersionFacts:
+    """What the server and its clients must know of the model."""
+    folder, task = inputs.base.folder, inputs.task
+    config = config_of(folder)
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return VersionFacts(
+        task=task.kind,
+        labels=tuple(data.label_names),
+        max_length=task.max_length,
+        pad_id=data.pad_id,
+        vocabulary=config.vocab_size,
+        # relative and rotary positions have no table that ends: then what was tried is the limit, which bounds memory, too
+        positions=row_of(values["model_type"]).most_tokens(values) or task.max_length,
+        type_vocabulary=getattr(config, "type_vocab_size", None) or None,
+        end_id=end_id(folder),
+        pair=len(task.text_columns) == 2,
+        precision=precision,
+    )
+
+
 def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Write repository/NAME with the compressed model and its tokenizer, and check it on the embedded server."""
+    """Write repository/NAME and NAME-text with the compressed model and its tokenizer; check them on the embedded server."""
     data, repository = load_data(inputs), workspace.folder / "repository"
     runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)
-    rows = data.compared(PARITY_ROWS)
-    result = compare_served(repository, config.name, RUNTIMES[runtime], path, rows, data, workspace, inputs.threads)
-    return {"model": config.name, "runtime": runtime, "precision": precision, "parity": [result.to_json()]}
+    served = Served(repository, config.name, RUNTIMES[runtime], path, tuple(config.interfaces), config.knobs)
+    record = partial(record_answers, served, inputs.task, data)
+    results = compare_served(served, inputs.task, data, workspace, inputs.threads, record)
+    return {
+        "model": config.name,
+        "interfaces": config.interfaces,
+        "runtime": runtime,
+        "precision": precision,
+        "parity": [result.to_json() for result in results],
+    }

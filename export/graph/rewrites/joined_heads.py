@@ -1,0 +1,83 @@
+"""Joins the heads of one attention, whose projections stay apart, into ONNX Runtime's MultiHeadAttention."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir
+from onnx_ir import DataType, Value
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+from onnxscript.rewriter import RewriteRule
+
+from export.graph.rewrites.joined_attention import DOMAIN, MASK, constant_of, head_size_of, is_padding_mask
+
+
+def joined_heads(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with one MultiHeadAttention for every attention in plain form that `joined_attention` left: one whose queries,
+    keys or values are more than a product with a weight, such as one with deltas of its own for each row."""
+
+    def is_joinable(_context, query, mask, q_heads, scale, **_: Value) -> bool:
+        return (
+            query.shape is not None
+            and len(query.shape) == 3
+            and isinstance(head_size_of(q_heads), int)
+            and isinstance(query.shape[-1], int)
+            and constant_of(scale) is not None
+            and is_padding_mask(mask)
+        )
+
+    def joined(op, query, key, value, mask, filled, q_heads, output, scale, scores, **_: Value) -> Value:
+        (attention_mask,) = [given for given in mask.graph.inputs if given.name == MASK]
+        name = scores.producer().name
+        query, key, value, bias = _without_biases(query, key, value)
+        if bias is not None:
+            bias = op.initializer(onnx_ir.tensor(bias, name=f"{name}.bias"))
+        states = op.MultiHeadAttention(
+            query,
+            key,
+            value,
+            bias,
+            op.Cast(attention_mask, to=DataType.INT32),
+            num_heads=query.shape[-1] // head_size_of(q_heads),
+            scale=float(constant_of(scale)),
+            mask_filter_value=float(np.finfo(np.float32).min / 2),
+            _domain=DOMAIN,
+        )
+        states.producer().name = name
+        states.dtype, states.shape = output.dtype, output.shape
+        # rows without any token attend to nothing, as in PyTorch
+        return op.Mul(states, op.Squeeze(filled, op.Constant(value_ints=[3])))
+
+    program = onnx_ir.from_proto(proto)
+    if not RewriteRule(_plain, joined, is_joinable).apply_to_model(program):
+        return proto
+    for node in program.graph:
+        node.metadata_props.clear()
+    # every attention brought its own mask
+    CommonSubexpressionEliminationPass()(program)
+    RemoveUnusedNodesPass()(program)
+    return onnx_ir.to_proto(program)
+
+
+def _without_biases(*projections: Value) -> tuple[Value | np.ndarray | None, ...]:
+    """Queries, keys and values before their constant biases, and these joined; unchanged, and None, if none has one."""
+    inner, biases = [], []
+    for projection in projections:
+        adding = projection.producer()
+        constant = constant_of(adding.inputs[1]) if adding is not None and adding.op_type == "Add" else None
+        has_bias = constant is not None and constant.ndim == 1
+        inner.append(adding.inputs[0] if has_bias else projection)
+        biases.append(constant if has_bias else np.zeros(projections[0].shape[-1], np.float32))
+    if not any(bias.any() for bias in biases):
+        return *projections, None
+    return *inner, np.concatenate(biases)
+
+
+def _plain(op, query, key, value, heads_shape, shape, scale, mask, filled):
+    """softmax(Q K^T * scale + mask) V * filled, as `PlainAttention` is traced."""
+    q_heads = op.Transpose(op.Reshape(query, heads_shape), perm=[0, 2, 1, 3], _outputs=["q_heads"])
+    k_heads = op.Transpose(op.Reshape(key, heads_shape), perm=[0, 2, 3, 1])
+    v_heads = op.Transpose(op.Reshape(value, heads_shape), perm=[0, 2, 1, 3])
+    scores = op.MatMul(q_heads, k_heads, _outputs=["scores"])
+    states = op.Mul(op.MatMul(op.Softmax(op.Add(op.Mul(scores, scale), mask), axis=-1), v_heads), filled)
+    return op.Reshape(op.Transpose(states, perm=[0, 2, 1, 3]), shape, _outputs=["output"])

@@ -1,0 +1,1 @@
+"""Many delta files on one base as one model file, whose rows each have a task."""

@@ -1,0 +1,39 @@
+"""The folder of a file of many tasks: the model, the base's tokenizer, and a description of its tasks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.models.hub import TOKENIZER_FILES
+from export.many.stacked_tasks import stack_files
+from export.runtimes.runtime import Runtime
+from export.runtimes.runtime_registry import DEFAULT
+from export.standalone.folder import SUMMARY, replacing, require_free
+
+
+def stack_folder(
+    paths: Sequence[Path], out: Path, *, base: str | None = None, runtime: Runtime = DEFAULT, force: bool = False
+) -> dict[str, Any]:
+    """Write the model file of a runtime into OUT (`export.many.stacked_tasks.stack_files`), the tokenizer, config.json, and
+    OUT/export.json, which is returned. Nothing is written if anything fails.
+
+    Raises UserError E620 (the folder exists) and as `stack_files`.
+    """
+    if not paths:
+        raise UserError("E777", "no delta file is given", "Give one for each task", str(out))
+    require_free(out, force)
+    with replacing(out, force) as folder:
+        made = stack_files(paths, folder, base=base, runtime=runtime)
+        for name in (*TOKENIZER_FILES, "config.json"):
+            if (made.base.folder / name).is_file():
+                shutil.copyfile(made.base.folder / name, folder / name)
+        inputs, outputs = ([tensor.name for tensor in side] for side in runtime.tensors(made.path))
+        file = {"path": made.path.name, "precision": "fp32", "bytes": runtime.stored_bytes(made.path)}
+        summary = {**made.to_json(), "runtime": runtime.key, **file, "inputs": inputs, "outputs": outputs}
+        (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return summary

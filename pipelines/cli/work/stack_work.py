@@ -1,0 +1,48 @@
+"""The work of `compress delta stack`: many delta files as one model file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from export.many.stacked_folder import stack_folder
+from export.runtimes.runtime_registry import RUNTIMES
+from pipelines.cli.shown import near
+from pipelines.terminal.capture import captured
+from pipelines.terminal.console_table import table
+
+PADDED = 1.5
+"""Size of the tasks in the file over that of their delta files from which it is explained."""
+WHY_LARGER = "tasks are padded to the largest rank and number of positions, and what delta files share is stored for each task"
+
+
+def stack(files: Sequence[Path], base: str | None, out: Path, runtime: str, force: bool, as_json: bool) -> None:
+    """Write the file and show its tasks."""
+    with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "stack.log")):
+        summary = stack_folder(files, out, base=base, runtime=RUNTIMES[runtime], force=force)
+    if as_json:
+        click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
+        return
+    rows = [
+        (
+            f"{number} {task['name']}",
+            task["kind"],
+            str(len(task["labels"])),
+            f"{task['bytes']:,}",
+            f"{task['parity']['max_difference']:.1e}",
+        )
+        for number, task in enumerate(summary["tasks"])
+    ]
+    table(("task", "kind", "outputs", "delta file, bytes", "max |Δlogit|"), rows)
+    files_bytes, changes = sum(task["bytes"] for task in summary["tasks"]), summary["changes_bytes"]
+    click.echo(f"base     {summary['base_bytes']:,} bytes, {summary['base']}")
+    click.echo(f"tasks    {changes:,} bytes in the file, {files_bytes:,} in the delta files")
+    if changes > PADDED * files_bytes:
+        click.echo(f"note: {WHY_LARGER}")
+    click.echo(f"inputs   {', '.join(summary['inputs'])} (int64)")
+    click.echo(f"compared {summary['tasks'][0]['parity']['rows']} predictions of each task with its merged model")
+    click.echo(f"stacked: {near((out / summary['path']).absolute())}")

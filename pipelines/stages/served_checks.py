@@ -1,0 +1,186 @@
+"""The parity check of a deployed model: what a live Triton server gives against a local session on the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from compressor.tasks import TaskConfig
+from compressor.tasks.data import Data, TokenRows
+from compressor.tasks.features import Encoding, Forward, predictions_of
+from compressor.tasks.reading import read_task
+from export.parity.compare import ParityResult, require
+from export.parity.sides import Outputs, compare_outputs, runs
+from export.runtimes.runtime import Runtime
+from export.runtimes.sessions import run, session
+from pipelines.engine.stage import Workspace
+from pipelines.stages.loading import PARITY_ROWS
+from pipelines.stages.parity_checks import outputs_of
+from serving.backends.sub_batches import sub_batches
+from serving.client import Client
+from serving.clients.text_bytes import Text
+from serving.layout.knobs import Knobs
+from serving.layout.text_outputs import LOGITS
+from serving.predict import predictor
+from serving.server import EmbeddedServer
+
+MOST = 32
+"""Rows of a request in a comparison, at most."""
+ALONE = 32
+"""Texts that are also sent one by one."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A deployed model: its repository, name and interfaces, and the model file that a local session opens."""
+
+    repository: Path
+    name: str
+    runtime: Runtime
+    path: Path
+    interfaces: Sequence[str]
+    knobs: Knobs
+
+    @property
+    def most(self) -> int:
+        """Rows of a request. One number on both sides: dynamic int8 scales depend on the other rows of a batch."""
+        return min(MOST, self.knobs.max_batch_size or MOST)
+
+
+def compare_served(
+    served: Served,
+    task: TaskConfig,
+    data: Data,
+    workspace: Workspace,
+    threads: int | None,
+    passed: Callable[[str], None] = lambda url: None,
+) -> list[ParityResult]:
+    """Compare a live Triton server on the repository with a local session, one result for each interface; `passed` is then
+    called with the server's URL.
+
+    Raises CheckError E610, E611 and UserError E7xx.
+    """
+    places = data.compared_places(PARITY_ROWS)
+    local, results = partial(run, session(served.path, runtime=served.runtime, threads=threads)), []
+    with (
+        EmbeddedServer(served.repository, log_path=workspace.log_folder / "triton.log") as server,
+        Client(server.url) as client,
+    ):
+        for interface in served.interfaces:
+            result = COMPARISONS[interface](served, local, client, places, task, data, workspace)
+            workspace.proven(result.to_json())
+            require(result)
+            results.append(result)
+        passed(server.url)
+    return results
+
+
+def compare_tokens(
+    served: Served, local: Forward, client: Client, places: Sequence[int], _: TaskConfig, data: Data, workspace: Workspace
+) -> ParityResult:
+    """The logits of the model that takes tokens against those of the local session."""
+    hop, rows = "local session -> Triton", data.validation.at(places)
+    names = {field["name"] for field in client.config(served.name)["input"]}
+
+    def remote(encoding: Encoding) -> np.ndarray:
+        return client.infer(served.name, {key: values for key, values in encoding.items() if key in names})[LOGITS]
+
+    with runs(hop):
+        reference = outputs_of(local, rows, data, workspace, "local session", served.most)
+    candidate = outputs_of(remote, rows, data, workspace, "through the live server", served.most)
+    return compare_outputs(hop, "served", reference, candidate, rows)
+
+
+def compare_texts(
+    served: Served, local: Forward, client: Client, places: Sequence[int], task: TaskConfig, data: Data, workspace: Workspace
+) -> ParityResult:
+    """The answers of the model that takes texts against those that follow from the local session's logits.
+
+    Requests hold several texts of mixed lengths, and one.
+    """
+    hop, rows = "local session -> Triton, texts", data.validation.at(places)
+    split, answers = read_task(task).validation, ANSWERS[task.kind]
+    texts = [as_sent(split.texts[place]) for place in places]
+    predict = predictor(client, served.name)
+
+    def reference(start: int, end: int) -> np.ndarray:
+        return answers.expected(local_logits(local, rows, range(start, end), data.pad_id, served.knobs.max_batch_tokens))
+
+    def candidate(start: int, end: int) -> np.ndarray:
+        return answers.given(predict(texts[start:end]), data.label_names)
+
+    sides = []
+    for description, side in (("local session, texts", reference), ("texts through the live server", candidate)):
+        with workspace.progress(description, len(rows)) as bar, runs(hop):
+            parts = []
+            for start in range(0, len(rows), served.most):
+                parts.append(side(start, min(start + served.most, len(rows))))
+                bar.advance(min(served.most, len(rows) - start))
+            alone = {"batch 1": np.concatenate([side(row, row + 1) for row in range(min(ALONE, len(rows)))])}
+        sides.append(Outputs(np.concatenate(parts), alone))
+    return compare_outputs(hop, "served", *sides, rows)
+
+
+COMPARISONS = {"tokens": compare_tokens, "text": compare_texts}
+"""Interface of a deployed model -> its comparison."""
+
+
+def as_sent(cells: tuple) -> Text:
+    """A row's texts as a client sends them: words are joined by spaces."""
+    texts = [cell if isinstance(cell, str) else " ".join(cell) for cell in cells]
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+def local_logits(local: Forward, rows: TokenRows, chosen: range, pad_id: int, most_tokens: int) -> np.ndarray:
+    """Logits (predictions, outputs) of rows in the sub-batches in which the server computes one request."""
+    logits: dict[int, np.ndarray] = {}
+    for batch in sub_batches([len(rows.tokens[row]["input_ids"]) for row in chosen], most_tokens):
+        numbers = [chosen[place] for place in batch]
+        logits |= zip(numbers, predictions_of(local, rows.tokens, numbers, pad_id, rows.labels), strict=True)
+    return np.concatenate([logits[row] for row in chosen])
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of a kind of task as arrays (predictions, outputs). `expected`: from logits; `given`: from a client's predictions
+    and the labels."""
+
+    expected: Callable[[np.ndarray], np.ndarray]
+    given: Callable[[Sequence, Sequence[str]], np.ndarray]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of the classes."""
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def one_hot(labels: np.ndarray | list[int], count: int) -> np.ndarray:
+    """1 at the label of each prediction, 0 elsewhere."""
+    return np.eye(count)[labels]
+
+
+def given_scores(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+    """The scores; NaN, which no comparison passes, where the label is not the one with the largest score."""
+    scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
+    for row, prediction in zip(scores, predictions, strict=True):
+        if names[row.argmax()] != prediction.label:
+            row[:] = np.nan
+    return scores
+
+
+def given_tags(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+    """The tag of every word."""
+    return one_hot([names.index(tag) for prediction in predictions for tag in prediction.tags], len(names))
+
+
+ANSWERS = {
+    "classification": Answers(softmax, given_scores),
+    "regression": Answers(lambda logits: logits, lambda predictions, _: np.array([[one.value] for one in predictions])),
+    "tokens": Answers(lambda logits: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
+}
+"""Kind of task -> how its answers are compared."""

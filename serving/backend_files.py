@@ -1,0 +1,32 @@
+"""The files of a python-based Triton backend of this project: its model.py, and those that all backends share."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import compressor
+import export
+
+BACKENDS = Path(__file__).parent / "backends"
+SHARED = (
+    *sorted(BACKENDS.glob("*.py")),
+    # how OpenVINO's files run, in a local session and on the server: both give equal logits
+    Path(export.__file__).parent / "runtimes" / "padded_model.py",
+    Path(compressor.__file__).parent / "tasks" / "first_tokens.py",
+)
+"""Files that each backend's folder gets beside its model.py."""
+
+
+def backend_names() -> list[str]:
+    """Names of this project's backends, sorted."""
+    return sorted(path.parent.name for path in BACKENDS.glob("*/model.py"))
+
+
+def copy_backend(name: str, folder: Path) -> Path:
+    """Create `folder`/NAME, a backend as Triton reads it: for --backend-directory, or to be mounted in a container."""
+    target = Path(folder) / name
+    target.mkdir(parents=True)
+    for file in (BACKENDS / name / "model.py", *SHARED):
+        shutil.copy2(file, target)
+    return target

@@ -1,0 +1,91 @@
+"""The answers of a model that takes texts, by kind of task: how its outputs follow from the logits.
+
+A new kind is a row of FORMATS (and its outputs in the writer's table, serving/layout/text_outputs.py). The server copies this
+file into the backend's folder, so it imports nothing of this project but the files beside it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from door import Refused
+from first_tokens import first_tokens
+
+WORD = re.compile(r"\S+")
+
+
+def any_text(text):
+    """The text as it is tokenized, unchanged."""
+    return text
+
+
+def spaced_words(text):
+    """Words separated by single spaces, as in training. Raises Refused where there is none."""
+    if not isinstance(text, str) or not text.split():
+        raise Refused("the text has no words")
+    return " ".join(text.split())
+
+
+def complete(row):
+    """Raises Refused for a row of words that is truncated, or has a word without a token."""
+    if row.encoding.overflowing:
+        raise Refused("the text is longer than the model reads; split it")
+    words = row.text.split()
+    if None in (places := first_tokens(row.encoding.offsets, words)):
+        raise Refused(f"the tokenizer produces no token for word {places.index(None) + 1}")
+    row.places = places
+
+
+def classes(facts, logits, rows):
+    """The most likely label, its probability and those of all labels, from logits (rows, classes)."""
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    scores = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    best = logits.argmax(axis=1)
+    names = np.array([label.encode() for label in facts["labels"]], dtype=object)
+    return {
+        "LABEL": names[best, None],
+        "SCORE": np.take_along_axis(scores, best[:, None], axis=1),
+        "SCORES": scores,
+        "LABELS": np.tile(names, (len(rows), 1)),
+    }
+
+
+def numbers(facts, logits, rows):
+    """The predicted number, from outputs (rows, 1)."""
+    return {"VALUE": logits[:, :1].astype(np.float32)}
+
+
+def entities(facts, logits, rows):
+    """A JSON list with the tag of every word and its characters [start, end) in the text, from logits (rows, length, tags)."""
+    answers = []
+    for row, values in zip(rows, logits, strict=True):
+        tags = [facts["labels"][tag] for tag in values[row.places].argmax(axis=1)]
+        words = [
+            {"start": word.start(), "end": word.end(), "text": word[0], "tag": tag}
+            for word, tag in zip(WORD.finditer(row.text), tags, strict=True)
+        ]
+        answers.append([json.dumps(words, ensure_ascii=False).encode()])
+    return {"ENTITIES": np.array(answers, dtype=object)}
+
+
+@dataclass(frozen=True)
+class Format:
+    """The form of a kind's texts and answers.
+
+    `answer`: (serving.json, float64 logits of some rows, the rows) -> {output: array (rows, values)}. `written`: a text in the
+    form of the training texts. `check`: refuses a tokenized row; `offsets`: whether it needs the characters of the tokens.
+    """
+
+    answer: Callable
+    written: Callable = any_text
+    check: Callable = lambda row: None
+    offsets: bool = False
+
+
+FORMATS = {
+    "classification": Format(classes),
+    "regression": Format(numbers),
+    "tokens": Format(entities, spaced_words, complete, offsets=True),
+}

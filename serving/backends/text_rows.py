@@ -1,0 +1,150 @@
+"""Texts -> tokens -> logits -> answers, for the rows of all requests that arrived together; a wrong row is refused alone.
+
+The server copies this file into the backend's folder, so it imports nothing of this project but the files beside it.
+"""
+
+import os
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from door import Refused
+from sub_batches import sub_batches
+from text_answers import FORMATS
+
+# the instances of a model share the cores, with one thread each for what the runtime does not compute
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from tokenizers import Tokenizer
+
+MOST_BYTES = 2**20
+"""Largest text, and of several those tokenized at a time: tokenizing takes about a hundred times the memory of the text."""
+ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+@dataclass
+class Row:
+    """One text, or pair of texts, of a request; `text` is the first one. `places` are the first tokens of its words."""
+
+    text: str
+    written: str | tuple[str, str]
+    size: int
+    encoding: Any = None
+    places: list[int] = field(default_factory=list)
+
+
+class TextModel:
+    """The tokenizer of a version, and its answers to rows of text."""
+
+    def __init__(self, version, facts, engine, inputs, most_tokens):
+        """`inputs` are {name: numpy type} of the model file. Raises ValueError for a version that it cannot serve."""
+        if facts.get("task") not in FORMATS:
+            raise ValueError(f"serving.json is missing or of the task '{facts.get('task')}', not one of {', '.join(FORMATS)}")
+        if unknown := set(inputs) - set(ENCODING_FIELDS):
+            raise ValueError(f"the model expects an input '{min(unknown)}', which a tokenizer does not produce")
+        self.facts, self.engine, self.inputs, self.most_tokens = facts, engine, inputs, most_tokens
+        self.format = FORMATS[facts["task"]]
+        self.tokenizer = open_tokenizer(version / "tokenizer" / "tokenizer.json", facts)
+        # no answer needs the characters of tokens but that about words
+        self.encode_batch = self.tokenizer.encode_batch if self.format.offsets else self.tokenizer.encode_batch_fast
+        frame = self.tokenizer.encode(*["a"] * (1 + facts["pair"]))
+        self.ends = frame.ids.count(facts["end_id"])
+
+    def row(self, cells):
+        """A row from the bytes of its text, or of both texts. Raises Refused."""
+        texts = [text_of(cell) for cell in cells]
+        written = [self.format.written(text) for text in texts]
+        return Row(texts[0], written[0] if len(written) == 1 else tuple(written), sum(map(len, cells)))
+
+    def tokenize(self, rows):
+        """Give every row its encoding; returns the errors of those that cannot have one, by row number."""
+        errors = {}
+        for batch in parts(rows, MOST_BYTES):
+            errors |= self._encoded(rows, batch)
+        for number, row in enumerate(rows):
+            try:
+                if number not in errors:
+                    self.check(row)
+            except Refused as error:
+                errors[number] = error
+        return errors
+
+    def check(self, row):
+        """Raises Refused for a row whose tokens the model cannot read."""
+        if not row.encoding.ids:
+            raise Refused("the tokenizer produces no token for the text")
+        if self.facts["end_id"] is not None and row.encoding.ids.count(self.facts["end_id"]) != self.ends:
+            end = self.tokenizer.id_to_token(self.facts["end_id"])
+            raise Refused(f"the text holds '{end}', the token that the task head reads")
+        self.format.check(row)
+
+    def answers(self, rows):
+        """The outputs {name: array (1, values)} of every tokenized row, in order, or the runtime's error."""
+        answers = [None] * len(rows)
+        for batch in sub_batches([len(row.encoding.ids) for row in rows], self.most_tokens):
+            chosen = [rows[number] for number in batch]
+            try:
+                (logits,) = self.engine.infer(["logits"], self.features(chosen))
+                outputs = self.format.answer(self.facts, logits.astype(np.float64), chosen)
+            except Exception as error:  # a runtime raises many types; each becomes an error response
+                answers = [error if number in batch else answer for number, answer in enumerate(answers)]
+                continue
+            for place, number in enumerate(batch):
+                answers[number] = {name: values[place : place + 1] for name, values in outputs.items()}
+        return answers
+
+    def features(self, rows):
+        """The model's inputs, arrays (rows, longest), right-padded: input_ids with `pad_id`, everything else with 0."""
+        length = max(len(row.encoding.ids) for row in rows)
+        features = {}
+        for name, type_ in self.inputs.items():
+            filler = self.facts["pad_id"] if name == "input_ids" else 0
+            features[name] = array = np.full((len(rows), length), filler, dtype=type_)
+            for values, row in zip(array, rows, strict=True):
+                values[: len(row.encoding.ids)] = getattr(row.encoding, ENCODING_FIELDS[name])
+        return features
+
+    def _encoded(self, rows, batch):
+        """Tokenize the rows of these numbers together, or one by one where that fails; returns the errors."""
+        try:
+            for number, encoding in zip(batch, self.encode_batch([rows[number].written for number in batch]), strict=True):
+                rows[number].encoding = encoding
+        except BaseException as error:  # a panic of the tokenizer is not an Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            if len(batch) == 1:
+                return {batch[0]: RuntimeError(f"the tokenizer failed: {error}")}
+            return {number: error for one in batch for number, error in self._encoded(rows, [one]).items()}
+        return {}
+
+
+def open_tokenizer(path, facts):
+    """The tokenizer of a version: it truncates at `max_length`, pads nothing, and reads special tokens in a text as text."""
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.enable_truncation(facts["max_length"])
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def text_of(cell):
+    """The text of a BYTES element. Raises Refused."""
+    if len(cell) > MOST_BYTES:
+        raise Refused(f"a text of {len(cell):,} bytes, at most {MOST_BYTES:,} are read")
+    try:
+        return cell.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"the text is not UTF-8: byte {error.start} is {cell[error.start]:#04x}") from None
+
+
+def parts(rows, most_bytes):
+    """Consecutive row numbers in batches of at most so many bytes of text, or one row."""
+    ends = np.cumsum([row.size for row in rows]) // max(most_bytes, 1)
+    cuts = [0, *(number for number in range(1, len(rows)) if ends[number] != ends[number - 1]), len(rows)]
+    return [range(start, end) for start, end in pairwise(cuts) if end > start]
+
+
+def read_inputs(engine_inputs):
+    """{name: numpy type} of a model file's inputs, from Triton's names of types."""
+    return {name: np.dtype(type_.removeprefix("TYPE_").lower()) for name, type_ in engine_inputs.items()}

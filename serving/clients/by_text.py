@@ -1,0 +1,87 @@
+"""Predictions by a served model that takes texts: neither a tokenizer nor files of the repository are needed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.errors import UserError
+from serving.client import Client, Refusal
+from serving.clients.text_bytes import Text, encoded
+from serving.layout.text_outputs import PAIR, TEXT
+
+if TYPE_CHECKING:
+    from compressor.tasks.kinds.classification import Prediction
+    from compressor.tasks.kinds.regression import Estimate
+    from compressor.tasks.kinds.tokens import Tagged
+
+Outputs = Mapping[str, np.ndarray]
+ROW = re.compile(r"(?:\[.*?\] )?row (\d+): (.*)", re.DOTALL)
+"""A refusal that names a row of the request."""
+
+
+class TextPredictor:
+    """The predictions of one model, for texts of any number."""
+
+    def __init__(self, client: Client, model: str, config: Mapping[str, Any]):
+        """Raises UserError E716 for a model with outputs that are not known here."""
+        self.client, self.model = client, model
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.size = config["max_batch_size"]
+        outputs = {tensor["name"] for tensor in config["output"]}
+        self.read = next((read for output, read in READERS.items() if output in outputs), None)
+        self.name = config.get("parameters", {}).get("label", {}).get("string_value", "")
+        if self.read is None:
+            what = f"model '{model}' gives {', '.join(sorted(outputs))}, which is not known here"
+            raise UserError("E716", what, f"Deploy one that gives {', '.join(READERS)}, or use Client.infer")
+
+    def __call__(self, texts: Sequence[Text]) -> list[Prediction] | list[Estimate] | list[Tagged]:
+        """One prediction per text, in order. Raises UserError E717 for a text that cannot be predicted, E715."""
+        columns, predictions = encoded(texts, self.inputs == [TEXT, PAIR], self.model), []
+        for start in range(0, len(texts), self.size or max(len(texts), 1)):
+            batch = columns[start : start + (self.size or len(texts))]
+            features = {name: batch[:, [place]] for place, name in enumerate(self.inputs)}
+            try:
+                outputs = self.client.infer(self.model, features)
+            except Refusal as refusal:
+                raise self._of_a_text(refusal, texts, start) from refusal
+            predictions += [
+                self.read(self.name, {key: array[row] for key, array in outputs.items()}) for row in range(len(batch))
+            ]
+        return predictions
+
+    def _of_a_text(self, refusal: Refusal, texts: Sequence[Text], start: int) -> UserError:
+        """E717 with the text, for a refusal because of one; else the refusal itself."""
+        named = ROW.fullmatch(refusal.reason)
+        if not refusal.wrong or (named is None and len(texts) > 1):
+            return refusal
+        number, reason = (start + int(named[1]), named[2]) if named else (start, refusal.reason)
+        return UserError("E717", f"text {number + 1}, {texts[number]!r:.60}: {reason}", "Correct it, or leave it out")
+
+
+def read_classes(_name: str, row: Outputs) -> Prediction:
+    from compressor.tasks.kinds.classification import Prediction
+
+    scores = zip((label.decode() for label in row["LABELS"]), row["SCORES"].tolist(), strict=True)
+    return Prediction(row["LABEL"][0].decode(), dict(scores))
+
+
+def read_number(name: str, row: Outputs) -> Estimate:
+    from compressor.tasks.kinds.regression import Estimate
+
+    return Estimate(name, float(row["VALUE"][0]))
+
+
+def read_entities(_name: str, row: Outputs) -> Tagged:
+    from compressor.tasks.kinds.tokens import Tagged
+
+    words = json.loads(row["ENTITIES"][0])
+    return Tagged(tuple(word["text"] for word in words), tuple(word["tag"] for word in words))
+
+
+READERS: dict[str, Callable[[str, Outputs], Any]] = {"LABELS": read_classes, "VALUE": read_number, "ENTITIES": read_entities}
+"""An output that only one kind of task has -> its prediction, from the label's name and one row of all outputs."""

@@ -1,0 +1,128 @@
+"""Predictions by a served model that takes tokens: texts are tokenized here, with the files of the served version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+from tritonclient.utils import triton_to_np_dtype
+
+from compressor.errors import UserError
+from compressor.tasks import KINDS
+from compressor.tasks.task_kind import TaskKind, kind_of
+from serving.client import Client
+from serving.clients.text_bytes import Text, as_utf8
+from serving.layout.text_outputs import LOGITS
+from serving.layout.version_file import VersionFacts, read_version
+from serving.layout.warmup import ENCODING_FIELDS
+from serving.repository import TOKENIZER, tokenizer_sha256
+from serving.running import served_repository
+
+if TYPE_CHECKING:
+    from compressor.tasks.kinds.classification import Prediction
+    from compressor.tasks.kinds.regression import Estimate
+    from compressor.tasks.kinds.tokens import Tagged
+
+
+class TokenPredictor:
+    """The predictions of one version of a model, for texts of any number."""
+
+    def __init__(self, client: Client, model: str, version_folder: Path | None = None):
+        """Raises UserError E713, E714, E716, E728."""
+        config = client.config(model)
+        self.client, self.model, self.size = client, model, config["max_batch_size"]
+        self.version = client.versions(model)[-1]
+        folder = version_folder or find_version(client, model, self.version)
+        facts = read_version(folder)
+        self.kind, self.labels = kind_served(model, facts), list(facts.labels)
+        if LOGITS not in {tensor["name"] for tensor in config["output"]}:
+            raise UserError("E716", f"model '{model}' gives no {LOGITS}", "Use Client.infer")
+        self.encoder = TextEncoder(model, config, facts, folder / TOKENIZER)
+
+    def __call__(self, texts: Sequence[Text]) -> list[Prediction] | list[Estimate] | list[Tagged]:
+        """One prediction per text, in order. Raises UserError E717 for a text that cannot be predicted, E715."""
+        predictions, size = [], self.size or max(len(texts), 1)
+        for start in range(0, len(texts), size):
+            batch = [self.kind.written(text) for text in texts[start : start + size]]
+            encodings = self.encoder.encode(batch)
+            logits = self.client.infer(self.model, self.encoder.features(encodings), self.version)[LOGITS].astype(np.float64)
+            for row, text, encoding in zip(logits, batch, encodings, strict=True):
+                predictions.append(self.kind.prediction(self.labels, row, text, encoding))
+        return predictions
+
+
+class TextEncoder:
+    """Texts -> the integer arrays (batch, longest sequence) that a model declares, right-padded, cut at its `max_length`."""
+
+    def __init__(self, model: str, config: Mapping[str, Any], facts: VersionFacts, folder: Path):
+        """Raises UserError E714 when the folder's tokenizer is not the model's, E716 for inputs that no tokenizer produces."""
+        self.types = {
+            tensor["name"]: triton_to_np_dtype(tensor["data_type"].removeprefix("TYPE_")) for tensor in config["input"]
+        }
+        if unknown := self.types.keys() - ENCODING_FIELDS:
+            raise UserError("E716", f"model '{model}' expects an input '{min(unknown)}'", "Send its tensors with Client.infer")
+        self.tokenizer = load_tokenizer(Path(folder), facts)
+        self.end = facts.end_id
+
+    def encode(self, texts: Sequence[Text]) -> list[Encoding]:
+        """Tokenize texts. Raises UserError E717 for a text containing the end token at which the model's output is read, or
+        that is not valid Unicode."""
+        for number, text in enumerate(texts):
+            for part in (text,) if isinstance(text, str) else text:
+                as_utf8(part, number)
+        encodings = self.tokenizer.encode_batch(list(texts))
+        if self.end is not None:
+            self._check_ends(texts, encodings)
+        return encodings
+
+    def features(self, encodings: Sequence[Encoding]) -> dict[str, np.ndarray]:
+        """The model's inputs, integer arrays (batch, length) by name."""
+        return {
+            name: np.array([getattr(encoding, ENCODING_FIELDS[name]) for encoding in encodings], dtype=type_)
+            for name, type_ in self.types.items()
+        }
+
+    def _check_ends(self, texts: Sequence[Text], encodings: Sequence[Encoding]) -> None:
+        expected = self.tokenizer.encode(*["a"] * (1 if isinstance(texts[0], str) else 2)).ids.count(self.end)
+        for text, encoding in zip(texts, encodings, strict=True):
+            if encoding.ids.count(self.end) != expected:
+                what = (
+                    f"the text {text!r:.60} holds '{self.tokenizer.id_to_token(self.end)}', the token that the task head reads"
+                )
+                raise UserError("E717", what, "Remove that token from the text")
+
+
+def load_tokenizer(folder: Path, facts: VersionFacts) -> Tokenizer:
+    """The tokenizer in `folder`, checked against the version's facts; special tokens in a text are read as text. Raises
+    UserError E714."""
+    fix = "Pass --tokenizer with the version's folder, NAME/1 of the repository"
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError("E714", "no tokenizer.json", fix, str(folder))
+    if tokenizer_sha256(folder) != facts.tokenizer_sha256:
+        raise UserError("E714", "this is not the tokenizer that the model was deployed with", fix, str(folder))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.enable_padding(pad_id=facts.pad_id, pad_token=tokenizer.id_to_token(facts.pad_id) or "")
+    tokenizer.enable_truncation(facts.max_length)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def find_version(client: Client, model: str, version: str) -> Path:
+    """The folder of a version served on this machine. Raises UserError E714 when the server runs elsewhere."""
+    repository = served_repository(client.address.host, client.address.port)
+    if repository is None:
+        fault = f"the server at {client.address} was not started by compress on this machine, and serves no '{model}-text'"
+        raise UserError("E714", f"{fault}: the tokenizer of '{model}' is unknown", "Pass --tokenizer NAME/1 of its repository")
+    return repository / model / version
+
+
+def kind_served(model: str, facts: VersionFacts) -> TaskKind:
+    """The kind of task of a version. Raises UserError E716 for an unknown one."""
+    if facts.task not in KINDS:
+        what = f"model '{model}' is for the task '{facts.task}', which is not known here"
+        raise UserError("E716", what, f"Deploy one for {' or '.join(KINDS)}, or use Client.infer")
+    return kind_of(facts.task)

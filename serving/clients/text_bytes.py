@@ -1,0 +1,39 @@
+"""Texts as bytes: any text of Python is sent as UTF-8, or refused with a code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compressor.errors import UserError
+
+Text = str | tuple[str, str]
+"""A text, or a pair of texts."""
+
+
+def encoded(texts: Sequence[Text], pairs: bool, model: str) -> np.ndarray:
+    """Texts as an array of bytes (texts, 1), or (texts, 2) for pairs. Raises UserError E717."""
+    for number, text in enumerate(texts):
+        if isinstance(text, str) is pairs:
+            takes, got = ("pairs of texts", "one") if pairs else ("single texts", "a pair")
+            what = f"model '{model}' takes {takes}, text {number + 1} is {got}"
+            raise UserError("E717", what, "Give --pair once for each text" if pairs else "Leave out --pair")
+    rows = [
+        [as_utf8(part, number) for part in ((text,) if isinstance(text, str) else text)] for number, text in enumerate(texts)
+    ]
+    array = np.empty((len(rows), 1 + pairs), dtype=object)
+    array[:] = rows or array
+    return array
+
+
+def as_utf8(text: str, number: int) -> bytes:
+    """A text in UTF-8. Raises UserError E717 for a lone surrogate, half of a character.
+
+    Python reads bytes of a command line that are not UTF-8 as such.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        what = f"text {number + 1} is not valid Unicode: character {error.start + 1} is {text[error.start]!a}"
+        raise UserError("E717", what, "Give it in UTF-8, without halves of surrogate pairs") from error

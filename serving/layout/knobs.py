@@ -1,0 +1,33 @@
+"""Settings of a served model, with their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INTERFACES = ("tokens", "text")
+"""What a deployed model can take: arrays of token ids (the model NAME), texts (NAME-text)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """Settings of a served model that trade throughput, latency and memory; docs/serving.md gives the measurements.
+
+    - `max_batch_size`: most rows of a request, and of a merged batch of texts; 0 leaves the batch axis to the caller;
+    - `instances`: copies of the model that compute at the same time; `threads` of each (None: the cores, shared equally);
+    - `max_batch_tokens`: most padded tokens that texts are computed with at a time;
+    - `max_queue_delay_us`: how long a text waits for others to share its batch; `max_queue_size`: texts that wait at most,
+      more are refused (0: any number); `timeout_ms`: the longest wait (None: any);
+    - `warmup`: whether each instance computes one short and one long row before it is ready.
+    """
+
+    max_batch_size: int = 32
+    instances: int = 1
+    threads: int | None = None
+    max_batch_tokens: int = 4096
+    max_queue_delay_us: int = 0
+    max_queue_size: int = 1024
+    timeout_ms: float | None = None
+    warmup: bool = True
+
+
+DEFAULT_KNOBS = Knobs()

@@ -1,0 +1,29 @@
+"""Names in model configs, and the outputs of a model that takes texts, by kind of task.
+
+A new kind is a row here, and one of FORMATS in serving/backends/text_answers.py, which computes them.
+"""
+
+from __future__ import annotations
+
+LOGITS = "logits"
+"""The output of a model that takes tokens."""
+LABELS_FILE = "labels.txt"
+TEXT_SUFFIX, TEXT_BACKEND = "-text", "compress_text"
+"""A model that takes texts is called NAME-text, and runs in this backend."""
+TEXT, PAIR = "TEXT", "PAIR"
+"""Its inputs: a text, and the second one of a pair."""
+
+CLASSES = -1
+"""In place of a number of values: as many as the model has labels."""
+
+TEXT_OUTPUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
+    "classification": (
+        ("LABEL", "TYPE_STRING", 1),
+        ("SCORE", "TYPE_FP32", 1),
+        ("SCORES", "TYPE_FP32", CLASSES),
+        ("LABELS", "TYPE_STRING", CLASSES),
+    ),
+    "regression": (("VALUE", "TYPE_FP32", 1),),
+    "tokens": (("ENTITIES", "TYPE_STRING", 1),),
+}
+"""(name, type, values of a row) of every output; a row of SCORES is in the order of LABELS."""

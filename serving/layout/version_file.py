@@ -1,0 +1,64 @@
+"""serving.json, the facts of one version of a served model: labels, limits and tokenizer belong to the version.
+
+It lies in the version's folder, NAME/1/serving.json. The backends and the client read it there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from serving.backends.door import VERSION_FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionFacts:
+    """What a version's backends and clients must know of it.
+
+    - `task`: its kind (`compressor.tasks.KINDS`); `labels`: names of the outputs, in order; `pair`: whether a row is two texts;
+    - `max_length`: tokens at which texts are cut; `positions`: most tokens of a row that the model takes;
+    - `vocabulary`, `type_vocabulary`: numbers of token ids, and of token type ids (None: the model has none);
+    - `pad_id`: the id that pads rows; `end_id`: an id that must occur equally often in every row (None: none);
+    - `runtime`, `precision`: of the model file; `tokenizer_sha256`: of the files in tokenizer/.
+    """
+
+    task: str
+    labels: tuple[str, ...]
+    max_length: int
+    pad_id: int
+    vocabulary: int
+    positions: int
+    type_vocabulary: int | None = None
+    end_id: int | None = None
+    pair: bool = False
+    runtime: str = ""
+    precision: str = ""
+    tokenizer_sha256: str = ""
+
+    def to_json(self) -> str:
+        """The file's content; equal facts give equal bytes."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_version(folder: Path) -> VersionFacts:
+    """The facts of a version folder. Raises UserError E728 where its serving.json is missing or invalid."""
+    path = Path(folder, VERSION_FILE)
+    try:
+        return _facts(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        what = f"not the facts of a version ({type(error).__name__}: {error})"
+        raise UserError("E728", what, "Deploy the model again", str(path)) from error
+
+
+def _facts(values: dict[str, Any]) -> VersionFacts:
+    """The facts, of the types that each must have; unknown ones are left out. Raises ValueError, TypeError or KeyError."""
+    known = {field.name: values[field.name] for field in fields(VersionFacts) if field.name in values}
+    labels, numbers = known["labels"], ("max_length", "pad_id", "vocabulary", "positions")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError("labels is not a list of texts")
+    if wrong := [key for key in numbers if type(known[key]) is not int]:
+        raise ValueError(f"{wrong[0]} is not an integer")
+    return VersionFacts(**known | {"labels": tuple(labels)})

@@ -1,0 +1,52 @@
+"""Texts in, and labels, numbers or tags out, with a served model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from serving.client import Client
+from serving.clients.text_bytes import Text
+from serving.layout.text_outputs import TEXT_BACKEND, TEXT_SUFFIX
+
+
+def predict(
+    url: str,
+    model: str,
+    texts: Sequence[Text],
+    version_folder: Path | None = None,
+    *,
+    ca: Path | None = None,
+    token: str | None = None,
+) -> list[Any]:
+    """Predict texts, or pairs of texts, with a served model: one Prediction per text, in order; Estimate for a regression,
+    Tagged for token classification, whose words are separated by spaces.
+
+    As `predictor`, which raises what it says, for one call.
+    """
+    with Client(url, ca=ca, token=token) as client:
+        return predictor(client, model, version_folder)(texts)
+
+
+def predictor(client: Client, model: str, version_folder: Path | None = None) -> Callable[[Sequence[Text]], list[Any]]:
+    """A function of texts, or pairs of texts, that predicts them with the served `model`.
+
+    It uses the model that takes texts (NAME-text, or `model` itself if it is one) where that is served. Otherwise, or with
+    `version_folder` (NAME/1 of the repository), texts are tokenized here: with the files in that folder, or in the repository
+    when the server runs on this machine. Raises UserError E712 (no server), E713 (no such model), E714 (tokenizer), E715
+    (refused), E716 (unsupported kind of model), E717 (invalid text), E728 (facts of the version).
+    """
+    if not model.isprintable():  # no lone surrogates either
+        raise UserError("E713", f"{model!a:.100} is not the name of a model", "Give the name as the server lists it")
+    # imported here: each loads only what its own way needs
+    if version_folder is None:
+        for name in (f"{model}{TEXT_SUFFIX}", model):
+            if client.ready(name) and (config := client.config(name)).get("backend") == TEXT_BACKEND:
+                from serving.clients.by_text import TextPredictor
+
+                return TextPredictor(client, name, config)
+    from serving.clients.by_tokens import TokenPredictor
+
+    return TokenPredictor(client, model, version_folder)

@@ -1,0 +1,120 @@
+"""Many delta files in one ONNX file: each row is its own task's, as the merged model computes it."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from compressor.compression import compression_of
+from compressor.deltas.kinds import sparse
+from compressor.errors import UserError
+from compressor.models.architectures import ARCHITECTURES
+from compressor.models.hub import SEQUENCES, TOKENS, build, resolve
+from compressor.pruning.surgery import Removal, remove
+from compressor.storage import delta_file
+from compressor.storage.live import remember
+from export.many.stacked_tasks import stack_files
+from export.runtimes.runtime_registry import RUNTIMES
+from export.runtimes.sessions import run, session
+from tests.compressor.conftest import tuned
+from tests.export.conftest import check_wholly, encoding, notes
+from tests.tiny import WORDS, write_model
+
+LABELS = (["bad", "good"], ["entailed", "neutral", "contradicted"], ["score"])
+
+
+def write_task(base, path, case, labels, *, auto_class=SEQUENCES, seed=0):
+    model = build(base.folder, labels, seed, auto_class)
+    tuned(model, case, ("query", "ffn_out"), places=9 if case == "selective" else 5)
+    with torch.no_grad():
+        for name in compression_of(model).head_parameters:
+            model.get_parameter(name).normal_(std=0.5, generator=torch.Generator().manual_seed(seed))
+    delta_file.write(model, path, base=base.reference, base_sha256=base.sha256, label_names=labels)
+    return path
+
+
+def write_tasks(base, folder, cases, **options):
+    return [
+        write_task(base, folder / f"{case}.delta.safetensors", case, LABELS[number % 3], seed=number, **options)
+        for number, case in enumerate(cases)
+    ]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return resolve(str(write_model(tmp_path_factory.mktemp("base"))))
+
+
+def operators(path):
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(sparse, "FEW", 5)  # of the 5 positions of dsee in one way, of the 9 of selective in the other
+    cases = ("dsee", "lora", "bitfit", "adapter", "selective", "vera")
+    made = stack_files(write_tasks(base, tmp_path, cases), tmp_path / "out")
+    assert [task.name for task in made.tasks] == list(cases) and all(result.passed for result in made.parity)
+    assert [task.kind for task in made.tasks[:3]] == ["classification", "classification", "regression"]
+    assert operators(made.path).count("MultiHeadAttention") == 2
+    check_wholly(made.path)
+    assert json.loads(notes(made.path)["tasks"])[1] == {"name": "lora", "labels": LABELS[1], "kind": "classification"}
+    # VeRA's random matrices, of query and ffn_out, once for both blocks
+    shapes = [tuple(tensor.dims) for tensor in onnx.load(made.path).graph.initializer]
+    assert shapes.count((32, 2)) == shapes.count((24, 2)) == 1
+    # a task's outputs are followed by none; the tasks of a batch do not touch each other
+    live, batch = session(made.path), encoding(4, 9)
+    batch["input_ids"] %= len(WORDS)
+    batch["token_type_ids"] = np.zeros_like(batch["input_ids"])
+    logits = run(live, {**batch, "task": np.array([0, 1, 2, 0])})
+    assert logits.shape == (4, 3) and (logits[[0, 3], 2] < -1e38).all() and (logits[2, 1:] < -1e38).all()
+    for row, task in enumerate((0, 1, 2, 0)):
+        alone = {name: values[row : row + 1] for name, values in batch.items()}
+        assert abs(run(live, {**alone, "task": np.array([task])}) - logits[row])[0, : made.tasks[task].outputs].max() < 1e-5
+
+
+def test_tags_of_every_token_in_openvino(base, tmp_path):
+    pytest.importorskip("openvino", reason="the extra openvino is not installed")
+    paths = write_tasks(base, tmp_path, ("dsee", "lora"), auto_class=TOKENS)
+    made = stack_files(paths, tmp_path / "out", runtime=RUNTIMES["openvino"])
+    assert {task.kind for task in made.tasks} == {"tokens"} and made.parity[0].rows > 100
+    other = write_task(base, tmp_path / "other.safetensors", "lora", LABELS[0])
+    with pytest.raises(UserError, match=r"E775 .*other.safetensors: it is a task of sequence classification, the first file"):
+        stack_files([*paths, other], tmp_path / "no")
+
+
+def test_files_that_do_not_belong_together_are_refused(base, tmp_path):
+    first = write_task(base, tmp_path / "first.safetensors", "lora", LABELS[0])
+    elsewhere = resolve(str(write_model(tmp_path / "elsewhere", initializer_range=0.1)))
+    foreign = write_task(elsewhere, tmp_path / "foreign.safetensors", "lora", LABELS[0])
+    with pytest.raises(UserError, match=r"E775 .*foreign.safetensors: its base .* is not that of the first file"):
+        stack_files([first, foreign], tmp_path / "out")
+    pruned = remember(build(base.folder, LABELS[0]), base.reference, base.sha256)
+    remove(pruned, {0: Removal(heads=[1])})
+    delta_file.write(
+        tuned(pruned, "lora"),
+        tmp_path / "cut.safetensors",
+        base=base.reference,
+        base_sha256=base.sha256,
+        label_names=LABELS[0],
+    )
+    with pytest.raises(UserError, match=r"E775 .*cut.safetensors: its base is pruned otherwise"):
+        stack_files([first, tmp_path / "cut.safetensors"], tmp_path / "out")
+    prefix = write_task(base, tmp_path / "prefix.safetensors", "prefix", LABELS[0])
+    with pytest.raises(UserError, match=r"E776 .*prefix.safetensors: task 'prefix': a change of kind 'prefix'"):
+        stack_files([first, prefix], tmp_path / "out")
+    (tmp_path / "again").mkdir()
+    again = write_task(base, tmp_path / "again" / "first.delta.safetensors", "lora", LABELS[0])
+    with pytest.raises(UserError, match=r"E777 .*two tasks are named 'first'"):
+        stack_files([first, again], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_every_architecture(name, tmp_path):
+    base = resolve(str(write_model(tmp_path / "base", name)))
+    cases = ("dsee", "lora", "adapter")
+    made = stack_files(write_tasks(base, tmp_path, cases), tmp_path / "out")
+    assert len(made.parity) == len(cases)

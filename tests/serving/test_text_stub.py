@@ -1,0 +1,215 @@
+"""The backends' code without a server: what is computed, what is not, and which settings are refused."""
+
+import importlib
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from triton_parts import FACTS, LABELS, write_classifier
+
+from export.runtimes.runtime_registry import RUNTIMES
+from serving.backend_files import SHARED, backend_names, copy_backend
+from serving.repository import write_version
+
+
+class TritonError(Exception):
+    INVALID_ARG, CANCELLED, INTERNAL = "INVALID_ARG", "CANCELLED", "INTERNAL"
+
+    def __init__(self, message, code):
+        super().__init__(message)
+        self.code = code
+
+
+TRITON = SimpleNamespace(
+    TritonError=TritonError,
+    TritonModelException=type("TritonModelException", (Exception,), {}),
+    Tensor=lambda name, array: (name, array),
+    InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=dict(tensors), error=error),
+    get_input_tensor_by_name=lambda request, name: request.tensors[name],
+)
+
+
+def request(cancelled=False, **arrays):
+    def as_numpy(array):
+        if array is None:
+            raise RuntimeError("the tensor cannot be read")
+        return array
+
+    tensors = {name: SimpleNamespace(as_numpy=lambda array=array: as_numpy(array)) for name, array in arrays.items()}
+    return SimpleNamespace(tensors=tensors, is_cancelled=lambda: cancelled)
+
+
+def tokens(ids, mask=None):
+    ids = np.array(ids)
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids) if mask is None else np.array(mask)}
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Imports a file of a backend's folder, as the server copies it."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", TRITON)
+    for path in SHARED:
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+
+    def load(backend, name):
+        folder = tmp_path / "backends" / backend
+        if not folder.is_dir():
+            copy_backend(backend, tmp_path / "backends")
+        monkeypatch.syspath_prepend(str(folder))
+        spec = importlib.util.spec_from_file_location(f"{backend}_{name}", folder / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for path in SHARED:
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.fixture
+def served(tmp_path, tokenizer_folder):
+    """Triton's arguments for the tiny classifier."""
+    write_version(tmp_path / "m" / "1", write_classifier(tmp_path / "m.onnx"), RUNTIMES["onnxruntime"], FACTS, tokenizer_folder)
+
+    def arguments(names, type_, outputs, parameters=(), **config):
+        config = {
+            "max_batch_size": 8,
+            "input": [{"name": name, "data_type": type_} for name in names],
+            "output": [{"name": name, "data_type": "TYPE_FP32"} for name in outputs],
+            "instance_group": [{"count": 1}],
+            "parameters": {key: {"string_value": value} for key, value in dict(parameters).items()},
+            **config,
+        }
+        place = {"model_repository": str(tmp_path / "m"), "model_version": "1"}
+        return {"model_config": json.dumps(config), "model_instance_kind": "CPU", **place}
+
+    return arguments
+
+
+def counted(model):
+    """The model, with the batch sizes of its runs."""
+    infer, sizes = model.engine.infer, []
+    model.engine.infer = lambda names, feeds: (sizes.append(len(feeds["input_ids"])), infer(names, feeds))[1]
+    return sizes
+
+
+def start(module, arguments):
+    model = module.TritonPythonModel()
+    model.initialize(arguments)
+    return model, counted(model)
+
+
+def test_wrong_requests_cost_no_computation_and_no_neighbour(modules, served):
+    inputs = ("input_ids", "attention_mask")
+    model, sizes = start(modules("onnxruntime", "model"), served(inputs, "TYPE_INT64", ["logits"]))
+    good = tokens([[2, 4, 3]])
+    responses = model.execute(
+        [
+            request(**good),
+            request(**tokens([[2, 99, 3]])),
+            request(**tokens([[1] * 20_000])),
+            request(True, **good),
+            request(**{**good, "attention_mask": None}),
+            request(**tokens([[2, 4, 3], [2, 5, 3]])),
+        ]
+    )
+    codes = [response.error and response.error.code for response in responses]
+    assert codes == [None, "INVALID_ARG", "INVALID_ARG", "CANCELLED", "INTERNAL", None]
+    assert sizes == [3], "one run with the rows of the good requests"
+    assert [len(responses[number].tensors["logits"]) for number in (0, 5)] == [1, 2]
+
+
+def test_texts_run_in_sub_batches_of_similar_length(modules, served):
+    arguments = served(["TEXT"], "TYPE_STRING", ["LABEL"], {"max_batch_tokens": "12"})
+    model, sizes = start(modules("compress_text", "model"), arguments)
+    rows = [b"a", b"a a a a a a a a a", b"film film", b"great"]
+    requests = [request(TEXT=np.array([[row]], dtype=object)) for row in rows]
+    requests += [request(TEXT=np.array([[b"a"], [b"\xff"]], dtype=object)), request(True, TEXT=None), request(TEXT=None)]
+    responses = model.execute(requests)
+    codes = [response.error and response.error.code for response in responses]
+    assert codes == [None] * 4 + ["INVALID_ARG", "CANCELLED", "INTERNAL"]
+    assert sizes == [1, 3], "8 tokens alone; 4, 3 and 3 tokens together"
+    alone = [model.execute([one])[0].tensors for one in requests[:4]]
+    for response, single in zip(responses, alone, strict=False):
+        assert response.tensors["LABEL"] == single["LABEL"] and response.tensors["LABEL"].item().decode() in LABELS
+        np.testing.assert_allclose(response.tensors["SCORES"], single["SCORES"], atol=1e-6)
+
+
+def test_a_failure_of_the_runtime_is_only_of_its_rows(modules, served):
+    arguments = served(["TEXT"], "TYPE_STRING", ["LABEL"], {"max_batch_tokens": "8"})
+    model, _ = start(modules("compress_text", "model"), arguments)
+    infer = model.engine.infer
+
+    def fail_on_long_rows(names, feeds):
+        if feeds["input_ids"].shape[1] > 7:
+            raise RuntimeError("no memory")
+        return infer(names, feeds)
+
+    model.engine.infer = fail_on_long_rows
+    long, short = (request(TEXT=np.array([[text]], dtype=object)) for text in (b"a " * 9, b"a"))
+    responses = model.execute([long, short])
+    assert responses[0].error.code == "INTERNAL" and "onnx runtime error: no memory" in str(responses[0].error)
+    assert responses[1].error is None
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_its_row(modules, served):
+    model, _ = start(modules("compress_text", "model"), served(["TEXT"], "TYPE_STRING", ["LABEL"]))
+    encode = model.model.encode_batch
+
+    def panic(rows):
+        if "odd" in rows:
+            raise BaseException("PanicException")
+        return encode(rows)
+
+    model.model.encode_batch = panic
+    responses = model.execute([request(TEXT=np.array([[text]], dtype=object)) for text in (b"a", b"odd", b"film")])
+    assert [response.error and response.error.code for response in responses] == [None, "INTERNAL", None]
+
+
+ACCELERATED = {"optimization": {"execution_accelerators": {"cpu_execution_accelerator": [{"name": "openvino"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "config", "words"),
+    [
+        ("CPU", {}, ACCELERATED, "cpu_execution_accelerator 'openvino' is not implemented by this backend"),
+        ("GPU", {"gpu_mem_limit": "9"}, {}, "parameter 'gpu_mem_limit' is not implemented by this backend"),
+        ("CPU", {}, {"optimization": {"graph": {"level": 7}}}, "graph optimization level 7"),
+    ],
+)
+def test_settings_of_the_native_backend_are_followed_or_refused(modules, served, kind, parameters, config, words):
+    arguments = served(("input_ids",), "TYPE_INT64", ["logits"], parameters, **config)
+    with pytest.raises(TRITON.TritonModelException, match=words):
+        modules("onnxruntime", "model").TritonPythonModel().initialize({**arguments, "model_instance_kind": kind})
+
+
+def test_memory_settings_of_the_native_backend_are_followed(modules, served):
+    settings = {"enable_mem_arena": "0", "enable_mem_pattern": "0", "intra_op_thread_count": "3"}
+    modules("onnxruntime", "model")
+    options = importlib.import_module("onnxruntime_engine").session_options({}, settings)
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern, options.intra_op_num_threads) == (False, False, 3)
+
+
+def test_instances_share_the_cores(modules, tmp_path, monkeypatch):
+    modules("onnxruntime", "model")
+    threads = importlib.import_module("cpu_threads")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(threads, "QUOTA", tmp_path / "cpu.max")
+    assert [threads.threads_of({"instance_group": [{"count": n}]}, {}, "t") for n in (1, 2, 3, 20)] == [8, 4, 2, 1]
+    assert threads.threads_of({"instance_group": [{"count": 2}]}, {"t": "5"}, "t") == 5
+    threads.QUOTA.write_text("250000 100000\n")
+    assert threads.cores() == 3
+    threads.QUOTA.write_text("max 100000\n")
+    assert threads.cores() == 8
+
+
+def test_the_backends_import_nothing_of_the_project(tmp_path):
+    """What a production server needs is in the folder that is mounted there."""
+    names = {"serving", "export", "compressor", "pipelines", "torch", "transformers"}
+    for backend in backend_names():
+        for path in copy_backend(backend, tmp_path).glob("*.py"):
+            lines = [line.split() for line in path.read_text().splitlines()]
+            imported = {words[1].split(".")[0] for words in lines if len(words) > 1 and words[0] in ("import", "from")}
+            assert not imported & names, path
