@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ from pipelines.loadtest.request_rows import traffic_of
 from pipelines.loadtest.tune_report import COLUMNS, setting_rows
 from pipelines.reporting.format import significant
 from pipelines.runs.served import find_repository
-from serving.client import Client, parse_url
+from serving.client import Client
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, first_pass, measure
+from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.traffic import Row, Traffic
 from serving.loadtest.tune.tuned import tune
 from serving.repository import read_config
@@ -74,8 +75,9 @@ class Bench:
             yield server
 
     def target(self, server: EmbeddedServer, protocol: str = "http") -> Target:
-        host, port = parse_url(server.url)
-        return Target(Endpoint(protocol, host, server.ports[protocol], self.model), host, port)
+        client = Client(server.url)
+        address = replace(client.address, protocol=protocol, port=server.ports[protocol])
+        return Target(Endpoint(address, self.model), client)
 
 
 def second_opinion(bench: Bench, program: Path) -> list[dict[str, Any]]:

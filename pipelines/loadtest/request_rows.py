@@ -14,8 +14,11 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
 from compressor.tasks.reading import read_task
 from pipelines.runs.finished import open_run
-from serving.client import Client, TextEncoder, find_tokenizer
+from serving.client import Client
+from serving.clients.by_tokens import TextEncoder, find_version
+from serving.layout.version_file import read_version
 from serving.loadtest.traffic import Row, Traffic, read_texts, takes_texts, text_rows, token_rows
+from serving.repository import TOKENIZER
 
 MOST_ROWS = 1000
 SEED = 0
@@ -51,9 +54,9 @@ def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
 def tokens_of(
     client: Client, model: str, config: Mapping[str, Any], texts: Sequence[tuple[str, ...]], tokenizer: Path | None
 ) -> list[Row]:
-    """Texts as tokens of the model's tokenizer, each at its own length."""
-    parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
-    encoder = TextEncoder(model, config, parameters, tokenizer or find_tokenizer(client, model))
+    """Texts as tokens of the model, each at its own length; `tokenizer` is a version's folder. Raises UserError E714, E728."""
+    folder = tokenizer or find_version(client, model, client.versions(model)[-1])
+    encoder = TextEncoder(model, config, read_version(folder), folder / TOKENIZER)
     encodings = (encoder.encode([text[0] if len(text) == 1 else text])[0] for text in texts)
     return [dict(encoder.features([encoding])) for encoding in encodings]
 

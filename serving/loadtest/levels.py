@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from compressor.errors import UserError
+from serving.client import Client, Refusal
 from serving.loadtest.answer_check import Outputs, check_answers, first_answers
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
-from serving.loadtest.observed import Processes, Watch, server_figures, server_pid, statistics
+from serving.loadtest.observed import Processes, Watch, added_up, server_figures, server_pid
 from serving.loadtest.quantiles import curve, latency_figures, tail
+from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.senders import TIMED_OUT, Record
 
 BUSY = 0.75
@@ -27,18 +29,22 @@ PASS_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Target:
-    """A served model under test: where its requests go, and where its server answers questions over HTTP."""
+    """A served model under test: where its requests go, and the client that asks its server for statistics."""
 
     endpoint: Endpoint
-    http_host: str
-    http_port: int
+    client: Client
 
     def statistics(self) -> dict[str, int]:
-        return statistics(self.http_host, self.http_port, self.endpoint.model)
+        """Triton's counters. Raises UserError E747 where the server does not give them, E712."""
+        try:
+            return added_up(self.client.statistics(self.endpoint.model))
+        except Refusal as refusal:
+            what = f"the server gives no statistics of '{self.endpoint.model}' ({refusal.reason})"
+            raise UserError("E747", what, "Test a server whose statistics are open", str(self.client.address)) from refusal
 
     def processes(self) -> Processes | None:
-        """The server's processes if it runs on this machine."""
-        pid = server_pid(self.http_host, self.http_port)
+        """The server's processes, if it runs on this machine and is asked over HTTP."""
+        pid = server_pid(self.client.address.host, self.client.address.port)
         return None if pid is None else Processes(pid)
 
 

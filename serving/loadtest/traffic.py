@@ -12,10 +12,11 @@ import numpy as np
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
 from compressor.errors import UserError
+from serving.layout.text_outputs import PAIR, TEXT
 
 Row = Mapping[str, np.ndarray]
 """The inputs of one request, each with the batch axis."""
-TEXT_INPUTS = ("TEXT", "PAIR")
+TEXT_INPUTS = (TEXT, PAIR)
 MOST_TEXTS = 100_000
 
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from compressor.errors import CheckError, UserError
+from serving.clients.address import parse_url
 from serving.loadtest.answer_check import check_answers, compared
 from serving.loadtest.arrivals import Load, poisson_times, shares
-from serving.loadtest.connections import Endpoint, HttpPool, kind_of_error
 from serving.loadtest.levels import client_figures, window
 from serving.loadtest.observed import added_up, server_figures
 from serving.loadtest.plan import Wish, require_answers, wishes
 from serving.loadtest.quantiles import curve, latency_figures, quantile, slope
+from serving.loadtest.request_pools import Endpoint, HttpPool, kind_of_error
 from serving.loadtest.senders import TIMED_OUT, Record
 from serving.loadtest.traffic import http_body, outputs_of, read_texts, text_rows, token_rows
 
@@ -179,7 +180,7 @@ def test_connections_that_the_server_closes_are_opened_again():
 
     async def ask():
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        endpoint = Endpoint("http", "127.0.0.1", server.sockets[0].getsockname()[1], "m")
+        endpoint = Endpoint(parse_url(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), "m")
         connections = HttpPool(endpoint, text_rows({"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]}, [("a",)]))
         answers = []
         for _ in range(3):
