@@ -19,7 +19,7 @@ from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, first_pass, window
 from serving.loadtest.request_pools import Endpoint
-from serving.loadtest.tune.knobs import Setting, as_text, configured, runtime_of_model
+from serving.loadtest.tune.setting_grid import Setting, as_text, configured, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
 from serving.repository import read_config
 from serving.server import EmbeddedServer

@@ -16,10 +16,10 @@ from pipelines.cli.commands import main
 from pipelines.loadtest.tune_report import conclusions, setting_rows, to_markdown
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.traffic import Traffic, token_rows
-from serving.loadtest.tune import bench, knobs, trials, tuned
+from serving.loadtest.tune import bench, setting_grid, trials, tuned
 from serving.loadtest.tune.bench import grouped
 from serving.loadtest.tune.coarse_to_fine import Search
-from serving.loadtest.tune.knobs import Grid, Setting, configured, grid_of, layouts, runtime_of_model
+from serving.loadtest.tune.setting_grid import Grid, Setting, configured, grid_of, layouts, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
 from serving.loadtest.tune.tuned import tune, within_limit
 from serving.repository import write_repository
@@ -123,7 +123,7 @@ def test_only_a_runs_folder_is_tuned(capfd):
 
 @pytest.mark.slow
 def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, monkeypatch):
-    monkeypatch.setattr(knobs, "DELAYS", (None, 0))
+    monkeypatch.setattr(setting_grid, "DELAYS", (None, 0))
     monkeypatch.setattr(tuned, "ARRIVALS", (0.2,))
     monkeypatch.setattr(tuned, "ARRIVAL_SECONDS", 0.5)
     monkeypatch.setattr(bench, "FIRST_SECONDS", 0.2)
