@@ -25,8 +25,8 @@ def serve(
     max_body: int,
     model_control: bool,
     token_file: Path | None,
-    http_front: int | None,
-    keys: Path | None,
+    http_front: int | None = None,
+    keys: Path | None = None,
     **ports: int,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM, then answer what is in flight; a second signal stops at once."""
