@@ -12,13 +12,14 @@ import numpy as np
 
 from compressor.errors import UserError
 from serving.client import Client, Refusal
-from serving.loadtest.answer_check import Outputs, check_answers, first_answers
+from serving.loadtest.answer_check import check_answers, first_answers, require_recorded
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.observed import Processes, Watch, added_up, server_figures, server_pid
 from serving.loadtest.quantiles import curve, latency_figures, tail
 from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.senders import TIMED_OUT, Record
+from serving.loadtest.traffic import Outputs
 
 BUSY = 0.75
 """Share of a core from which on a client process may be the limit."""
@@ -133,11 +134,13 @@ def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, ex
 
 def first_pass(fleet: Fleet, target: Target) -> list[Outputs]:
     """The answer to each row that comes alone, for PASS_SECONDS; from then on the fleet sends only the rows that had their
-    turn. Raises UserError E748."""
+    turn. Recorded answers, which they must equal, take their place. Raises UserError E748, CheckError E750."""
     load = Load(concurrency=1, warmup=0, seconds=PASS_SECONDS)
     expected = first_answers(fleet.once(target.endpoint, load), len(fleet.traffic))
     fleet.count = len(expected)
-    return expected
+    recorded = fleet.traffic.recorded[: len(expected)]
+    require_recorded(recorded, expected)
+    return [*recorded, *expected[len(recorded) :]]
 
 
 def client_figures(records: Sequence[Record], p50: float | None) -> dict[str, Any]:

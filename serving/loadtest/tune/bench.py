@@ -14,11 +14,12 @@ from pathlib import Path
 
 from compressor.errors import UserError
 from serving.client import Client
-from serving.loadtest.answer_check import Outputs, check_answers
+from serving.loadtest.answer_check import check_answers
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, first_pass, window
 from serving.loadtest.request_pools import Endpoint
+from serving.loadtest.traffic import Outputs
 from serving.loadtest.tune.setting_grid import Setting, as_text, configured, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
 from serving.repository import read_config
