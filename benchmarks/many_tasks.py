@@ -25,10 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.switch import KINDS
-from benchmarks.train_step import MATRICES
-
-MODELS = {**KINDS, "dsee, all": {"method": "dsee", "modules": MATRICES}}
+KINDS = ("dsee", "lora", "lora, all", "dsee, all", "selective, all", "bitfit", "adapter")
 SHAPES = ((1, 16), (1, 32), (1, 128), (8, 32), (8, 128), (32, 32))
 ALLOWED_MEMORY, ALLOWED_MS = 1.1, 1.0
 
@@ -37,13 +34,14 @@ def write_tasks(reference: str, kind: str, count: int, folder: Path) -> list[Pat
     """Delta files of random values on one base, and task heads of 2 to 5 classes."""
     import torch
 
-    from benchmarks.train_step import ours
+    from benchmarks.switch import KINDS as METHODS
+    from benchmarks.train_step import MATRICES, ours
     from compressor.models.hub import resolve
     from compressor.storage import delta_file
     from compressor.storage.live import set_head
 
     base, paths = resolve(reference), []
-    model = ours(base.folder, **dict(MODELS[kind]))
+    model = ours(base.folder, **dict({**METHODS, "dsee, all": {"method": "dsee", "modules": MATRICES}}[kind]))
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
     for seed in range(count):
         torch.manual_seed(seed)
@@ -204,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, hub id or package:NAME/PATH")
     parser.add_argument("--tasks", type=int, default=50)
-    parser.add_argument("--kinds", default="dsee;lora;lora, all;dsee, all;selective, all;bitfit;adapter", help="separated by ;")
+    parser.add_argument("--kinds", default=";".join(KINDS), help="separated by ;")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--out", type=Path)
