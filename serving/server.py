@@ -3,60 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import http.client
 import itertools
 import os
-import re
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
-from compressor.errors import UserError, UserErrors
-from serving import running
-from serving.bundle import Bundle, environment, find_bundle, stage_backends
-from serving.repository import model_names, refuse_code
+from compressor.errors import UserError
+from serving import running, shared_memory
+from serving.bundle import Bundle, find_bundle, stage_backends
+from serving.guard.guard_process import GuardProcess
+from serving.guard.model_control import SECRET_HEADER
+from serving.repository import model_names, read_config, refuse_code
+from serving.triton_process import STOP_SECONDS, PortTaken, TritonProcess
 
 HOST = "127.0.0.1"
 SERVICES = ("http", "grpc", "metrics")
 ATTEMPTS = 5
-STOP_SECONDS = 10
+BACKLOG = 1024
+DRAIN_SECONDS = 2
+MAX_BODY = 16 << 20
 
-CLOSED = "model-repository,shared-memory,trace,logging"
+CLOSED = ("model-repository", "shared-memory", "trace", "logging")
 """Triton's names of the protocols that are closed: load, unload or list models, attach memory, change traces and log."""
 CLOSED_HEADER = "Closed: no request can"
 """Header that a request to CLOSED would need. Neither protocol allows such a header: a colon ends a header name in HTTP, and
 gRPC refuses names with colons, spaces and capitals. (A secret would not suffice: every user can read a command line.)"""
-
-# Triton must not outlive us, even when we are killed: PR_SET_PDEATHSIG = 1. Set between fork and exec by a small Python of its
-# own, because a preexec_fn may deadlock in a process with threads.
-LAUNCH = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, {signal})
-if os.getppid() == {parent}:
-    os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-# What Triton 2.51 writes in its log; a reason ends before the Python stack that follows it.
-IN_USE = re.compile(r"Socket '[\d.]+:(\d+)' already in use")
-STUB_DIED = re.compile(r"error while loading shared libraries: .+|.*'_recursion_count'|Stub process .*is not healthy")
-NOT_LOADED = re.compile(r"(?:failed to load|Poll failed for model directory) '(.+?)'(?: version \d+)?: (.*?)(?:\\n|\"?$)", re.M)
-
-
-class PortTaken(UserError):
-    """E705: `port` is in use or not permitted."""
-
-    def __init__(self, port: int, reason: str = os.strerror(errno.EADDRINUSE)):
-        self.port = port
-        fix = "Stop its owner, or choose another port (0: any free one)"
-        super().__init__("E705", f"port {port} of {HOST} cannot be used ({reason})", fix)
 
 
 class EmbeddedServer:
@@ -64,11 +40,14 @@ class EmbeddedServer:
 
         with EmbeddedServer(repository, log_path=log) as server: ...   # server.url is "127.0.0.1:PORT"
 
-    Port 0 takes any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds. Triton's
-    own output goes to `log_path`. The server ends with the thread that starts it, at the latest.
+    Port 0 takes any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds, `max_body`
+    in bytes, of one HTTP request; requests in flight have `exit_seconds` when it is stopped. The output of all processes goes
+    to `log_path`. They end with the thread that starts them, at the latest.
 
-    It listens on 127.0.0.1 alone and serves the models that it started with: no request can load, unload or upload one, attach
-    memory, or change traces and log. Inference, metadata, configs, statistics, health and metrics are open.
+    It listens on 127.0.0.1 alone. HTTP and metrics are answered by a guard, which checks requests (`serving.guard.proxy`);
+    Triton itself listens on Unix sockets in a folder of this user's own, and on the port for gRPC. Without `token` it serves
+    the models that it started with: no request can load, unload or upload one, attach memory, or change traces and log. With
+    `token`, HTTP requests with `Authorization: Bearer TOKEN` can load, unload and list the models of the repository's folder.
     """
 
     def __init__(
@@ -81,13 +60,21 @@ class EmbeddedServer:
         metrics_port: int = 0,
         models: Sequence[str] | None = None,
         ready_timeout: float = 60,
+        max_body: int = MAX_BODY,
+        token: str | None = None,
+        exit_seconds: float = STOP_SECONDS / 2,
     ):
         self.repository, self.log_path = Path(repository), Path(log_path)
-        self.models, self.ready_timeout = models, ready_timeout
-        self._requested_ports = (http_port, grpc_port, metrics_port)
+        self.models, self.ready_timeout, self.max_body = models, ready_timeout, max_body
+        self.token, self.exit_seconds = token, exit_seconds
+        self._requested_ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
         self.ports: dict[str, int] = {}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.triton: TritonProcess | None = None
+        self.guard: GuardProcess | None = None
         self.stage: Path | None = None
+        self._claim: IO[str] | None = None
+        self._sockets: dict[str, socket.socket] = {}
+        self._secret = secrets.token_hex()
 
     @property
     def url(self) -> str:
@@ -98,31 +85,37 @@ class EmbeddedServer:
         """Start and wait until every model is ready; on failure nothing is left behind.
 
         Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model contains its own
-        code), E707 (a model does not load), E708 (not ready in time), E709 (the server died), E710 (the server's record for
-        clients cannot be written).
+        code), E739 (too little shared memory), E707 (a model does not load), E708 (not ready in time), E709 (the server died),
+        E742 (the guard did not start), E710 (the server's record for clients cannot be written).
         """
-        bundle, models = find_bundle(), models_to_load(self.repository, self.models)
-        for attempt in itertools.count(1):
-            try:
-                return self._start(bundle, models)
-            except PortTaken as error:
-                # the chosen port can be taken before Triton binds it
-                if error.port in self._requested_ports or attempt == ATTEMPTS:
-                    raise
-
-    def _start(self, bundle: Bundle, models: Sequence[str]) -> EmbeddedServer:
+        bundle, models = find_bundle(), models_to_load(self.repository, self.models, required=self.token is None)
+        shared_memory.remove_left_overs()
+        shared_memory.check_space(sum(instances(self.repository / name) for name in models), self.max_body)
         try:
-            self.ports = dict(zip(SERVICES, choose_ports(self._requested_ports), strict=True))
-            self.stage = Path(tempfile.mkdtemp(prefix="compress-triton-"))
+            self._listen()
+            self.stage = Path(tempfile.mkdtemp(prefix=shared_memory.PREFIX))
+            self._claim = shared_memory.claim(self.stage)
             stage_backends(bundle, self.stage / "backends")
             self._link(models)
-            self._launch(bundle)
-            self._wait_until_ready()
-            running.announce(self.ports["http"], self.repository, self.process.pid)
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self.log_path.write_bytes(b"")
+            self._start_guard()
+            self._find_port_and_start(bundle)
+            running.announce(self.ports["http"], self.repository, os.getpid())
         except BaseException:
-            self.stop()
+            self.stop(0)
             raise
         return self
+
+    def _listen(self) -> None:
+        """Listen on the ports of HTTP and metrics, which stay open through restarts, and choose that of gRPC."""
+        for service in ("http", "metrics"):
+            listener = socket.socket()
+            self._sockets[service] = listener
+            bind(listener, self._requested_ports[service])
+            listener.listen(BACKLOG)
+            self.ports[service] = listener.getsockname()[1]
+        self.ports["grpc"] = free_port(self._requested_ports["grpc"])
 
     def _link(self, models: Sequence[str]) -> None:
         """Create links to the models to load, and no others: without model control Triton loads a whole repository."""
@@ -134,68 +127,118 @@ class EmbeddedServer:
     def _linked(self) -> Path:
         return self.stage / "models"
 
-    def _launch(self, bundle: Bundle) -> None:
-        lock = f"{CLOSED}:{CLOSED_HEADER}={secrets.token_hex()}"
-        options = [
-            f"--model-repository={self._linked}",
+    def _start_guard(self) -> None:
+        control = self.token and {"token": self.token, "secret": self._secret, "repository": str(self.repository.resolve())}
+        self.guard = GuardProcess(self.stage, self._sockets["http"], self._sockets["metrics"], self.max_body, control)
+        self.guard.start(self.log_path)
+
+    def _find_port_and_start(self, bundle: Bundle) -> None:
+        for attempt in itertools.count(1):
+            try:
+                return self._start_triton(bundle)
+            except PortTaken:
+                # a free port can be taken before Triton binds it
+                if self._requested_ports["grpc"] or attempt == ATTEMPTS:
+                    raise
+                self.triton.stop(0)
+                self.ports["grpc"] = free_port(0)
+
+    def _start_triton(self, bundle: Bundle) -> None:
+        shown = {str(self._linked): str(self.repository)}
+        self.triton = TritonProcess(bundle, self.stage, self._options(), self.log_path, shown)
+        self.triton.wait_until_ready(self.ready_timeout)
+        self.guard.tell("up")
+
+    def _options(self) -> list[str]:
+        closed = f"{','.join(CLOSED[1:] if self.token else CLOSED)}:{CLOSED_HEADER}={secrets.token_hex()}"
+        control = ["--model-control-mode=none", f"--model-repository={self._linked}"]
+        if self.token:
+            control = ["--model-control-mode=explicit", f"--model-repository={self.repository.resolve()}"]
+            control += [f"--load-model={name}" for name in self._models_now()]
+            control += [f"--http-restricted-api=model-repository:{SECRET_HEADER}={self._secret}"]
+        return [
+            *control,
             f"--backend-directory={self.stage / 'backends'}",
             f"--backend-config=python,shm-region-prefix-name={self.stage.name}-",
-            "--model-control-mode=none",
-            f"--http-restricted-api={lock}",
-            f"--grpc-restricted-protocol={lock}",
+            f"--http-restricted-api={closed}",
+            f"--grpc-restricted-protocol={','.join(CLOSED)}:{CLOSED_HEADER}={secrets.token_hex()}",
             # environment variables of cloud platforms enable these endpoints on all addresses and disable the others
             "--allow-sagemaker=false",
             "--allow-vertex-ai=false",
             *(f"--allow-{service}=true" for service in SERVICES),
-            *(f"--{service}-address={HOST}" for service in SERVICES),
-            *(f"--{service}-port={port}" for service, port in self.ports.items()),
-            f"--exit-timeout-secs={STOP_SECONDS // 2}",
+            # Unix sockets, relative to the folder that Triton is started in; it wants a port all the same
+            "--http-address=unix:http.sock",
+            "--http-port=1",
+            "--metrics-address=unix:metrics.sock",
+            "--metrics-port=2",
+            f"--grpc-address={HOST}",
+            f"--grpc-port={self.ports['grpc']}",
+            f"--exit-timeout-secs={max(1, round(self.exit_seconds))}",
         ]
-        launch = LAUNCH.format(signal=signal.SIGTERM.value, parent=os.getpid())
-        command = [sys.executable, "-IS", "-c", launch, str(bundle.server), *options]
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, env=environment(bundle), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + self.ready_timeout
-        while not is_ready(self.ports["http"]):
-            ended = self.process.poll() is not None
-            if ended or STUB_DIED.search(self._log()):  # Triton keeps waiting for a dead stub
-                raise diagnose(self._log(), self.log_path)
-            if time.monotonic() > deadline:
-                fix = f"Raise the timeout, or see why in {self.log_path}"
-                raise UserError("E708", f"the Triton server was not ready within {self.ready_timeout:g} s", fix)
-            time.sleep(0.05)
+    def _models_now(self) -> Sequence[str]:
+        """With model control: the models to start with, or to start again with. Raises UserError E724."""
+        if self.triton is None:
+            return model_names(self._linked)
+        loaded = set(self.triton.stubs.values()) & set(model_names(self.repository))
+        refuse_code(self.repository, sorted(loaded))
+        return sorted(loaded)
 
-    def wait(self) -> None:
-        """Block while the server runs. Raises UserError E709 (or a more specific one, from its log) when it ends by itself."""
-        self.process.wait()
-        raise diagnose(self._log(), self.log_path)
+    def fault(self) -> UserError | None:
+        """Why a process of the server does not work any more: E709 (Triton), E743 (a model's), E742 (the guard). Else None."""
+        if self.guard.process.poll() is not None:
+            return self.guard.fault()
+        return self.triton.fault()
 
-    def _log(self) -> str:
-        """Triton's log, with links into the repository replaced by its own path."""
-        log = self.log_path.read_text(encoding="utf-8", errors="replace")
-        return log.replace(str(self._linked), str(self.repository))
+    def restart(self) -> None:
+        """Start what has ended again, on the same ports; requests are answered with 503 meanwhile. Raises as `start`."""
+        if self.guard.process.poll() is not None:
+            self.guard.stop()
+            self._start_guard()
+        if self.triton.fault():
+            self.guard.tell("starting")
+            self.triton.stop(0)
+            shared_memory.remove_regions(self.stage.name)
+            for name in ("http.sock", "metrics.sock"):
+                (self.stage / name).unlink(missing_ok=True)
+            self._start_triton(find_bundle())
+        else:
+            self.guard.tell("up")
 
-    def stop(self) -> None:
-        """Stop the server and its child processes, and remove its files. Has no effect when it is not running."""
-        if self.process is not None:
+    def refuse(self) -> None:
+        """Refuse new HTTP requests from now on; those in flight are still answered."""
+        self.guard.tell("drain")
+        self.guard.heard("draining", DRAIN_SECONDS)
+
+    def drained(self, seconds: float) -> bool:
+        """After `refuse`: whether all HTTP requests were answered, at the latest after `seconds`."""
+        return self.guard.heard("drained", seconds)
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Stop all processes and remove their files. gRPC requests in flight are answered.
+
+        What still runs after `seconds` is killed. Has no effect when nothing is running.
+        """
+        if "http" in self.ports:
             running.withdraw(self.ports["http"])
-            try:
-                self.process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(STOP_SECONDS)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)  # the stubs are in the server's process group
-                self.process.wait()
-                self.process = None
+        try:
+            if self.guard is not None:
+                self.guard.stop()
+            if self.triton is not None:
+                self.triton.stop(self.exit_seconds + STOP_SECONDS / 2 if seconds is None else seconds)
+        finally:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        self.guard = self.triton = None
+        for listener in self._sockets.values():
+            listener.close()
+        self._sockets.clear()
+        if self._claim is not None:
+            shared_memory.remove(self.stage.name)
+            self._claim.close()
+            self._claim = None
         if self.stage is not None:
-            for region in Path("/dev/shm").glob(f"{self.stage.name}-*"):
-                region.unlink(missing_ok=True)
             shutil.rmtree(self.stage)
             self.stage = None
 
@@ -205,11 +248,11 @@ class EmbeddedServer:
         self.stop()
 
 
-def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[str]:
-    """The models to load: `names`, or all. Raises UserError E706 when the repository lacks them, E724 when a model contains
-    code."""
+def models_to_load(repository: Path, names: Sequence[str] | None, *, required: bool = True) -> Sequence[str]:
+    """The models to load: `names`, or all. Raises UserError E706 when the repository lacks them, or holds none where one is
+    `required`, E724 when a model contains code."""
     available = model_names(repository)
-    if not available:
+    if not available and (required or names or not repository.is_dir()):
         fault = "holds no model" if repository.is_dir() else "does not exist"
         raise UserError("E706", f"the model repository {fault}", "Give the folder that a deploy stage wrote", str(repository))
     if missing := [name for name in names or () if name not in available]:
@@ -219,42 +262,23 @@ def models_to_load(repository: Path, names: Sequence[str] | None) -> Sequence[st
     return chosen
 
 
-def choose_ports(ports: Sequence[int]) -> list[int]:
-    """The requested ports, each 0 replaced by a free one. Raises PortTaken."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in ports]
-        for listener, port in zip(sockets, ports, strict=True):
-            # as Triton does: a port with lingering connections only is free
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((HOST, port))
-            except OSError as error:
-                raise PortTaken(port, error.strerror) from error
-        return [listener.getsockname()[1] for listener in sockets]
+def instances(model_folder: Path) -> int:
+    """How many processes a model has."""
+    return sum(group.count or 1 for group in read_config(model_folder).instance_group) or 1
 
 
-def is_ready(port: int) -> bool:
-    """Whether the server on `port` is ready, its models included."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=1)
+def bind(listener: socket.socket, port: int) -> None:
+    """Bind `listener` to the port, 0 for a free one. Raises PortTaken."""
+    # as Triton does: a port with lingering connections only is free
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        connection.request("GET", "/v2/health/ready")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+        listener.bind((HOST, port))
+    except OSError as error:
+        raise PortTaken(port, error.strerror) from error
 
 
-def diagnose(log: str, log_path: Path) -> UserError:
-    """The reason why the server failed, from its log: E705 (port), E703 (stub and libpython), E707 (models) or E709 (other)."""
-    if in_use := IN_USE.search(log):
-        return PortTaken(int(in_use[1]))
-    if stub := STUB_DIED.search(log):
-        fix = f"Use a Python whose own shared libpython is installed; Triton's log is {log_path}"
-        return UserError("E703", f"Triton's Python stub does not run with {sys.executable} ({stub[0]})", fix)
-    fix = f"Fix its config.pbtxt or deploy it again; Triton's log is {log_path}"
-    refused = [UserError("E707", f"Triton refused model '{name}': {reason}", fix) for name, reason in NOT_LOADED.findall(log)]
-    if refused:
-        return refused[0] if len(refused) == 1 else UserErrors(refused)
-    last = next((line for line in reversed(log.splitlines()) if line.strip()), "no output")
-    return UserError("E709", f"the Triton server ended by itself; its last line: {last}", f"See its log, {log_path}")
+def free_port(port: int) -> int:
+    """The port, or a free one for 0. Raises PortTaken."""
+    with contextlib.closing(socket.socket()) as listener:
+        bind(listener, port)
+        return listener.getsockname()[1]

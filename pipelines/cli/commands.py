@@ -177,16 +177,68 @@ def report() -> None:
     """
 
 
-@main.command(epilog="Example: compress serve runs/quickstart")
+SERVE_EXAMPLES = """\b
+Example: compress serve runs/quickstart
+         compress serve ./repository --model-control --token-file ~/token"""
+
+
+@main.command(epilog=SERVE_EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
 @click.option("--grpc-port", default=8001, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--metrics-port", default=8002, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--drain", default=30, show_default=True, type=click.FloatRange(0, 3600), help="Seconds for requests in flight.")
+@click.option("--max-body", default=16, show_default=True, type=click.IntRange(1, 1024), help="MiB of an HTTP request.")
+@click.option("--model-control", is_flag=True, help="Let HTTP requests with the token load and unload models.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The token, readable by you alone.")
+@click.option("--http-front", type=click.IntRange(1, 65535), metavar="PORT", help="Plain JSON, too: /predict, /rerank, /docs.")
+@click.option("--keys", type=click.Path(path_type=Path), metavar="FILE", help="API keys of the front, one a line.")
 @work("pipelines.cli.work.serve_work:serve")
 def serve() -> None:
-    """Serve the models deployed by RUN (a folder such as runs/quickstart), with Triton on 127.0.0.1.
+    """Serve the models deployed by RUN (a folder such as runs/quickstart, or a model repository), with Triton on 127.0.0.1.
 
-    Ctrl-C or SIGTERM ends the server; the exit code is then 0.
+    A process that ends is started again. Ctrl-C or SIGTERM answers the requests in flight, refuses new ones, and ends the
+    server; the exit code is then 0. A second one stops at once.
+    """
+
+
+DEPLOY_EXAMPLES = """\b
+Example: compress deploy runs/reviews --to /srv/models --url 127.0.0.1:8000 --token-file token
+         compress deploy runs/reviews --to s3://bucket/models --url https://triton:8000 --ca ca.pem
+         compress deploy runs/reviews --to /srv/models --url 127.0.0.1:8000 --rollback"""
+
+
+@main.command(epilog=DEPLOY_EXAMPLES)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--to", required=True, metavar="DIR|URL", help="The repository that servers read: a folder, or s3://BUCKET/FOLDER."
+)
+@click.option("--url", metavar="HOST:PORT", help="A server on that repository, which loads the new versions (also https://).")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="A token, or one line NAME: VALUE, for the server."
+)
+@click.option(
+    "--ca", type=click.Path(path_type=Path), metavar="PEM", help="Certificates to trust for https.  [default: the system's]"
+)
+@click.option(
+    "--max-ms", type=click.FloatRange(0, min_open=True), help="Largest median latency of a request.  [default: 2 x as before]"
+)
+@click.option("--keep", default=3, show_default=True, type=click.IntRange(2), help="Versions of a model to keep.")
+@click.option("--rollback", is_flag=True, help="Remove the latest versions, and serve the ones before.")
+@click.option("--status", "show", is_flag=True, help="Show the versions only.")
+@click.option(
+    "--kserve", type=click.Path(path_type=Path), metavar="FILE", help="Write an InferenceService on the repository, too."
+)
+@click.option(
+    "--compose", type=click.Path(path_type=Path), metavar="FILE", help="Write a compose file of the official container, too."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@work("pipelines.cli.work.deploy_work:run")
+def deploy() -> None:
+    """Publish the models of RUN as new versions beside those that are served, and take them back if they fail.
+
+    Each first runs under a name of its own: its answers must be the recorded ones, and its latency within the limit. No version
+    in use is unloaded before the next is ready. The exit code is 3 if a version failed; what was served before goes on.
     """
 
 
@@ -252,6 +304,49 @@ def predict() -> None:
     URL is host:port, or http://, https://, grpc:// or grpcs:// with it. Without TEXT, texts are read from stdin, one a line. In
     a .jsonl file a line is a string, or an object with "text" and, for pairs, "pair". The model NAME-text is used where it is
     served; otherwise the texts are tokenized here, which needs the files of the model's version.
+    """
+
+
+LOADTEST_EXAMPLES = """\b
+Example: compress loadtest runs/quickstart reviews
+         compress loadtest 127.0.0.1:8000 reviews --run runs/quickstart --rate 50,0.8x,2x --deadline 100 --out load
+         compress loadtest 127.0.0.1:8000 reviews --texts reviews.txt --protocol grpc --concurrency 1,8
+         compress loadtest runs/quickstart reviews --tune --p99-ms 50"""
+
+
+@main.command(epilog=LOADTEST_EXAMPLES)
+@click.argument("target")
+@click.argument("model")
+@click.option("--run", type=click.Path(path_type=Path), metavar="RUN", help="Send the validation rows of this run.")
+@click.option("--texts", type=click.Path(path_type=Path), metavar="FILE", help="Send these texts: one a line, pairs by a tab.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenizer, when the server is elsewhere.")
+@click.option("--concurrency", metavar="N,N,..", help="Closed loops: so many clients, each waits.  [default: 1,4,16]")
+@click.option("--rate", metavar="R,R,..", help="Open loops: requests a second, or 2x: twice what the closed loops reached.")
+@click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="MS", help="Count answers that came in time.")
+@click.option("--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Measured time of a level.")
+@click.option("--warmup", type=click.FloatRange(0, 600), default=2.0, show_default=True, help="Seconds before, not measured.")
+@click.option(
+    "--requests", type=click.IntRange(1, 10_000_000), default=100_000, show_default=True, help="Most requests of a level."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="Seconds to wait for an answer."
+)
+@click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
+@click.option("--grpc-port", type=click.IntRange(1, 65535), help="gRPC port of the server.  [default: 8001]")
+@click.option("--clients", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that send.")
+@click.option("--tune", is_flag=True, help="Search for the model's best serving settings instead; TARGET is a run's folder.")
+@click.option("--p99-ms", type=click.FloatRange(0, 60_000, min_open=True), default=50.0, show_default=True, help="For --tune.")
+@click.option(
+    "--out", type=Folder(), help="Folder for loadtest.json and .html; or, of --tune, config.pbtxt, tune.json and .md."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
+@work("pipelines.cli.work.loadtest_work:loadtest")
+def loadtest() -> None:
+    """Send rows to a served MODEL and measure latency, throughput, errors and memory; every answer is checked.
+
+    TARGET is a server (host:port), or the folder of a run, which is then served for the time of the test. The exit code is 3
+    if an answer under load differs from that of the same row alone. With --tune, instances, threads, queue delay and tokens
+    of a batch are chosen for the most answers a second whose p99 latency keeps a limit, and written to --out (tuned).
     """
 
 

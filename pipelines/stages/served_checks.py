@@ -52,9 +52,15 @@ class Served:
 
 
 def compare_served(
-    served: Served, task: TaskConfig, data: Data, workspace: Workspace, threads: int | None
+    served: Served,
+    task: TaskConfig,
+    data: Data,
+    workspace: Workspace,
+    threads: int | None,
+    passed: Callable[[str], None] = lambda url: None,
 ) -> list[ParityResult]:
-    """Compare a live Triton server on the repository with a local session, one result for each interface.
+    """Compare a live Triton server on the repository with a local session, one result for each interface; `passed` is then
+    called with the server's URL.
 
     Raises CheckError E610, E611 and UserError E7xx.
     """
@@ -69,6 +75,7 @@ def compare_served(
             workspace.proven(result.to_json())
             require(result)
             results.append(result)
+        passed(server.url)
     return results
 
 

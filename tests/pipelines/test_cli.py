@@ -28,7 +28,7 @@ def test_no_help_imports_anything_heavy():
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("run",), ("check",), ("list",), ("list", "stages"), ("report",), ("serve",), ("predict",)]
+    "command", [(), ("run",), ("check",), ("list",), ("list", "stages"), ("report",), ("serve",), ("predict",), ("loadtest",)]
 )
 def test_every_help_has_an_example(compress, command):
     code, shown, _ = compress(*command, "--help")

@@ -1,6 +1,7 @@
 """`prune: {target: ...}` in whole pipelines: what is recorded, met, and measured once. Nothing timed is asserted."""
 
 import json
+import math
 import pickle
 
 import numpy as np
@@ -253,17 +254,24 @@ def test_a_measurement_that_other_work_disturbed_is_told(goal, ms, told):
     assert meet_target.is_disturbed(target, first) == told
 
 
+# where log(time) is linear in log(share) between 1 (0.46) and 0.5 / 0.46 (0.53), and between that place (0.48) and the latter
+BETWEEN = (0.5 / 0.46) ** (math.log(0.92) / math.log(0.46 / 0.53))
+SHARE = math.log(0.96) / math.log(0.48 / 0.53)
+
+
 @pytest.mark.parametrize(
     ("times", "shares"),
     [
         ([0.5], [1]),  # met: enough is enough
         ([0.51], [1]),  # within MISS
         ([0.53, 0.49], [1, 0.5 / 0.53]),
-        ([0.9, 0.55, 0.52], [1, 1 / 1.1, 1 / 1.21]),  # a measurement that no table is off by; and no fourth trial
+        # a measurement that no table is off by; and no fifth trial
+        ([0.9, 0.58, 0.56, 0.52], [1, 1 / 1.1, 1 / 1.21, 1 / 1.331]),
         ([0.53, None], [1, 0.5 / 0.53]),  # nothing more to be saved: what was had stays
         ([0.47, 0.49], [1, 0.5 / 0.47]),  # faster than requested: quality would be given away
         ([0.3, 0.51], [1, 1 / 0.9]),  # a measurement that no table is off by
-        ([0.46, 0.53, 0.49], [1, 0.5 / 0.46, 0.5 / 0.46 * 0.5 / 0.53]),  # from both sides
+        ([0.46, 0.53, 0.49], [1, 0.5 / 0.46, BETWEEN]),  # from both sides
+        ([0.46, 0.53, 0.48, 0.5], [1, 0.5 / 0.46, BETWEEN, BETWEEN * (0.5 / 0.46 / BETWEEN) ** SHARE]),  # nearer
     ],
 )
 def test_widths_are_chosen_until_the_measurement_meets_the_target(times, shares):

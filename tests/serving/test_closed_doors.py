@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import stat
 import struct
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from serving.client import Client
 from serving.server import CLOSED_HEADER, EmbeddedServer
+from serving.triton_process import connect
 
 EVIL = "import os; os.system('touch /tmp/evil')"
 FILES = {"config": json.dumps({"backend": "python"}), "file:1/model.py": base64.b64encode(EVIL.encode()).decode()}
@@ -91,7 +93,7 @@ def stub(server):
 
 def secret_of(server):
     """What every user of the machine can read: the value that Triton compares with."""
-    command = Path("/proc", str(server.process.pid), "cmdline").read_text()
+    command = Path("/proc", str(server.triton.process.pid), "cmdline").read_text()
     return re.search(rf"--http-restricted-api=.*?:{CLOSED_HEADER}=(\w+)", command)[1]
 
 
@@ -101,13 +103,22 @@ def test_http_refuses(server, method, path, body):
     assert (status, "This API is restricted" in answer) == (403, True), answer
     # a name that http.client would not send, and the same names with other cases and blanks
     secret = secret_of(server)
-    for header in (CLOSED_HEADER, CLOSED_HEADER.lower(), "Closed", "Closed:", f"{CLOSED_HEADER}\t"):
-        assert not allowed(raw_http(server, method, path, f"{header}: {secret}")), header
-    assert not allowed(raw_http(server, method, path, f"{CLOSED_HEADER}={secret}"))
+    for reach in (of_the_guard, of_triton):
+        for header in (CLOSED_HEADER, CLOSED_HEADER.lower(), "Closed", "Closed:", f"{CLOSED_HEADER}\t"):
+            assert not allowed(raw_http(reach(server), method, path, f"{header}: {secret}")), header
+        assert not allowed(raw_http(reach(server), method, path, f"{CLOSED_HEADER}={secret}"))
 
 
-def raw_http(server, method, path, header):
-    with socket.create_connection(("127.0.0.1", server.ports["http"]), timeout=10) as connection:
+def of_the_guard(server):
+    return socket.create_connection(("127.0.0.1", server.ports["http"]), timeout=10)
+
+
+def of_triton(server):
+    return connect(server.stage / "http.sock")
+
+
+def raw_http(connection, method, path, header):
+    with connection:
         head = f"{method} /v2/{path} HTTP/1.1\r\nHost: x\r\n{header}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
         connection.sendall(head.encode())
         return received(connection)
@@ -130,7 +141,7 @@ def allowed(answer):
 def test_http_still_predicts_and_tells(server):
     assert {path: http_request(server, "GET", path)[0] for path in OPEN_HTTP} == dict.fromkeys(OPEN_HTTP, 200)
     with Client(server.url) as client:
-        assert client.models() == ["bare", "reviews"]
+        assert client.models() == ["bare", "reviews", "reviews-text"]
     metrics = http.client.HTTPConnection("127.0.0.1", server.ports["metrics"], timeout=10)
     metrics.request("GET", "/metrics")
     assert b"nv_inference_request_success" in metrics.getresponse().read()
@@ -197,9 +208,10 @@ def raw_grpc(server, path, key, value, message):
         return answer
 
 
-def listening(pid):
-    """(address, port) of every TCP socket on which a process listens, addresses in the kernel's hexadecimal."""
-    sockets = {os.readlink(link) for link in Path("/proc", str(pid), "fd").iterdir() if link.exists() or link.is_symlink()}
+def listening(*pids):
+    """(address, port) of every TCP socket on which processes listen, addresses in the kernel's hexadecimal."""
+    links = [link for pid in pids for link in Path("/proc", str(pid), "fd").iterdir()]
+    sockets = {os.readlink(link) for link in links if link.exists() or link.is_symlink()}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     found = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
     return {(address, int(port, 16)) for address, port in found}
@@ -208,7 +220,8 @@ def listening(pid):
 def opened(server, seconds=10):
     """`listening` of a server, once it listens on all ports that it should, or after `seconds`: metrics come last."""
     end = time.monotonic() + seconds
-    while len(found := listening(server.process.pid)) < len(server.ports) and time.monotonic() < end:
+    pids = (server.triton.process.pid, server.guard.process.pid)
+    while len(found := listening(*pids)) < len(server.ports) and time.monotonic() < end:
         time.sleep(0.05)
     return found
 
@@ -218,7 +231,10 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 def test_it_listens_on_this_machine_alone(server):
+    """Triton's own HTTP and metrics are Unix sockets in a folder that other users cannot enter."""
     found = opened(server)
+    assert {port for _, port in listening(server.triton.process.pid)} == {server.ports["grpc"]}
+    assert stat.S_IMODE(server.stage.stat().st_mode) == 0o700
     assert {address for address, _ in found} <= LOOPBACK
     assert {port for _, port in found} == set(server.ports.values())
 

@@ -15,7 +15,8 @@ from triton_parts import processes_of
 from compressor.errors import UserError
 from serving import running, server
 from serving.repository import write_repository
-from serving.server import EmbeddedServer, diagnose
+from serving.server import EmbeddedServer
+from serving.triton_process import diagnose
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,14 +31,14 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Every process the server module starts."""
+    """Every process that is started: the guard, then Triton."""
     processes, popen = [], subprocess.Popen
 
     def record(*args, **options):
         processes.append(popen(*args, **options))
         return processes[-1]
 
-    monkeypatch.setattr(server.subprocess, "Popen", record)
+    monkeypatch.setattr(subprocess, "Popen", record)
     return processes
 
 
@@ -57,7 +58,7 @@ def listening():
 def test_stop_leaves_no_process_no_file_and_no_note(repository, tmp_path, temporary):
     embedded = EmbeddedServer(repository, log_path=tmp_path / "log", models=["reviews"])
     with embedded:
-        group, port = embedded.process.pid, embedded.ports["http"]
+        group, port = embedded.triton.process.pid, embedded.ports["http"]
         assert {"tritonserver", "triton_python_b"} <= set(processes_of(group))
         assert running.served_repository("localhost", port) == repository
         regions = f"{embedded.stage.name}-*"
@@ -74,15 +75,15 @@ import sys, time
 from pathlib import Path
 from serving.server import EmbeddedServer
 with EmbeddedServer(Path({str(repository)!r}), log_path=Path({str(tmp_path / "log")!r}), models=["bare"]) as server:
-    print(server.process.pid, flush=True)
+    print(server.triton.process.pid, server.guard.process.pid, flush=True)
     time.sleep(60)
 """
     variables = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True) as parent:
-        group = int(parent.stdout.readline())
-        assert processes_of(group)
+        groups = [int(pid) for pid in parent.stdout.readline().split()]
+        assert all(map(processes_of, groups))
         parent.kill()
-    assert gone(group)
+    assert all(map(gone, groups))
 
 
 @pytest.mark.usefixtures("triton")
@@ -94,32 +95,33 @@ def test_a_refused_model_gives_tritons_reason_and_leaves_nothing(tmp_path, class
     assert caught.value.code == "E707" and caught.value.exit_code == 2
     assert "'renamed'" in str(caught.value) and "unexpected inference input 'mask', allowed inputs are" in str(caught.value)
     assert str(tmp_path / "log") in str(caught.value)
-    assert gone(launched[0].pid) and not list(temporary.iterdir())
+    assert all(gone(process.pid) for process in launched) and not list(temporary.iterdir())
 
 
 @pytest.mark.usefixtures("triton")
 def test_a_port_lost_to_a_race_is_chosen_again_and_a_crash_is_reported(repository, tmp_path, temporary, launched, monkeypatch):
     listener, taken = listening()
-    choose, choices = server.choose_ports, []
+    choose, choices = server.free_port, []
 
-    def lose_the_first(wanted):
-        choices.append(choose(wanted))
-        return [taken, *choices[0][1:]] if len(choices) == 1 else choices[-1]
+    def lose_the_first(port):
+        choices.append(choose(port) if choices else taken)
+        return choices[-1]
 
-    monkeypatch.setattr(server, "choose_ports", lose_the_first)
+    monkeypatch.setattr(server, "free_port", lose_the_first)
     with listener, EmbeddedServer(repository, log_path=tmp_path / "log", models=()) as embedded:
-        assert embedded.ports["http"] == choices[1][0] != taken
-        launched[1].kill()
-        with pytest.raises(UserError, match="E709 the Triton server ended by itself"):
-            embedded.wait()
-    assert len(launched) == 2 and all(gone(process.pid) for process in launched)
+        assert embedded.ports["grpc"] == choices[1] != taken
+        assert embedded.fault() is None
+        launched[-1].kill()
+        launched[-1].wait()
+        assert "E709 the Triton server was killed by SIGKILL" in str(embedded.fault())
+    assert len(launched) == 3 and all(gone(process.pid) for process in launched)
 
 
 @pytest.mark.usefixtures("triton")
 def test_a_server_that_is_not_ready_in_time_is_stopped(repository, tmp_path, temporary, launched):
     with pytest.raises(UserError, match=r"E708 .* not ready within 0 s"):
         EmbeddedServer(repository, log_path=tmp_path / "log", ready_timeout=0).start()
-    assert gone(launched[0].pid) and not list(temporary.iterdir())
+    assert all(gone(process.pid) for process in launched) and not list(temporary.iterdir())
 
 
 @pytest.mark.usefixtures("triton")
@@ -212,9 +214,14 @@ def test_an_environment_that_cannot_run_the_stub_is_refused(repository, tmp_path
             "failed to load 'a' version 1: one\\n\\nAt:\\n x\"\nE 1] \"failed to load 'b' version 1: two\"",
             "triton.log\nE707 Triton refused model 'b': two. Fix",
         ),
+        (
+            "E739",
+            "failed to load 'm' version 1: Internal: Unable to initialize shared memory key 'x': No space left on device. Fix",
+            "--shm-size=256m",
+        ),
         ("E709", 'fine"\nterminate called: out of memory\n\n', "terminate called: out of memory"),
     ],
 )
 def test_the_log_says_why_a_server_ended(code, log, words):
     error = diagnose(f'E1121 05:12:56.744623 4829 model_lifecycle.cc:642] "{log}', Path("triton.log"))
-    assert error.code == code and words in str(error) and "triton.log" in str(error)
+    assert error.code == code and words in str(error) and (code == "E739" or "triton.log" in str(error))

@@ -38,8 +38,8 @@ class BenchmarkConfig(StageConfig):
 
     @property
     def real_rounds(self) -> int:
-        """Rounds of passes over real rows: half as many, because a pass is many calls."""
-        return max(self.rounds // 2, 3)
+        """Rounds of passes over real rows: a quarter, because a pass is many calls."""
+        return max(self.rounds // 4, 3)
 
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
+from pipelines.stages.deploy.recording import record_answers
 from pipelines.stages.loading import load_data
 from pipelines.stages.served_checks import Served, compare_served
 from serving.layout.version_file import VersionFacts
@@ -60,7 +62,8 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)
     served = Served(repository, config.name, RUNTIMES[runtime], path, tuple(config.interfaces), config.knobs)
-    results = compare_served(served, inputs.task, data, workspace, inputs.threads)
+    record = partial(record_answers, served, inputs.task, data)
+    results = compare_served(served, inputs.task, data, workspace, inputs.threads, record)
     return {
         "model": config.name,
         "interfaces": config.interfaces,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,10 +49,10 @@ DISTURBED = 1.25
 
 DISTURBANCE = "these differ as if other work had disturbed the measurement (--force measures again)"
 
-TRIES = 3
+TRIES = 4
 """Largest number of times that widths are chosen and measured."""
 
-ORDINALS = ("first", "second", "third")
+ORDINALS = ("first", "second", "third", "fourth")
 
 UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 """Keys of config.json that do not affect the latency of a graph beyond its shape."""
@@ -80,19 +81,30 @@ def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], Targ
     """The trials made until the measured time meets a timed target from both sides; `best_of` says which to use.
 
     `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
-    If they measure slower than allowed, or faster than requested, the table is corrected by that error for the next ones.
+    If they measure slower than allowed, or faster than requested, the table is corrected for the next ones.
     """
-    share, tried = 1.0, [trial(choose())]
-    while len(tried) < TRIES and not 1 - GIVEN_AWAY <= (excess := tried[-1].excess(target)) <= 1 + MISS:
-        share /= min(max(excess, 1 - OFF), 1 + OFF)
+    shares, tried = [1.0], [trial(choose())]
+    while len(tried) < TRIES and not 1 - GIVEN_AWAY <= tried[-1].excess(target) <= 1 + MISS:
+        shares.append(next_share(shares, [attempt.excess(target) for attempt in tried]))
         try:
-            chosen = choose(share)
+            chosen = choose(shares[-1])
         except UserError:  # E520: no more can be saved
             break
-        if chosen is None or chosen == tried[-1].widths:
+        if chosen is None or chosen in [attempt.widths for attempt in tried]:
             break
         tried.append(trial(chosen))
     return tried
+
+
+def next_share(shares: Sequence[float], excesses: Sequence[float]) -> float:
+    """The share to try after these gave these times, relative to the maximum allowed: interpolated between the nearest that
+    were too slow and too fast; without both the last one, corrected by its error, by at most OFF."""
+    points = sorted(zip(excesses, shares, strict=True))
+    fast, slow = [point for point in points if point[0] < 1], [point for point in points if point[0] > 1]
+    if not fast or not slow:
+        return shares[-1] / min(max(excesses[-1], 1 - OFF), 1 + OFF)
+    (below, smaller), (above, larger) = fast[-1], slow[0]
+    return smaller * (larger / smaller) ** (math.log(below) / math.log(below / above))
 
 
 def best_of(tried: Sequence[TargetTrial], target: Target) -> TargetTrial:

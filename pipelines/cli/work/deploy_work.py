@@ -1,0 +1,83 @@
+"""The work of `compress deploy`: a run's models as new versions in a repository that servers read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from compressor.errors import UserError
+from pipelines.cli.shown import note
+from pipelines.runs.served import find_repository
+from serving.deployment.manifests import write_compose, write_kserve
+from serving.deployment.publish import Options, State, deploy, roll_back, status
+from serving.deployment.target import Target
+from serving.deployment.triton_control import Control
+from serving.repository import model_names
+
+
+def run(
+    run: Path,
+    to: str,
+    url: str | None,
+    token_file: Path | None,
+    ca: Path | None,
+    max_ms: float | None,
+    keep: int,
+    rollback: bool,
+    show: bool,
+    kserve: Path | None,
+    compose: Path | None,
+    as_json: bool,
+) -> None:
+    """Deploy, roll back, or show the versions."""
+    if rollback and show:
+        raise UserError("E112", "--rollback and --status exclude each other", "Give one of them")
+    control = None if url is None else Control.at(url, ca=ca, header=header_of(token_file))
+    say = (lambda line: None) if as_json else click.echo
+    options = Options(run.name, max_ms, keep, say)
+    target = Target.at(to)
+    if show:
+        states = status(target, control)
+        click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
+        return
+    served = find_repository(run)
+    note(served.outdated)
+    if rollback:
+        done = roll_back(model_names(served.repository), target, control, options)
+    else:
+        done = deploy(served.repository, target, control, options)
+        if control is None:
+            say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
+    for path, write in ((kserve, write_kserve), (compose, write_compose)):
+        if path is not None:
+            write(path, to, model_names(served.repository))
+            say(f"written, not tried here: {path}")
+    if as_json:
+        click.echo(json.dumps([published.to_json() for published in done], indent=1))
+
+
+def header_of(path: Path | None) -> tuple[str, str] | None:
+    """The header in a token file: one line NAME: VALUE, or a bare token for Authorization: Bearer. Raises UserError E711."""
+    if path is None:
+        return None
+    try:
+        line = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("E711", f"the token file cannot be read ({error})", "Give a readable text file", str(path)) from error
+    if not line or len(line.splitlines()) > 1:
+        raise UserError("E711", "not one line of text", "Write the token, or HEADER: VALUE", str(path))
+    name, colon, value = line.partition(":")
+    return (name.strip(), value.strip()) if colon else ("Authorization", f"Bearer {line}")
+
+
+def table(states: list[State]) -> str:
+    """A line for each version."""
+    shown = {True: "ready", False: "not loaded", None: "?"}
+    rows = [("model", "version", "server", "proven", "published", "run")]
+    for state in states:
+        proven = "yes" if state.proven else "no"
+        rows.append((state.model, str(state.version), shown[state.ready], proven, state.published, state.run))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

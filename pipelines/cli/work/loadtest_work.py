@@ -1,0 +1,114 @@
+"""The work of `compress loadtest`: send a run's rows to a served model, and show what clients and server measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compressor.errors import UserError
+from pipelines.cli.shown import near, note
+from pipelines.cli.work.tune_work import tune_model
+from pipelines.engine.store import write_atomic
+from pipelines.loadtest.load_page import to_page
+from pipelines.loadtest.load_table import COLUMNS, level_rows, notes
+from pipelines.loadtest.request_rows import traffic_of
+from pipelines.reporting.format import human_seconds
+from pipelines.runs.served import find_repository
+from pipelines.terminal.console_table import table
+from serving.client import Client, parse_url
+from serving.loadtest.arrivals import Load
+from serving.loadtest.connections import Endpoint
+from serving.loadtest.fleet import Fleet
+from serving.loadtest.levels import PASS_SECONDS, Target, first_pass
+from serving.loadtest.plan import require_answers, run_levels, wishes
+from serving.server import EmbeddedServer
+
+GRPC_PORT = 8001
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server under test: its URL, its gRPC port, and the run whose rows are sent, if any."""
+
+    url: str
+    grpc_port: int
+    run: Path | None
+
+
+def loadtest(target: str, model: str, **options: Any) -> None:
+    """Test a served model at every level, or tune it; a run's folder as target is served for the time of the test."""
+    if options["tune"]:
+        tune_model(target, model, **options)
+        return
+    levels = wishes(options["concurrency"], options["rate"])
+    with server_of(target, options["run"], options["grpc_port"]) as served:
+        test = carried_out(served, model, levels, options)
+    if options["as_json"]:
+        click.echo(json.dumps(test, indent=1, ensure_ascii=False))
+    else:
+        table(COLUMNS, level_rows(test["levels"]))
+        for line in notes(test):
+            click.echo(line)
+    if out := options["out"]:
+        write_test(test, out)
+        note(f"load test: {near((out / 'loadtest.html').absolute())}")
+    require_answers(test["levels"])
+
+
+@contextlib.contextmanager
+def server_of(target: str, run: Path | None, grpc_port: int | None) -> Iterator[Served]:
+    """The server at a URL, or one that is started on the models of a run, where `target` is a run's folder."""
+    if not Path(target).is_dir():
+        yield Served(target, grpc_port or GRPC_PORT, run)
+        return
+    folder = Path(target)
+    found = find_repository(folder)
+    note(found.outdated)
+    with EmbeddedServer(found.repository, log_path=folder / "logs" / "loadtest.log") as server:
+        yield Served(server.url, server.ports["grpc"], run or folder)
+
+
+def carried_out(served: Served, model: str, levels: list, options: dict[str, Any]) -> dict[str, Any]:
+    """The result of all levels, as written to loadtest.json."""
+    with Client(served.url) as client:
+        rows = {key: options[key] for key in ("texts", "tokenizer")}
+        traffic = traffic_of(client, model, run=served.run, **rows)
+    host, port = parse_url(served.url)
+    protocol = options["protocol"]
+    endpoint = Endpoint(protocol, host, served.grpc_port if protocol == "grpc" else port, model)
+    limits = Load(**{key: options[key] for key in ("warmup", "seconds", "requests", "timeout")})
+    deadline = options["deadline"] and options["deadline"] / 1000
+    most = len(levels) * (limits.warmup + limits.seconds) + PASS_SECONDS
+    note(f"{len(traffic.rows)} rows, {len(levels)} levels: at most {human_seconds(most)}")
+    with Fleet(traffic, options["clients"]) as fleet:
+        expected = first_pass(fleet, under_test := Target(endpoint, host, port))
+        measured = run_levels(fleet, under_test, levels, limits, deadline, expected, lambda level: note(progress(level)))
+    return {
+        "model": model,
+        "url": endpoint.address,
+        "protocol": protocol,
+        "rows": traffic.source,
+        "mean_tokens": traffic.mean_tokens,
+        "warmup_seconds": limits.warmup,
+        "levels": measured,
+    }
+
+
+def progress(level: dict[str, Any]) -> str:
+    return f"{level['load']}: {level['throughput']:.4g} answers a second"
+
+
+def write_test(test: dict[str, Any], out: Path) -> None:
+    """Write loadtest.json and loadtest.html to a folder. Raises UserError E801 if that is not possible."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / "loadtest.json", (json.dumps(test, indent=1, ensure_ascii=False) + "\n").encode())
+        write_atomic(out / "loadtest.html", to_page(test).encode())
+    except OSError as error:
+        raise UserError("E801", f"cannot write there ({error.strerror})", "Give another --out", str(out)) from error

@@ -1,0 +1,68 @@
+"""The rows that a load test sends: a run's validation rows at their real lengths, or the texts of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import UserError
+from compressor.models.hub import find_folder
+from compressor.tasks import TaskConfig
+from compressor.tasks.data import read_data
+from compressor.tasks.reading import read_task
+from pipelines.runs.finished import open_run
+from serving.client import Client, TextEncoder, find_tokenizer
+from serving.loadtest.traffic import Row, Traffic, read_texts, takes_texts, text_rows, token_rows
+
+MOST_ROWS = 1000
+SEED = 0
+
+
+def traffic_of(
+    client: Client, model: str, *, run: Path | None = None, texts: Path | None = None, tokenizer: Path | None = None
+) -> Traffic:
+    """Up to MOST_ROWS random rows of a run or of a file. Raises UserError E745, E749 (neither given), E714, E805, E2xx."""
+    config = client.config(model)
+    if texts is not None:
+        chosen = drawn(read_texts(texts))
+        if takes_texts(config):
+            return Traffic(text_rows(config, chosen), f"{len(chosen)} texts of {texts.name}")
+        return Traffic(tokens_of(client, model, config, chosen, tokenizer), f"{len(chosen)} texts of {texts.name}, as tokens")
+    if run is None:
+        raise UserError("E749", "there are no rows to send", "Give --run RUN for its validation rows, or --texts FILE")
+    rows = run_rows(config, run)
+    return Traffic(rows, f"{len(rows)} validation rows of {run.name}")
+
+
+def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
+    """The validation rows of a run as a model's requests."""
+    finished = open_run(run)
+    if "task" not in finished.lock:
+        raise UserError("E745", "a run of several tasks deploys no model", "Give the texts with --texts FILE", str(run))
+    task = TaskConfig(**finished.lock["task"])
+    if takes_texts(config):
+        return text_rows(config, [tuple(map(joined, row)) for row in drawn(read_task(task).validation.texts)])
+    return token_rows(config, drawn(read_data(find_folder(finished.model), task).validation.tokens))
+
+
+def tokens_of(
+    client: Client, model: str, config: Mapping[str, Any], texts: Sequence[tuple[str, ...]], tokenizer: Path | None
+) -> list[Row]:
+    """Texts as tokens of the model's tokenizer, each at its own length."""
+    parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+    encoder = TextEncoder(model, config, parameters, tokenizer or find_tokenizer(client, model))
+    encodings = (encoder.encode([text[0] if len(text) == 1 else text])[0] for text in texts)
+    return [dict(encoder.features([encoding])) for encoding in encodings]
+
+
+def joined(text: str | Sequence[str]) -> str:
+    """A text; words of a token task are separated by spaces, as in training."""
+    return text if isinstance(text, str) else " ".join(text)
+
+
+def drawn(rows: Sequence[Any]) -> list[Any]:
+    """Up to MOST_ROWS random rows."""
+    return [rows[index] for index in np.random.default_rng(SEED).permutation(len(rows))[:MOST_ROWS]]

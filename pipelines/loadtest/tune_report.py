@@ -1,0 +1,52 @@
+"""The evidence of a tuning as a table and as Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.reporting.format import percent, significant
+from serving.loadtest.tune.tuned import within_limit
+
+Record = dict[str, Any]
+
+COLUMNS = ("instances x threads", "delay µs", "tokens", "answers/s", "spread", "clients", "p99 ms")
+MOST_ROWS = 12
+
+
+def setting_rows(evidence: Record, most: int | None = None) -> list[list[str]]:
+    """A row for each setting under COLUMNS, best first; the chosen one is marked."""
+    return [
+        [
+            f"{row['instances']} x {row['threads']}{' (chosen)' if row == evidence['chosen'] else ''}",
+            *("-" if row[key] is None else str(row[key]) for key in ("max_queue_delay_us", "max_batch_tokens")),
+            significant(row["answers_a_second"]) if row["answers_a_second"] else "over the limit",
+            percent(row["spread"]),
+            str(row["clients"]),
+            significant(row["p99_ms"]),
+        ]
+        for row in evidence["settings"][:most]
+    ]
+
+
+def conclusions(evidence: Record) -> list[str]:
+    """What was chosen, in keys of the stage `deploy`, and what it keeps under random arrivals."""
+    chosen, limit = evidence["chosen"], evidence["p99_ms"]
+    keys = {key: chosen[key] for key in ("instances", "threads", "max_queue_delay_us", "max_batch_tokens")}
+    written = ", ".join(f"{key}: {value}" for key, value in keys.items() if value is not None)
+    lines = [f"measured {len(evidence['settings'])} of {evidence['grid']} settings with {evidence['rows']}"]
+    lines.append(f"deploy: {{{written}}}" + ("" if chosen["max_queue_delay_us"] is not None else ", without dynamic batching"))
+    rate = within_limit(evidence["arrivals"])
+    if rate is None:
+        slowest = significant(evidence["arrivals"][0]["rate"])
+        lines.append(f"requests at random times: over {limit:g} ms for more than 1 % of them even at {slowest} a second")
+    else:
+        lines.append(f"requests at random times: up to {significant(rate)} a second, 99 % are answered within {limit:g} ms")
+    return lines
+
+
+def to_markdown(evidence: Record) -> str:
+    """The evidence as a page."""
+    title = f"# Settings of {evidence['model']} for a p99 latency of {evidence['p99_ms']:g} ms on {evidence['cores']} cores"
+    rows = [COLUMNS, ["---"] + ["--:"] * (len(COLUMNS) - 1), *setting_rows(evidence)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{title}\n\n{table}\n\n" + "\n".join(f"- {line}" for line in conclusions(evidence)) + "\n"

@@ -1,0 +1,1 @@
+"""Versions of a served model: published beside the running one, proven, and taken back if they fail."""

@@ -1,0 +1,78 @@
+"""Recorded answers of a deployed model: requests with the outputs that were proven when it was deployed, beside its files.
+
+ANSWERS in a version folder holds them as the Open Inference Protocol has them in JSON, so that any server of the model can be
+checked against them, without the run, its data or its runtime.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import UserError
+
+ANSWERS = "answers.json"
+TOLERANCE = 1e-3
+"""Largest |difference| of a number, times max(1, |recorded|): as much as another processor may round differently in fp32."""
+FLOATS = ("FP16", "FP32", "FP64")
+
+Tensors = list[dict[str, Any]]
+"""Tensors of a request or a response: name, shape, datatype and data, flat."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request and its outputs."""
+
+    inputs: Tensors
+    outputs: Tensors
+
+
+def tensor(name: str, values: np.ndarray, datatype: str) -> dict[str, Any]:
+    """An array as JSON data; texts are `object` arrays with datatype BYTES."""
+    return {"name": name, "shape": list(values.shape), "datatype": datatype, "data": values.ravel().tolist()}
+
+
+def write_answers(version: Path, answers: Sequence[Answer]) -> None:
+    """Write ANSWERS into a version folder."""
+    stored = {"answers": [vars(answer) for answer in answers]}
+    (version / ANSWERS).write_text(json.dumps(stored), encoding="utf-8")
+
+
+def read_answers(version: Path) -> list[Answer]:
+    """The recorded answers of a version folder. Raises UserError E754 where there are none or they cannot be read."""
+    path = version / ANSWERS
+    try:
+        return [Answer(**answer) for answer in json.loads(path.read_text(encoding="utf-8"))["answers"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError("E754", f"no recorded answers ({error})", "Run the pipeline's deploy stage again", str(path)) from error
+
+
+def differences(answers: Sequence[Answer], infer: Callable[[Tensors], Tensors], tolerance: float = TOLERANCE) -> list[str]:
+    """What differs from the record, a line for each request; [] where nothing does. `infer` may raise."""
+    lines = (_difference(answer.outputs, infer(answer.inputs), tolerance) for answer in answers)
+    return [f"request {number}: {line}" for number, line in enumerate(lines, 1) if line]
+
+
+def _difference(recorded: Tensors, given: Tensors, tolerance: float) -> str:
+    found = {output["name"]: output for output in given}
+    for output in recorded:
+        name, other = output["name"], found.get(output["name"])
+        if other is None:
+            return f"no output {name}"
+        if other["shape"] != output["shape"] or other["datatype"] != output["datatype"]:
+            return f"{name} is {other['datatype']} {other['shape']}, recorded {output['datatype']} {output['shape']}"
+        if output["datatype"] not in FLOATS:
+            if other["data"] != output["data"]:
+                return f"{name} is {other['data']!r:.60}, recorded {output['data']!r:.60}"
+            continue
+        expected, values = np.array(output["data"], dtype=float), np.array(other["data"], dtype=float)
+        error = np.abs(values - expected) / np.maximum(1, np.abs(expected))
+        if not (error <= tolerance).all():  # also where it is not a number
+            return f"{name} differs by {error.max():.3g}, allowed {tolerance:g}"
+    return ""

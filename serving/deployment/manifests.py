@@ -1,0 +1,113 @@
+"""Files that start a production Triton on a repository: an InferenceService of KServe, and a compose file.
+
+Neither is tried here. Both match their published schemas.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from compressor.errors import UserError
+from serving.backend_files import backend_names, copy_backend
+
+TRITON = "24.10"
+"""Least version of the official container: its ONNX Runtime reads IR 10 and opset 20, and its Triton python-based backends."""
+IMAGE = f"nvcr.io/nvidia/tritonserver:{TRITON}-py3"
+BACKENDS = "backends"
+OWN_PACKAGES = "onnxruntime openvino tokenizers 'numpy<2'"
+"""What the backends of this project import."""
+
+
+def _options(models: Sequence[str], repository: str) -> list[str]:
+    """Triton's arguments: these models, and no others unless they are asked for through the repository API."""
+    loaded = [f"--load-model={name}" for name in models]
+    return [f"--model-repository={repository}", "--model-control-mode=explicit", *loaded]
+
+
+def kserve(location: str, models: Sequence[str], image: str | None = None) -> dict[str, Any]:
+    """An InferenceService on the repository at the URL `location`.
+
+    Without `image` KServe's own Triton runtime serves the models of stock backends. `image` has this project's backends, too.
+    """
+    name = re.sub(r"[^a-z0-9-]+", "-", models[0].lower()).strip("-")
+    if image is None:
+        stock = [model for model in models if not model.endswith("-text")]
+        model = {
+            "modelFormat": {"name": "triton"},
+            "protocolVersion": "v2",
+            "runtimeVersion": f"{TRITON}-py3",
+            "storageUri": location,
+            "args": _options(stock, "/mnt/models")[1:],
+        }
+        return _service(name, {"model": model})
+    container = {
+        "name": "kserve-container",
+        "image": image,
+        "command": ["tritonserver"],
+        "args": [*_options(models, "/mnt/models"), "--http-port=8080"],
+        "env": [{"name": "STORAGE_URI", "value": location}],
+        "ports": [{"containerPort": 8080, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8080}},
+    }
+    return _service(name, {"containers": [container]})
+
+
+def _service(name: str, predictor: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": {"predictor": predictor},
+    }
+
+
+def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
+    """A compose file of the official container on the local folder `location`, its ports on this machine alone."""
+    mounted = {"type": "bind", "read_only": True}
+    backends = [
+        {**mounted, "source": f"./{BACKENDS}/{name}", "target": f"/opt/tritonserver/backends/{name}"}
+        for name in backend_names()
+    ]
+    service = {
+        "image": IMAGE,
+        "entrypoint": ["/bin/sh", "-c"],
+        "command": [f"pip install --quiet {OWN_PACKAGES} && exec tritonserver {' '.join(_options(models, '/models'))}"],
+        "ports": ["127.0.0.1:8000:8000", "127.0.0.1:8001:8001", "127.0.0.1:8002:8002"],
+        "shm_size": "1gb",
+        "volumes": [{**mounted, "source": location, "target": "/models"}, *backends],
+        "healthcheck": {
+            "test": ["CMD", "curl", "-sf", "localhost:8000/v2/health/ready"],
+            "interval": "10s",
+            "start_period": "60s",
+        },
+        "restart": "unless-stopped",
+    }
+    return {"services": {"triton": service}}
+
+
+def write_kserve(path: Path, location: str, models: Sequence[str], image: str | None = None) -> None:
+    """Raises UserError E757 for a location that no cluster reaches."""
+    if "://" not in location:
+        raise UserError("E757", "KServe needs the repository at a URL", "Deploy --to s3://BUCKET/FOLDER, or pvc://", location)
+    _write(path, kserve(location, models, image))
+
+
+def write_compose(path: Path, location: str, models: Sequence[str]) -> None:
+    """Write the compose file, and beside it the backends that it mounts. Raises UserError E757 for a URL."""
+    if "://" in location:
+        raise UserError("E757", "a compose file mounts a local folder", "Deploy --to DIR", location)
+    _write(path, compose(str(Path(location).resolve()), models))
+    for name in backend_names():
+        shutil.rmtree(path.parent / BACKENDS / name, ignore_errors=True)
+        copy_backend(name, path.parent / BACKENDS)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")

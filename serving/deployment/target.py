@@ -1,0 +1,147 @@
+"""A model repository outside the store, in a local folder or any storage that fsspec opens (s3://): its models' versions.
+
+NAME/{config.pbtxt, labels.txt, warmup/, VERSION/...}. A version folder also has BESIDE, what stood beside the versions when it
+was published, and RECORD, so that an earlier version comes back exactly as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+CONFIG, LOCK = "config.pbtxt", ".deploy.lock"
+BESIDE, RECORD = "published", "published.json"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The repository at `root` of a file system."""
+
+    files: AbstractFileSystem
+    root: str
+
+    @classmethod
+    def at(cls, location: str) -> Target:
+        """From a folder or a URL. Raises UserError E757 (its package is missing, or it cannot be reached), E901."""
+        import fsspec
+
+        try:
+            files, root = fsspec.core.url_to_fs(location)
+            files.makedirs(root, exist_ok=True)
+        except ImportError as error:
+            what = f"{location.partition(':')[0]}:// needs a package ({error})"
+            raise UserError("E757", what, "Run: pip install 'compress-pipeline[s3]'", location) from error
+        except Exception as error:  # every storage raises its own
+            what = f"the repository cannot be opened ({type(error).__name__}: {error})"
+            raise UserError("E757", what, "Check the location and your credentials", location) from error
+        return cls(files, root.rstrip("/"))
+
+    @property
+    def local(self) -> bool:
+        protocol = self.files.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+    def path(self, *parts: str | int) -> str:
+        return "/".join((self.root, *map(str, parts)))
+
+    def models(self) -> list[str]:
+        """Names of the models, sorted."""
+        return sorted(path.rsplit("/", 2)[-2] for path in self.files.glob(self.path("*", CONFIG)))
+
+    def versions(self, model: str) -> list[int]:
+        """The versions of a model, ascending."""
+        if not self.files.isdir(self.path(model)):
+            return []
+        self.files.invalidate_cache()
+        names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in self.files.ls(self.path(model), detail=True))
+        return sorted(int(name) for name in names if name.isdecimal() and name[0] != "0")
+
+    def record(self, model: str, version: int) -> dict[str, Any]:
+        """RECORD of a version; {} where it was not published by this program."""
+        path = self.path(model, version, RECORD)
+        return json.loads(self.files.cat_file(path)) if self.files.exists(path) else {}
+
+    def mark_proven(self, model: str, version: int) -> None:
+        record = self.record(model, version) | {"proven": True}
+        self._replace(self.path(model, version, RECORD), json.dumps(record, indent=1).encode())
+
+    def restore(self, model: str, version: int) -> None:
+        """Put back what stood beside the versions when this one was published."""
+        found = self.files.find(self.path(model, version, BESIDE))
+        names = {path: path.rpartition(f"/{model}/{version}/{BESIDE}/")[2] for path in found}
+        self.set_beside(model, {name: self.files.cat_file(path) for path, name in names.items()})
+
+    def put(self, source: Path, model: str, version: int, beside: dict[str, bytes], record: dict[str, Any]) -> None:
+        """Copy the version folder `source` to `version` of `model`, whole or not at all where the storage can rename.
+
+        `beside` are the model's config and the files that it names (path -> content), kept in BESIDE."""
+        # beside the repository: a server that polls it would take a folder in it for a model
+        staged = f"{self.root}.staged-{secrets.token_hex(4)}" if self.local else self.path(model, version)
+        try:
+            self._upload(source, staged)
+            for name, content in beside.items():
+                self._write(f"{staged}/{BESIDE}/{name}", content)
+            self._write(f"{staged}/{RECORD}", json.dumps(record, indent=1).encode())
+            if self.local:
+                self.files.makedirs(self.path(model), exist_ok=True)
+                Path(staged).rename(self.path(model, version))
+        except BaseException:
+            self.remove(staged)
+            raise
+
+    def _upload(self, source: Path, staged: str) -> None:
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            place = f"{staged}/{path.relative_to(source).as_posix()}"
+            self.files.makedirs(place.rpartition("/")[0], exist_ok=True)
+            self.files.put_file(str(path), place)
+
+    def _write(self, path: str, content: bytes) -> None:
+        self.files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self.files.pipe_file(path, content)
+
+    def set_beside(self, model: str, contents: dict[str, bytes]) -> None:
+        """Replace a model's config and the files that it names (path -> content), each at once, the config last."""
+        for name in sorted(contents, key=CONFIG.__eq__):
+            self._replace(self.path(model, name), contents[name])
+
+    def _replace(self, path: str, content: bytes) -> None:
+        if not self.local:  # one object is replaced at once
+            self._write(path, content)
+            return
+        temporary = f"{path}.{secrets.token_hex(4)}"
+        self._write(temporary, content)
+        Path(temporary).replace(path)
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.files.rm(path, recursive=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Context of one deployment at a time, on one machine. Raises UserError E756 while another is at work."""
+        if not self.local:
+            yield
+            return
+        with Path(self.path(LOCK)).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError("E756", "another deployment is at work here", "Wait until it has ended", self.root) from error
+            yield
+
+
+def new_record(run: str, sha256: str) -> dict[str, Any]:
+    """RECORD of a version that is published now."""
+    return {"run": run, "sha256": sha256, "published": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "proven": False}

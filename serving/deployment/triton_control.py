@@ -1,0 +1,130 @@
+"""A running Triton server as a deployment sees it, over HTTP: load and unload models, ask whether a version is ready, infer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from compressor.errors import UserError
+
+CONNECT_SECONDS = 10.0
+LOAD_SECONDS = 600.0
+"""A load returns when the model is ready: an engine may take minutes."""
+
+
+class Refused(Exception):
+    """The server's reason for refusing a request."""
+
+    def __init__(self, status: int, reason: str):
+        self.status, self.reason = status, reason
+        super().__init__(reason)
+
+
+@dataclass(frozen=True)
+class Control:
+    """The HTTP endpoint of a server whose repository API is open to us: https with `ca` (a PEM file; default: the system's),
+    and `header` (name, value) with every request where it asks for one."""
+
+    host: str
+    port: int
+    tls: bool = False
+    ca: Path | None = None
+    header: tuple[str, str] | None = None
+
+    @classmethod
+    def at(cls, url: str, **options: Any) -> Control:
+        """From host:port, http:// or https://. Raises UserError E711."""
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else None)
+        except ValueError:
+            host = port = None
+        if not host or not port or parts.scheme not in ("http", "https") or parts.path.strip("/") or parts.query:
+            raise UserError("E711", f"'{url}' is not a server's URL", "Give host:port, http://host:port or https://host:port")
+        return cls(host, port, parts.scheme == "https", **options)
+
+    def load(self, model: str) -> None:
+        """Load a model, or its new versions, from the server's repository; returns when they are ready.
+
+        A version that is served goes on until then. Raises Refused, UserError E712, E755.
+        """
+        self._control(model, "load")
+
+    def unload(self, model: str) -> None:
+        """Raises Refused, UserError E712, E755."""
+        self._control(model, "unload")
+
+    def _control(self, model: str, action: str) -> None:
+        try:
+            self._post(f"/v2/repository/models/{quote(model)}/{action}", {}, seconds=LOAD_SECONDS)
+        except Refused as refusal:
+            if refusal.status in (401, 403) or "explicit" in refusal.reason or "restricted" in refusal.reason:
+                what = f"the server does not let models be loaded ({refusal.reason})"
+                fix = "Start it with --model-control-mode=explicit, and give its token with --token-file"
+                raise UserError("E755", what, fix, self.where) from refusal
+            raise
+
+    def ready(self, model: str, version: int | None = None) -> bool:
+        """Whether a version, or any, is ready. Raises UserError E712."""
+        path = f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version is not None else "")
+        return self._request("GET", f"{path}/ready")[0] == 200
+
+    def infer(self, model: str, inputs: list[dict[str, Any]], version: int | None = None) -> list[dict[str, Any]]:
+        """The outputs of one request, both as the Open Inference Protocol has them in JSON: name, shape, datatype, data.
+
+        Raises Refused, UserError E712."""
+        path = f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version is not None else "")
+        outputs = self._post(f"{path}/infer", {"inputs": inputs})["outputs"]
+        return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in outputs]
+
+    def seconds(self, model: str, inputs: list[dict[str, Any]]) -> float:
+        """How long one request takes."""
+        start = time.perf_counter()
+        self.infer(model, inputs)
+        return time.perf_counter() - start
+
+    def require_live(self) -> None:
+        """Raises UserError E712 where no Triton server responds."""
+        if self._request("GET", "/v2/health/live")[0] != 200:
+            raise UserError("E712", "this is not a Triton server", "Start one: compress serve RUN", self.where)
+
+    @property
+    def where(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def _post(self, path: str, body: dict[str, Any], seconds: float = CONNECT_SECONDS) -> dict[str, Any]:
+        status, text = self._request("POST", path, json.dumps(body), seconds)
+        try:
+            parsed = json.loads(text) if text else {}
+        except json.JSONDecodeError:
+            parsed = {"error": text[:200]}
+        if status != 200:
+            raise Refused(status, str(parsed.get("error", f"status {status}")).strip())
+        return parsed
+
+    def _request(self, verb: str, path: str, body: str | None = None, seconds: float = CONNECT_SECONDS) -> tuple[int, str]:
+        headers = {"Content-Type": "application/json"} | (dict([self.header]) if self.header else {})
+        try:
+            connection = self._connection(seconds)
+            try:
+                connection.request(verb, path, body, headers)
+                response = connection.getresponse()
+                return response.status, response.read().decode("utf-8", errors="replace")
+            finally:
+                connection.close()
+        except (OSError, http.client.HTTPException) as error:
+            raise UserError(
+                "E712", f"no Triton server responds ({error})", "Start one: compress serve RUN", self.where
+            ) from error
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+        if not self.tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
+        context = ssl.create_default_context(cafile=self.ca)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=context)

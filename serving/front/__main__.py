@@ -1,0 +1,49 @@
+"""Run one front: python -m serving.front --triton HOST:PORT --port PORT."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from compressor.errors import UserError
+from serving.bundle import install
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--triton", required=True, metavar="HOST:PORT", help="the server's gRPC endpoint")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--keys", type=Path, metavar="FILE", help="API keys, one a line")
+    parser.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS")
+    serve(**vars(parser.parse_args()))
+
+
+def serve(triton: str, host: str, port: int, keys: Path | None, max_body: int, timeout: float) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests in flight are answered first. Raises UserError E701, E765."""
+    try:
+        import uvicorn
+
+        from serving.front.app import Settings, make_app
+    except ImportError as error:
+        raise UserError("E701", f"the front needs {error.name}", install("front")) from error
+    app = make_app(Settings(triton, keys_in(keys), timeout, max_body))
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(timeout) + 1)
+
+
+def keys_in(path: Path | None) -> tuple[str, ...]:
+    """The API keys in a file, one a line. Raises UserError E765."""
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("E765", f"the file of API keys cannot be read ({error})", "Give a text file", str(path)) from error
+    if not keys:  # an empty file must not open the front to everyone
+        raise UserError("E765", "the file of API keys is empty", "Write one key a line", str(path))
+    return keys
+
+
+if __name__ == "__main__":
+    main()

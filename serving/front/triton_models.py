@@ -1,0 +1,144 @@
+"""The Triton server behind the front: text models over gRPC, with one deadline for every request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc.aio import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from compressor.errors import UserError
+from serving.front.shapes import Prediction
+from serving.layout.text_outputs import PAIR, TEXT, TEXT_SUFFIX
+
+STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504}
+"""gRPC's status -> HTTP's; any other is 502."""
+
+
+class Failed(Exception):
+    """A request that Triton did not answer: the HTTP status and a coded error."""
+
+    def __init__(self, status: int, error: UserError):
+        self.status, self.error = status, error
+        super().__init__(str(error))
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """What the server says of a text model."""
+
+    name: str
+    pairs: bool
+    most: int
+    """Rows of one request."""
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> TextModel:
+        return cls(
+            name=config["name"],
+            pairs=any(field["name"] == PAIR for field in config["input"]),
+            most=config.get("max_batch_size") or 1,
+            outputs=tuple(field["name"] for field in config["output"]),
+        )
+
+    def predictions(self, outputs: Mapping[str, np.ndarray]) -> list[Prediction]:
+        """One per row, whichever of its outputs the model has."""
+        rows = len(next(iter(outputs.values())))
+        return [Prediction(**self._prediction({name: array[row] for name, array in outputs.items()})) for row in range(rows)]
+
+    def _prediction(self, row: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if "LABEL" in row:
+            fields |= {"label": row["LABEL"][0].decode(), "score": float(row["SCORE"][0])}
+            labels = (label.decode() for label in row["LABELS"])
+            fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
+        if "VALUE" in row:
+            fields["value"] = float(row["VALUE"][0])
+        if "ENTITIES" in row:
+            fields["entities"] = json.loads(row["ENTITIES"][0])
+        return fields
+
+
+class Upstream:
+    """One gRPC channel, shared by all requests of a front. Start it in the front's event loop."""
+
+    def __init__(self, address: str, *, seconds: float):
+        self.address, self.seconds = address, seconds
+        self.client = InferenceServerClient(address)
+        self.known: dict[str, TextModel] = {}
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def ready(self) -> bool:
+        """Whether the server and its models are."""
+        try:
+            return await self.client.is_server_ready(client_timeout=self.seconds)
+        except InferenceServerException:
+            return False
+
+    async def model(self, name: str | None) -> TextModel:
+        """A text model by its name, with or without `-text`; without a name the only one. Raises Failed."""
+        if name is None:
+            name = await self._only()
+        full = name if name.endswith(TEXT_SUFFIX) else f"{name}{TEXT_SUFFIX}"
+        if full not in self.known:
+            config = await self._asked(self.client.get_model_config(full, as_json=True, client_timeout=self.seconds), full)
+            self.known[full] = TextModel.of(config["config"])
+        return self.known[full]
+
+    async def _only(self) -> str:
+        statistics = await self._asked(self.client.get_inference_statistics(as_json=True, client_timeout=self.seconds), "")
+        names = sorted({entry["name"] for entry in statistics.get("model_stats", []) if entry["name"].endswith(TEXT_SUFFIX)})
+        if len(names) != 1:
+            known = ", ".join(names) or "none"
+            raise Failed(400, UserError("E766", "the request names no model", f"Name one of the text models: {known}"))
+        return names[0]
+
+    async def predict(self, model: TextModel, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Prediction]:
+        """Predictions in order; more rows than a request may have are sent in several, one after the other. Raises Failed."""
+        if model.pairs != (pairs is not None) or (pairs is not None and len(pairs) != len(texts)):
+            what = f"'{model.name}' takes {'pairs of texts' if model.pairs else 'single texts'}"
+            fix = "Give `pairs`, as many as `texts`" if model.pairs else "Leave out `pairs`"
+            raise Failed(400, UserError("E767", what, fix))
+        done: list[Prediction] = []
+        for start in range(0, len(texts), model.most):
+            columns = {TEXT: texts[start : start + model.most]}
+            if pairs is not None:
+                columns[PAIR] = pairs[start : start + model.most]
+            done += await self._rows(model, columns)
+        return done
+
+    async def _rows(self, model: TextModel, columns: Mapping[str, Sequence[str]]) -> list[Prediction]:
+        inputs = []
+        for name, texts in columns.items():
+            tensor = InferInput(name, [len(texts), 1], "BYTES")
+            tensor.set_data_from_numpy(np.array([[text.encode()] for text in texts], dtype=object))
+            inputs.append(tensor)
+        result = await self._asked(self.client.infer(model.name, inputs, client_timeout=self.seconds), model.name)
+        return model.predictions({name: result.as_numpy(name) for name in model.outputs})
+
+    async def _asked(self, call: Any, model: str) -> Any:
+        try:
+            return await call
+        except InferenceServerException as error:
+            kind = str(error.status() or "").removeprefix("StatusCode.")
+            if kind == "NOT_FOUND":
+                self.known.pop(model, None)
+            raise Failed(STATUS.get(kind, 502), self._told(kind, error)) from error
+        except grpc.aio.UsageError as error:  # the channel is closed: the front is stopping
+            raise Failed(503, UserError("E768", "the front is stopping", "Send the request again")) from error
+
+    def _told(self, kind: str, error: InferenceServerException) -> UserError:
+        if kind in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            what = f"Triton at {self.address} did not answer within {self.seconds:g} s ({kind.lower().replace('_', ' ')})"
+            return UserError("E768", what, "Try again; if it goes on, see the server's log")
+        return UserError(
+            "E715", f"Triton refused the request: {error.message()}", "See the message; other requests are not concerned"
+        )

@@ -1,0 +1,81 @@
+"""Whether the answers under load are those that the same rows get alone, or those that a run expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compressor.errors import UserError
+from serving.loadtest.senders import Record
+from serving.loadtest.traffic import outputs_of
+
+Outputs = Mapping[str, np.ndarray]
+
+EQUAL = 1e-4
+"""Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal."""
+WRONG = 0.5
+"""A larger one is a wrong answer. Between them lies what int8 does whose scales depend on the other rows of a batch: 0.17 was
+seen in batches of two."""
+FEW = 0.05
+"""Share of the answers that may be of another text (label, tags) without one wrong number, for the same reason."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Answers by how they compare: `near` are those between EQUAL and WRONG, or of another text beside such numbers."""
+
+    answers: int = 0
+    near: int = 0
+    wrong: int = 0
+    changed: int = 0
+    unchecked: int = 0
+    max_difference: float = 0.0
+
+
+def first_answers(record: Record, rows: int) -> list[Outputs]:
+    """The answers of a pass over all rows. Raises UserError E748 for a row that the server refuses although it comes alone."""
+    found = {row: outputs_of(body, header) for row, header, body in record.answers}
+    if error := next((error for error in record.errors if error), None):
+        where = f"row {record.errors.index(error)}"
+        fix = "Remove that row, or test with rows that the model takes"
+        raise UserError("E748", f"the server refuses a row that comes alone ({error})", fix, where)
+    return [found[row] for row in range(rows) if row in found]
+
+
+def check_answers(expected: Sequence[Outputs], records: Iterable[Record]) -> Checked:
+    """Compare every different answer of each row with the expected one."""
+    counts, worst, unchecked = dict.fromkeys(("equal", "near", "wrong", "changed"), 0), 0.0, 0
+    for record in records:
+        unchecked += record.unchecked
+        for (row, header, body), count in record.answers.items():
+            verdict, difference = compared(expected[row], outputs_of(body, header))
+            counts[verdict] += count
+            worst = max(worst, difference)
+    checked = {key: counts[key] for key in ("near", "wrong", "changed")}
+    return Checked(sum(counts.values()), **checked, unchecked=unchecked, max_difference=worst)
+
+
+def compared(expected: Outputs, found: Outputs) -> tuple[str, float]:
+    """'equal', 'near', 'wrong' (numbers, shapes, outputs) or 'changed' (texts alone), and the largest relative difference."""
+    if expected.keys() != found.keys() or any(expected[name].shape != found[name].shape for name in expected):
+        return "wrong", np.inf
+    numbers = [name for name in expected if expected[name].dtype != object]
+    worst = max((difference(expected[name], found[name]) for name in numbers), default=0.0)
+    same_texts = all((expected[name] == found[name]).all() for name in expected.keys() - set(numbers))
+    if worst > WRONG:
+        return "wrong", worst
+    if worst > EQUAL:
+        return "near", worst
+    return ("equal" if same_texts else "changed"), worst
+
+
+def difference(expected: np.ndarray, found: np.ndarray) -> float:
+    """Largest absolute difference over the largest expected absolute value, which counts as 1 at least; inf for what is not
+    finite."""
+    if not expected.size:
+        return 0.0
+    scale = max(1.0, float(np.abs(expected).max()))
+    worst = float(np.abs(found.astype(np.float64) - expected).max()) / scale
+    return worst if np.isfinite(worst) else np.inf

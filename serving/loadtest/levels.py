@@ -1,0 +1,146 @@
+"""One level of a load test, measured: what the clients saw, what the server says, and whether the clients were the limit."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from serving.loadtest.answer_check import Outputs, check_answers, first_answers
+from serving.loadtest.arrivals import Load
+from serving.loadtest.connections import Endpoint
+from serving.loadtest.fleet import Fleet
+from serving.loadtest.observed import Processes, Watch, server_figures, server_pid, statistics
+from serving.loadtest.quantiles import curve, latency_figures, tail
+from serving.loadtest.senders import TIMED_OUT, Record
+
+BUSY = 0.75
+"""Share of a core from which on a client process may be the limit."""
+LATE_SECONDS, LATE_SHARE = 0.001, 0.1
+"""A client's loop that runs late by more, and by more than that share of the median latency, distorts what it measures."""
+PASS_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A served model under test: where its requests go, and where its server answers questions over HTTP."""
+
+    endpoint: Endpoint
+    http_host: str
+    http_port: int
+
+    def statistics(self) -> dict[str, int]:
+        return statistics(self.http_host, self.http_port, self.endpoint.model)
+
+    def processes(self) -> Processes | None:
+        """The server's processes if it runs on this machine."""
+        pid = server_pid(self.http_host, self.http_port)
+        return None if pid is None else Processes(pid)
+
+
+@dataclass
+class Measured:
+    """The measured window of a level: one entry a request, times of the monotonic clock."""
+
+    due: np.ndarray
+    ended: np.ndarray
+    errors: np.ndarray
+    begin: float
+    end: float
+    open_loop: bool = False
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def latencies(self) -> np.ndarray:
+        """Seconds from due to answered; a request without an answer in time counts with the time that was waited for it."""
+        counted = (self.errors == "") | (self.errors == TIMED_OUT)
+        return (self.ended - self.due)[counted]
+
+    def answered(self) -> int:
+        """Answers that came within the window."""
+        return int(((self.errors == "") & (self.ended < self.end)).sum())
+
+    def in_time(self, deadline: float) -> int:
+        """Answers within `deadline` seconds of when their request was due."""
+        return int(((self.errors == "") & (self.ended - self.due <= deadline)).sum())
+
+
+def window(records: Sequence[Record], load: Load, start: float) -> Measured:
+    """The measured requests: of a closed loop those that ended in the window, of an open loop those that were due in it.
+
+    A window that its number of requests ended early is as long as it took.
+    """
+    due, ended = (np.concatenate([getattr(record, name) for record in records]) for name in ("due", "ended"))
+    errors = np.array([error for record in records for error in record.errors], dtype=object)
+    begin = start + load.warmup
+    end = begin + load.seconds
+    placed = due if load.rate else ended
+    if (placed >= begin).sum() >= load.requests:
+        end = min(end, float(placed.max()) + 1e-9)
+    chosen = (placed >= begin) & (placed < end)
+    kinds = Counter(error for error in errors[chosen] if error)
+    return Measured(due[chosen], ended[chosen], errors[chosen], begin, end, bool(load.rate), kinds)
+
+
+def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, expected: Sequence[Outputs]) -> dict[str, Any]:
+    """Run one level and return its figures. `deadline` is in seconds. Raises UserError E712, E746, E747."""
+    processes = target.processes()
+
+    def observe(start: float) -> tuple[dict[str, int], dict[str, int], Watch]:
+        _sleep_until(start + load.warmup)
+        before = target.statistics()
+        with Watch(processes) as watch:
+            fleet.wait(load.seconds)
+        return before, target.statistics(), watch
+
+    records, start, (before, after, watch) = fleet.run(target.endpoint, load, observe)
+    measured = window(records, load, start)
+    latencies = latency_figures(measured.latencies)
+    server = server_figures(before, after)
+    goodput = (
+        {} if deadline is None else {"deadline_ms": deadline * 1000, "goodput": measured.in_time(deadline) / measured.seconds}
+    )
+    return {
+        "load": load.title,
+        "mode": "open" if load.rate else "closed",
+        **({"rate": load.rate} if load.rate else {"concurrency": load.concurrency}),
+        "seconds": measured.seconds,
+        "requests": len(measured.due),
+        "throughput": measured.answered() / measured.seconds,
+        **goodput,
+        "errors": dict(measured.kinds.most_common()),
+        "latency_ms": latencies,
+        "curve": curve(measured.latencies),
+        "server": {**server, **watch.figures(server["requests"])},
+        "client": client_figures(records, latencies["p50"]),
+        "answers": asdict(check_answers(expected, records)),
+    }
+
+
+def first_pass(fleet: Fleet, target: Target) -> list[Outputs]:
+    """The answer to each row that comes alone, for PASS_SECONDS; from then on the fleet sends only the rows that had their
+    turn. Raises UserError E748."""
+    load = Load(concurrency=1, warmup=0, seconds=PASS_SECONDS)
+    expected = first_answers(fleet.once(target.endpoint, load), len(fleet.traffic))
+    fleet.count = len(expected)
+    return expected
+
+
+def client_figures(records: Sequence[Record], p50: float | None) -> dict[str, Any]:
+    """How busy the client processes were, how late they ran (99 % of the time less), and whether that was the limit."""
+    busy = [record.busy for record in records]
+    late = [tail(np.sort(record.late)) for record in records]
+    distorted = max(late) > max(LATE_SECONDS, LATE_SHARE * (p50 or 0.0) / 1000)
+    return {"processes": len(records), "cores": sum(busy), "late_ms": max(late) * 1000, "limit": max(busy) > BUSY or distorted}
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(moment - time.monotonic(), 0))

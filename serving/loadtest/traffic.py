@@ -1,0 +1,116 @@
+"""What a load test sends: one request for each row, as the bytes of an HTTP body or a gRPC message, and answers as arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
+
+from compressor.errors import UserError
+
+Row = Mapping[str, np.ndarray]
+"""The inputs of one request, each with the batch axis."""
+TEXT_INPUTS = ("TEXT", "PAIR")
+MOST_TEXTS = 100_000
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The rows that are sent, again and again in random order; `source` says where they come from."""
+
+    rows: list[Row]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """Mean number of tokens of a row; None for rows of text."""
+        if any(name in TEXT_INPUTS for name in self.rows[0]):
+            return None
+        return float(np.mean([next(iter(row.values())).size for row in self.rows]))
+
+
+def takes_texts(config: Mapping[str, Any]) -> bool:
+    """Whether the model of this config takes TEXT rather than tokens."""
+    return any(tensor["name"] in TEXT_INPUTS for tensor in config["input"])
+
+
+def text_rows(config: Mapping[str, Any], texts: Sequence[Sequence[str]]) -> list[Row]:
+    """One row for each text, or pair of texts. Raises UserError E745 where a text has too few or too many parts."""
+    names = [name for name in TEXT_INPUTS if any(tensor["name"] == name for tensor in config["input"])]
+    if odd := next((text for text in texts if len(text) != len(names)), None):
+        what = f"the model takes {' and '.join(names)}, and a row has {len(odd)} texts"
+        raise UserError("E745", what, "Give as many, separated by a tab", repr(odd)[:60])
+    arrays = [[np.array([[part.encode()]], dtype=object) for part in text] for text in texts]
+    return [dict(zip(names, row, strict=True)) for row in arrays]
+
+
+def token_rows(config: Mapping[str, Any], tokens: Sequence[Mapping[str, Sequence[int]]]) -> list[Row]:
+    """One row for each dict of token lists. Raises UserError E745 for an input that the tokens do not have."""
+    types = {tensor["name"]: triton_to_np_dtype(tensor["data_type"].removeprefix("TYPE_")) for tensor in config["input"]}
+    if missing := types.keys() - tokens[0].keys():
+        raise UserError("E745", f"the model expects an input '{min(missing)}'", "Load tests send texts, or their tokens")
+    return [{name: np.array([row[name]], dtype=type_) for name, type_ in types.items()} for row in tokens]
+
+
+def read_texts(path: Path) -> list[tuple[str, ...]]:
+    """The texts of a file, one a line, the two of a pair separated by a tab. Raises UserError E745."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("E745", f"no file of texts ({error})", "Give a UTF-8 file with one text a line", str(path)) from error
+    texts = [tuple(line.split("\t")) for line in lines if line.strip()][:MOST_TEXTS]
+    if not texts:
+        raise UserError("E745", "there is no text in the file", "Give a UTF-8 file with one text a line", str(path))
+    return texts
+
+
+def http_body(row: Row) -> tuple[bytes, int]:
+    """The body of an HTTP request with binary tensors both ways, and the length of its JSON part."""
+    contents = {name: _raw(array) for name, array in row.items()}
+    inputs = [
+        {**_described(name, array), "parameters": {"binary_data_size": len(contents[name])}} for name, array in row.items()
+    ]
+    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":")).encode()
+    return header + b"".join(contents.values()), len(header)
+
+
+def grpc_message(model: str, row: Row) -> bytes:
+    """A ModelInferRequest."""
+    from tritonclient.grpc.service_pb2 import ModelInferRequest  # imported here: slow, and HTTP does not need it
+
+    request = ModelInferRequest(model_name=model, raw_input_contents=[_raw(array) for array in row.values()])
+    for name, array in row.items():
+        request.inputs.add(**_described(name, array))
+    return request.SerializeToString()
+
+
+def _described(name: str, array: np.ndarray) -> dict[str, Any]:
+    return {"name": name, "shape": list(array.shape), "datatype": np_to_triton_dtype(array.dtype)}
+
+
+def _raw(array: np.ndarray) -> bytes:
+    return serialize_byte_tensor(array).item() if array.dtype == object else array.tobytes()
+
+
+def outputs_of(body: bytes, header: int) -> dict[str, np.ndarray]:
+    """The outputs in an answer: an HTTP body whose JSON part has `header` bytes, or a gRPC message where that is -1."""
+    if header < 0:
+        from tritonclient.grpc import InferResult
+        from tritonclient.grpc.service_pb2 import ModelInferResponse
+
+        message = ModelInferResponse.FromString(body)
+        result, names = InferResult(message), [output.name for output in message.outputs]
+    else:
+        from tritonclient.http import InferenceServerClient
+
+        result = InferenceServerClient.parse_response_body(body, header_length=header or None)
+        names = [output["name"] for output in result.get_response()["outputs"]]
+    return {name: result.as_numpy(name) for name in names}

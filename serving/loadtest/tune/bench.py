@@ -1,0 +1,131 @@
+"""Settings side by side: each is a model of one embedded server, whose files are links to those of the model that is tuned.
+
+Idle models cost memory only, so that rounds of different settings can be interleaved without a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from compressor.errors import UserError
+from serving.client import parse_url
+from serving.loadtest.answer_check import Outputs, check_answers
+from serving.loadtest.arrivals import Load
+from serving.loadtest.connections import Endpoint
+from serving.loadtest.fleet import Fleet
+from serving.loadtest.levels import Target, first_pass, window
+from serving.loadtest.tune.knobs import Setting, as_text, configured, runtime_of_model
+from serving.loadtest.tune.trials import Probe, Trial
+from serving.repository import read_config
+from serving.server import EmbeddedServer
+
+INSTANCE_BYTES = 250e6
+"""Memory of an instance beside its weights: a Python process with a runtime."""
+WEIGHT_COPIES = 2.0
+MEMORY_SHARE = 0.6
+READY_SECONDS, READY_SECONDS_EACH = 60.0, 10.0
+WARMUP_SECONDS, FIRST_SECONDS = 0.3, 1.0
+FEWEST, MOST_SECONDS = 150, 10.0
+"""A probe is long enough for so many answers, but not longer than that."""
+
+
+class Bench:
+    """Measures the settings of one model; `folder` is a scratch folder, `seconds` the length of a probe."""
+
+    def __init__(
+        self, model_folder: Path, fleet: Fleet, folder: Path, *, protocol: str, seconds: float, say: Callable[[str], None]
+    ):
+        self.source, self.fleet, self.folder = Path(model_folder), fleet, folder
+        self.protocol, self.seconds, self.say = protocol, seconds, say
+        self.config = read_config(self.source)
+        self.runtime = runtime_of_model(self.source, self.config)
+        self.expected: list[Outputs] = []
+        self._numbers, self._warm = count(), set()
+
+    def evaluate(self, trials: Sequence[Trial], rounds: int) -> None:
+        """Add rounds to the trials: every setting once, then all again in the other order. Raises UserError E7xx."""
+        each = self._bytes(trials[0].setting) / trials[0].setting.instances
+        for group in grouped(trials, each, MEMORY_SHARE * available_bytes()):
+            with self.serve([trial.setting for trial in group]) as targets:
+                for number in range(rounds):
+                    for trial in group[:: -1 if number % 2 else 1]:
+                        trial.repeat(partial(self._measure, targets))
+            for trial in group:
+                self.say(f"{trial.setting.title}: {trial.score:.4g} answers a second within the limit")
+
+    @contextlib.contextmanager
+    def serve(self, settings: Sequence[Setting]) -> Iterator[dict[Setting, Target]]:
+        """A server with one model for each setting, and where each is reached."""
+        repository = self.folder / f"repository-{next(self._numbers)}"
+        names = {setting: f"{self.config.name}-{number}" for number, setting in enumerate(settings)}
+        for setting, name in names.items():
+            self._write(repository / name, setting)
+        ready = READY_SECONDS + READY_SECONDS_EACH * sum(setting.instances for setting in settings)
+        log = self.folder / f"{repository.name}.log"
+        with EmbeddedServer(repository, log_path=log, ready_timeout=ready) as server:
+            host, port = parse_url(server.url)
+            ports = {"http": port, "grpc": server.ports["grpc"]}
+            self._warm.clear()
+            targets = {
+                setting: Target(Endpoint(self.protocol, host, ports[self.protocol], name), host, port)
+                for setting, name in names.items()
+            }
+            if not self.expected:
+                self.expected = first_pass(self.fleet, next(iter(targets.values())))
+            yield targets
+
+    def _write(self, folder: Path, setting: Setting) -> None:
+        folder.mkdir(parents=True)
+        for path in self.source.resolve().iterdir():
+            if path.name != "config.pbtxt":
+                (folder / path.name).symlink_to(path, target_is_directory=path.is_dir())
+        (folder / "config.pbtxt").write_text(self.config_with(setting, folder.name), encoding="utf-8")
+
+    def config_with(self, setting: Setting, name: str | None = None) -> str:
+        """The content of the model's config.pbtxt with a setting."""
+        return as_text(configured(self.config, setting, self.runtime, name))
+
+    def _measure(self, targets: dict[Setting, Target], setting: Setting, clients: int) -> Probe:
+        endpoint = targets[setting].endpoint
+        if setting not in self._warm:
+            self._warm.add(setting)
+            self._send(endpoint, Load(concurrency=2 * setting.instances, warmup=0, seconds=FIRST_SECONDS))
+        probe = self._send(endpoint, Load(concurrency=clients, warmup=WARMUP_SECONDS, seconds=self.seconds))
+        if len(probe.latencies) < FEWEST:
+            seconds = min(MOST_SECONDS, self.seconds * FEWEST / max(len(probe.latencies), 1))
+            probe = self._send(endpoint, Load(concurrency=clients, warmup=WARMUP_SECONDS, seconds=seconds))
+        return probe
+
+    def _send(self, endpoint: Endpoint, load: Load) -> Probe:
+        records, start, _ = self.fleet.run(endpoint, load, lambda start: None)
+        measured = window(records, load, start)
+        right = not measured.kinds and not check_answers(self.expected, records).wrong
+        return Probe(measured.answered() / measured.seconds, measured.latencies, right)
+
+    def _bytes(self, setting: Setting) -> float:
+        weights = sum(path.stat().st_size for path in self.source.rglob("*") if path.is_file())
+        return setting.instances * (INSTANCE_BYTES + WEIGHT_COPIES * weights)
+
+
+def grouped(trials: Sequence[Trial], each: float, available: float) -> list[list[Trial]]:
+    """Trials that fit in memory together, where an instance takes `each` bytes. Raises UserError E752 if one alone does not."""
+    groups: list[list[Trial]] = [[]]
+    for trial in trials:
+        if trial.setting.instances * each > available:
+            what = f"{trial.setting.instances} instances of the model need about {trial.setting.instances * each / 1e9:.1f} GB"
+            raise UserError("E752", f"{what}, and {available / 1e9:.1f} GB are free for them", "Free memory")
+        taken = sum(other.setting.instances for other in groups[-1])
+        if (taken + trial.setting.instances) * each > available:
+            groups.append([])
+        groups[-1].append(trial)
+    return groups
+
+
+def available_bytes() -> float:
+    """Memory that the kernel says is available."""
+    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return float(line.split()[1]) * 1024

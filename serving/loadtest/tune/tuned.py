@@ -1,0 +1,86 @@
+"""Tuning from start to end: the search, the same load at random times for what was chosen, and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import CheckError
+from compressor.processor import physical_cores
+from serving.loadtest.arrivals import Load
+from serving.loadtest.fleet import Fleet
+from serving.loadtest.levels import measure
+from serving.loadtest.tune.bench import Bench
+from serving.loadtest.tune.coarse_to_fine import Search
+from serving.loadtest.tune.knobs import grid_of
+from serving.loadtest.tune.trials import Trial
+
+ARRIVALS = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Rates at which the chosen setting is tried with random arrivals, as shares of its closed loop's throughput."""
+ARRIVAL_SECONDS = 4.0
+
+
+def tune(
+    model_folder: Path,
+    fleet: Fleet,
+    folder: Path,
+    p99_ms: float,
+    *,
+    protocol: str = "http",
+    seconds: float = 1.5,
+    cores: int | None = None,
+    exhaustive_rounds: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[str, dict[str, Any]]:
+    """The chosen config.pbtxt of a model, and the evidence for it. `folder` is a scratch folder; `cores` defaults to those of
+    this process. With `exhaustive_rounds` the whole grid is measured instead of the search.
+
+    Raises CheckError E753 when no setting keeps the limit, UserError E752 (memory) and those of the server and the clients.
+    """
+    cores = cores or physical_cores()
+    bench = Bench(model_folder, fleet, folder, protocol=protocol, seconds=seconds, say=say)
+    grid = grid_of(bench.config, cores, p99_ms)
+    search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores)
+    say(f"{len(grid.settings())} settings on {cores} cores")
+    chosen = search.exhaust(exhaustive_rounds) if exhaustive_rounds else search.run()
+    if not chosen.score:
+        nearest = f"{chosen.setting.title} with {chosen.figures()['p99_ms']:.3g} ms"
+        what = f"no setting keeps a p99 latency of {p99_ms:g} ms; the nearest is {nearest}"
+        raise CheckError("E753", what, "Raise --p99-ms, or shorten the texts", bench.config.name)
+    evidence = {
+        "model": bench.config.name,
+        "p99_ms": p99_ms,
+        "cores": cores,
+        "protocol": protocol,
+        "rows": fleet.traffic.source,
+        "grid": len(grid.settings()),
+        "chosen": chosen.figures(),
+        "settings": [trial.figures() for trial in search.ranked()],
+        "arrivals": [] if exhaustive_rounds else arrivals(bench, chosen, p99_ms, say),
+    }
+    return bench.config_with(chosen.setting), evidence
+
+
+def arrivals(bench: Bench, chosen: Trial, p99_ms: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The chosen setting under random arrivals at several rates: latency at the tail, and the share that keeps the limit."""
+    found = []
+    with bench.serve([chosen.setting]) as targets:
+        target = targets[chosen.setting]
+        for number, share in enumerate(ARRIVALS):
+            load = Load(rate=share * chosen.score, warmup=1.0, seconds=ARRIVAL_SECONDS, seed=number)
+            level = measure(bench.fleet, target, load, p99_ms / 1000, bench.expected)
+            in_time = level["goodput"] * level["seconds"] / level["requests"] if level["requests"] else 0.0
+            found.append({"rate": load.rate, "p99_ms": level["latency_ms"]["p99"], "in_time": in_time})
+            say(f"{load.rate:.4g} requests/s at random times: {in_time:.1%} within {p99_ms:g} ms")
+    return found
+
+
+def within_limit(rates: Sequence[dict[str, Any]]) -> float | None:
+    """The highest rate of random arrivals at which 99 % of the requests kept the limit, all lower ones doing so too."""
+    best = None
+    for row in rates:
+        if row["in_time"] < 0.99:
+            break
+        best = row["rate"]
+    return best

@@ -1,0 +1,71 @@
+"""/dev/shm, through which Triton and its model processes exchange tensors: is there enough, and what killed servers left."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from compressor.errors import UserError
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "compress-triton-"
+MORE_MEMORY = (
+    "Mount more (Docker: --shm-size=256m; Kubernetes: an emptyDir of medium Memory at /dev/shm), or lower --max-body or the "
+    "models' instances"
+)
+INSTANCE_BYTES = 2 << 20
+"""A model process starts with 1 MiB of its own and grows with its requests."""
+
+
+def check_space(instances: int, max_body: int) -> None:
+    """Raise UserError E739 where /dev/shm lacks space for so many model instances and one request of the largest size."""
+    needed = instances * INSTANCE_BYTES + max_body
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        raise UserError("E739", f"there is no {SHARED_MEMORY} ({error.strerror})", MORE_MEMORY) from error
+    free = status.f_bavail * status.f_frsize
+    if free < needed:
+        what = f"{SHARED_MEMORY} has {free / 2**20:.1f} MiB free, and these models need {needed / 2**20:.0f} MiB"
+        raise UserError("E739", what, MORE_MEMORY)
+
+
+def claim(stage: Path) -> IO[str]:
+    """A lock that says that the server with the folder `stage` lives; close it last, after `remove`."""
+    lock = _lock_file(stage.name).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.write(str(stage))
+    lock.flush()
+    return lock
+
+
+def remove(name: str) -> None:
+    """Delete the shared memory of the server whose folder is called `name`, and its lock file."""
+    for region in SHARED_MEMORY.glob(f"{name}-*"):
+        region.unlink(missing_ok=True)
+    _lock_file(name).unlink(missing_ok=True)
+
+
+def remove_regions(name: str) -> None:
+    """Delete the shared memory of a server that is started again."""
+    for region in SHARED_MEMORY.glob(f"{name}-*"):
+        region.unlink(missing_ok=True)
+
+
+def remove_left_overs() -> None:
+    """Delete shared memory and folders of this user's servers that were killed: those whose lock nobody holds."""
+    for path in SHARED_MEMORY.glob(f"{PREFIX}*.lock"):
+        with contextlib.suppress(OSError), path.open() as lock:  # another user's, or just deleted
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stage = Path(lock.read())
+            if path.stat().st_uid == os.getuid() and stage.name == path.stem:
+                remove(path.stem)
+                shutil.rmtree(stage, ignore_errors=True)
+
+
+def _lock_file(name: str) -> Path:
+    return SHARED_MEMORY / f"{name}.lock"

@@ -1,0 +1,67 @@
+"""Keeps a server working: what has ended is started again, up to a limit; and the logs of earlier servers are bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from compressor.errors import UserError
+from serving.server import EmbeddedServer
+
+POLL_SECONDS = 0.2
+RESTARTS, WINDOW_SECONDS = 3, 60
+KEPT_LOGS = 10
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of the stubs of a Triton that died, so that they can be reaped; without it PID 1 has to."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def watch(
+    server: EmbeddedServer, tell: Callable[[str], None], also: Callable[[Callable[[str], None]], None] = lambda tell: None
+) -> None:
+    """Keep a started server working until an exception such as KeyboardInterrupt; `tell` gets a line for each event.
+
+    `also` is called every POLL_SECONDS, to keep other processes.
+
+    Raises UserError E738 when it ends again after RESTARTS restarts within WINDOW_SECONDS.
+    """
+    restarts: list[float] = []
+    failure = None
+    while True:
+        fault = failure or server.fault()
+        if fault is None:
+            if server.token:
+                server.triton.find_stubs()  # models may have been loaded
+            also(tell)
+            time.sleep(POLL_SECONDS)
+            continue
+        now = time.monotonic()
+        restarts = [*(moment for moment in restarts if now - moment < WINDOW_SECONDS), now]
+        if len(restarts) > RESTARTS:
+            what = f"the server failed {len(restarts)} times within {WINDOW_SECONDS} s; the last time: {fault.what}"
+            raise UserError("E738", what, fault.fix)
+        tell(f"{fault.what}; starting again")
+        try:
+            server.restart()
+            failure = None
+            tell(f"serving again after {time.monotonic() - now:.1f} s")
+        except UserError as error:
+            failure = error
+
+
+def new_log(folder: Path) -> Path:
+    """The path of this process's log in `folder`, serve-PID.log; of those of servers that have ended the newest stay."""
+    logs = sorted(folder.glob("serve-*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in logs[KEPT_LOGS - 1 :]:
+        with contextlib.suppress(OSError), path.open() as log:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its server lives
+            path.unlink()
+    return folder / f"serve-{os.getpid()}.log"

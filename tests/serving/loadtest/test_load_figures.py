@@ -1,0 +1,194 @@
+"""When requests are due, what is counted, and how answers compare: pure functions."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from compressor.errors import CheckError, UserError
+from serving.loadtest.answer_check import check_answers, compared
+from serving.loadtest.arrivals import Load, poisson_times, shares
+from serving.loadtest.connections import Endpoint, HttpPool, kind_of_error
+from serving.loadtest.levels import client_figures, window
+from serving.loadtest.observed import added_up, server_figures
+from serving.loadtest.plan import Wish, require_answers, wishes
+from serving.loadtest.quantiles import curve, latency_figures, quantile, slope
+from serving.loadtest.senders import TIMED_OUT, Record
+from serving.loadtest.traffic import http_body, outputs_of, read_texts, text_rows, token_rows
+
+
+def test_poisson_arrivals_have_their_rate_and_independent_exponential_gaps():
+    times = poisson_times(500, 40, seed=1)
+    gaps = np.diff(times)
+    assert len(times) == pytest.approx(20_000, rel=0.03) and times[0] >= 0 and times[-1] < 40
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.03)
+    assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 0.03
+    assert (poisson_times(500, 40, seed=1) == times).all() and len(poisson_times(1, 0.001)) == 0
+
+
+def test_an_open_loop_is_bounded_by_its_measured_requests():
+    load = Load(rate=100, warmup=1, seconds=10, requests=50)
+    times = load.times()
+    assert (times >= 1).sum() == 50 and (times < 1).sum() > 50
+    assert not len(Load(concurrency=4).times())
+    assert shares(5, 3) == [2, 2, 1] and shares(1, 2) == [1, 0]
+
+
+def test_a_quantile_is_given_only_where_values_lie_above_it():
+    values = np.arange(1, 1001) / 1000
+    assert latency_figures(values[::-1]) == {"mean": 500.5, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
+    assert quantile(np.arange(100.0), 0.99) == 98 and quantile(np.arange(100.0), 0.999) is None
+    assert quantile(np.arange(1.0), 0.5) is None and latency_figures(np.empty(0))["max"] is None
+    assert curve(np.empty(0)) == [] and curve(values)[-1] == (0.999, 999)
+
+
+def test_a_slope_is_that_of_most_points():
+    assert slope(range(10), [3 * time + (1000 if time == 4 else 0) for time in range(10)]) == 3
+    assert slope([0, 1, 2], [1, 2, 3]) is None
+
+
+def record(due, waited, took, errors=None):
+    """Requests that were sent `waited` seconds after they were due, and took so long."""
+    due = np.array(due, dtype=float)
+    return Record(list(due), list(due + waited), list(due + waited + took), errors or [""] * len(due))
+
+
+def test_latency_counts_from_when_a_request_was_due():
+    """Requests that wait for a stalled client or server are late: no coordinated omission."""
+    late = record([10.5, 11.0, 11.5], waited=np.array([2.0, 1.5, 1.0]), took=0.1)
+    measured = window([record([9.9], 0, 0.2), late], Load(rate=2, warmup=1, seconds=10), start=9)
+    np.testing.assert_allclose(measured.latencies, [2.1, 1.6, 1.1])
+    assert measured.in_time(1.5) == 1 and measured.seconds == 10
+
+
+def test_a_closed_loop_counts_what_ended_in_its_window():
+    load = Load(concurrency=1, warmup=1, seconds=2)
+    measured = window([record([0.5, 1.2, 2.9], 0, 0.6), record([2.0], 0, 0.1, ["503: full"])], load, start=0)
+    assert measured.answered() == 2 and measured.kinds == {"503: full": 1} and len(measured.latencies) == 2
+    short = window([record([1.0, 1.5, 2.0], 0, 0.25)], Load(concurrency=1, warmup=1, seconds=9, requests=3), start=0)
+    assert short.seconds == pytest.approx(1.25) and short.answered() == 3
+
+
+def test_a_request_without_an_answer_counts_with_the_time_that_was_waited():
+    measured = window([record([1.0, 1.0], 0, np.array([0.1, 5.0]), ["", TIMED_OUT])], Load(rate=1, warmup=0), start=0)
+    assert list(np.round(measured.latencies, 6)) == [0.1, 5.0] and measured.in_time(10) == 1 and measured.answered() == 1
+
+
+def test_a_client_that_is_busy_or_late_is_the_limit():
+    def client(busy, late, p50=10.0):
+        return client_figures([Record(busy=busy, late=[late] * 200)], p50)["limit"]
+
+    assert client(0.9, 0) and client(0.1, 0.005) and not client(0.3, 0.0005) and not client(0.3, 0.005, p50=100.0)
+
+
+def test_levels_as_they_are_asked_for():
+    assert [wish.concurrency for wish in wishes(None, None)] == [1, 4, 16] and wishes("2", None) == [Wish(concurrency=2)]
+    assert wishes(None, "50, 7.5") == [Wish(rate=50), Wish(rate=7.5)]
+    assert wishes("8", "2x") == [Wish(concurrency=8), Wish(factor=2)] and len(wishes(None, "0.5x")) == 4
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "rate"),
+    [("0", None), ("1,a", None), ("1.5", None), ("9999", None), (None, "0x"), (None, "nan"), (None, "")],
+)
+def test_a_level_that_is_no_number_is_refused(concurrency, rate):
+    with pytest.raises(UserError, match=r"E751 --(concurrency|rate): '.*' is not a number up to"):
+        wishes(concurrency, rate)
+
+
+def test_statistics_are_the_difference_of_two_looks():
+    def version(count):
+        part = {"count": count, "ns": count * 2_000_000}
+        parts = dict.fromkeys(("success", "queue", "compute_input", "compute_infer", "compute_output"), part)
+        return {"inference_count": 3 * count, "execution_count": count, "inference_stats": parts}
+
+    found = server_figures(added_up([version(10)]), added_up([version(10), version(30)]))
+    assert found == {"requests": 30, "failed": 0, "executions": 30, "mean_batch": 3, "queue_ms": 2, "compute_ms": 6}
+    assert server_figures(added_up([]), added_up([]))["mean_batch"] is None
+
+
+def test_answers_are_equal_near_wrong_or_of_another_text():
+    def answer(score, label="good"):
+        return {"SCORES": np.array([[score, 1.0]], np.float32), "LABEL": np.array([[label.encode()]], dtype=object)}
+
+    assert compared(answer(0.5), answer(0.5)) == ("equal", 0)
+    assert compared(answer(0.5), answer(0.51, "bad"))[0] == "near"
+    assert compared(answer(0.5), answer(-0.1))[0] == "wrong" and compared(answer(0.5), answer(np.nan))[0] == "wrong"
+    assert compared(answer(0.5), answer(0.5, "bad"))[0] == "changed"
+    assert compared(answer(0.5), {"SCORES": np.zeros((1, 3))})[0] == "wrong"
+
+
+def http_answer(*logits):
+    described = {"name": "logits", "datatype": "FP32", "shape": [1, len(logits)]}
+    body = np.array(logits, np.float32).tobytes()
+    header = json.dumps({"outputs": [described | {"parameters": {"binary_data_size": len(body)}}]}).encode()
+    return header + body, len(header)
+
+
+def test_rows_that_are_mixed_up_fail_the_test():
+    (first, header), (second, _) = http_answer(1, 5), http_answer(4, 2)
+    expected = [outputs_of(first, header), outputs_of(second, header)]
+    answers = {(0, header, first): 98, (0, header, second): 2}
+    checked = check_answers(expected, [Record(answers=answers)])
+    assert (checked.answers, checked.wrong, checked.max_difference) == (100, 2, pytest.approx(0.6))
+    with pytest.raises(CheckError, match="E750 4 clients: 2 of 100 answers under load differ"):
+        require_answers([{"load": "4 clients", "answers": vars(checked)}])
+
+
+def test_rows_of_texts_and_tokens(tmp_path):
+    (tmp_path / "texts").write_text("a fine film\tit is good\n\nfür\tdich\n", encoding="utf-8")
+    texts = read_texts(tmp_path / "texts")
+    config = {"input": [{"name": name, "data_type": "TYPE_STRING"} for name in ("PAIR", "TEXT")]}
+    rows = text_rows(config, texts)
+    assert rows[1]["TEXT"].tolist() == [["für".encode()]] and rows[1]["PAIR"].tolist() == [[b"dich"]]
+    body, header = http_body(rows[0])
+    assert json.loads(body[:header])["inputs"][0] == {
+        "name": "TEXT",
+        "shape": [1, 1],
+        "datatype": "BYTES",
+        "parameters": {"binary_data_size": 15},
+    }
+    assert body[header : header + 15] == b"\x0b\0\0\0a fine film"
+    with pytest.raises(UserError, match=r"E745 .*takes TEXT and PAIR, and a row has 1 texts"):
+        text_rows(config, [("alone",)])
+    with pytest.raises(UserError, match="E745 the model expects an input 'pixels'"):
+        token_rows({"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, [{"input_ids": [1]}])
+    (tmp_path / "texts").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"E745 .*no file of texts"):
+        read_texts(tmp_path / "texts")
+    (tmp_path / "texts").write_text("\n")
+    with pytest.raises(UserError, match=r"E745 .*no text in the file"):
+        read_texts(tmp_path / "texts")
+
+
+def test_errors_that_differ_in_figures_are_one_kind():
+    assert kind_of_error(400, "id 17 of\n row 3") == kind_of_error(400, "id 5 of row 99") == "400: id N of row N"
+    assert kind_of_error("UNAVAILABLE", "") == "UNAVAILABLE"
+
+
+def test_connections_that_the_server_closes_are_opened_again():
+    accepted = []
+
+    async def answer(reader, writer):
+        accepted.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        last = len(accepted) == 3
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" if not last else b"HTTP/1.1 200 OK\r\n\r\nok")
+        writer.close()
+
+    async def ask():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        endpoint = Endpoint("http", "127.0.0.1", server.sockets[0].getsockname()[1], "m")
+        connections = HttpPool(endpoint, text_rows({"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]}, [("a",)]))
+        answers = []
+        for _ in range(3):
+            answers.append(await connections.ask(0))
+            await asyncio.sleep(0.05)
+        connections.close()
+        server.close()
+        return answers
+
+    first, second, third = asyncio.run(ask())
+    assert (first.body, first.header, second.error, len(accepted)) == (b"ok", 0, "", 3)
+    assert third.error == "connection: ValueError"  # an answer without a length

@@ -1,0 +1,150 @@
+"""The search for serving settings, on a server that is simulated; and once, slowly, on a real one."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from triton_parts import LABELS, PARAMETERS
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from compressor.errors import CheckError, UserError
+from pipelines.cli.commands import main
+from pipelines.loadtest.tune_report import conclusions, setting_rows, to_markdown
+from serving.loadtest.fleet import Fleet
+from serving.loadtest.traffic import Traffic, token_rows
+from serving.loadtest.tune import bench, knobs, trials, tuned
+from serving.loadtest.tune.bench import grouped
+from serving.loadtest.tune.coarse_to_fine import Search
+from serving.loadtest.tune.knobs import Grid, Setting, configured, grid_of, layouts, runtime_of_model
+from serving.loadtest.tune.trials import Probe, Trial
+from serving.loadtest.tune.tuned import tune, within_limit
+from serving.repository import write_repository
+
+GRID = Grid(layouts(4), (None, 0, 500, 2000), (512, 1024, 2048, 4096))
+
+
+def capacity(setting):
+    """Answers a second of a server whose best setting lies in a corner of the grid."""
+    layout = {(1, 4): 0.7, (2, 2): 1.0, (4, 1): 0.9}.get((setting.instances, setting.threads), 0.5)
+    delay = {None: 0.6, 0: 0.8, 500: 0.9, 2000: 1.0}[setting.delay_us]
+    return 300 * layout * delay * {512: 0.85, 1024: 1.0, 2048: 0.95, 4096: 0.9}[setting.batch_tokens]
+
+
+def simulated(seed=0, noise=0.02):
+    """A closed loop on a server that is full from 4 clients on: by Little's law latency is clients / throughput."""
+    generator = np.random.default_rng(seed)
+
+    def measure(setting, clients):
+        throughput = capacity(setting) * min(clients / 4, 1) * (1 + noise * generator.standard_normal())
+        return Probe(throughput, clients / throughput * generator.uniform(0.7, 1.15, 400))
+
+    def evaluate(trials, rounds):
+        for _ in range(rounds):
+            for trial in trials:
+                trial.repeat(measure)
+
+    return evaluate
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_choice_is_within_5_percent_of_the_grids_best_and_costs_less(seed):
+    search = Search(GRID, 0.050, simulated(seed))
+    chosen = search.run()
+    assert capacity(chosen.setting) >= 0.95 * max(map(capacity, GRID.settings()))
+    assert len(search.trials) < 0.7 * len(GRID.settings())
+    assert max(len(probes) for probes in chosen.probes.values()) >= 5
+
+
+def test_the_score_is_the_most_answers_whose_p99_keeps_the_limit():
+    trial = Trial(Setting(2, 2, 2000, 1024), 0.050, start=4)
+    simulated(noise=0)([trial], 2)
+    assert trial.score == pytest.approx(300) and trial.kept(trial.clients) and 12 not in trial.probes
+    low = Trial(Setting(2, 2, 2000, 1024), 0.008, start=16)
+    simulated(noise=0)([low], 1)
+    assert low.score == 0 and low.clients is None and low.figures()["answers_a_second"] == 0
+
+
+def test_a_setting_with_a_wrong_answer_is_never_chosen():
+    trial = Trial(Setting(1, 1, None), 1.0, probes={4: [Probe(100, np.full(200, 0.01), right=False)]})
+    assert trial.score == 0
+
+
+def test_layouts_use_the_cores():
+    assert layouts(1) == ((1, 1),) and layouts(2) == ((1, 2), (2, 1))
+    assert layouts(4) == ((1, 4), (2, 2), (4, 1))
+    assert {(2, 3), (3, 2), (6, 1), (1, 4)} <= set(layouts(6)) and len(layouts(64)) < 20
+
+
+def test_neighbours_differ_by_one_step_of_one_knob():
+    near = GRID.neighbours(Setting(2, 2, 0, 512))
+    assert Setting(2, 2, None, 512) in near and Setting(4, 1, 0, 512) in near and Setting(2, 2, 0, 1024) in near
+    assert len(near) == 5 and set(near) < set(GRID.settings())
+
+
+def test_a_setting_becomes_fields_of_the_config(tmp_path):
+    config = ModelConfig(name="m", backend="openvino", max_batch_size=8)
+    config.parameters["task"].string_value = "classification"
+    changed = configured(config, Setting(2, 3, 500), "openvino", "m-1")
+    assert changed.name == "m-1" and changed.instance_group[0].count == 2 and config.name == "m"
+    assert changed.parameters["INFERENCE_NUM_THREADS"].string_value == "3" and "task" in changed.parameters
+    assert changed.dynamic_batching.max_queue_delay_microseconds == 500
+    assert not configured(changed, Setting(1, 1, None), "openvino").HasField("dynamic_batching")
+    text = ModelConfig(name="t", backend="compress_text", max_batch_size=8)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "serving.json").write_text('{"runtime": "onnxruntime"}')
+    runtime = runtime_of_model(tmp_path, text)
+    assert configured(text, Setting(1, 1, 0, 512), runtime).parameters["max_batch_tokens"].string_value == "512"
+    assert grid_of(text, 2, 10).delays == (0, 500, 2000) and grid_of(config, 2, 10).budgets == (None,)
+    with pytest.raises(UserError, match="E752 m: nothing is known of the settings of the backend 'tensorrt_plan'"):
+        runtime_of_model(tmp_path, ModelConfig(name="m", backend="tensorrt_plan"))
+
+
+def test_settings_that_do_not_fit_in_memory_together_are_apart():
+    several = [Trial(Setting(count, 1, None), 1.0) for count in (1, 2, 2, 4)]
+    assert [len(group) for group in grouped(several, each=1.0, available=4.0)] == [2, 1, 1]
+    with pytest.raises(UserError, match="E752 4 instances of the model need about"):
+        grouped(several, each=1.0, available=3.0)
+
+
+def test_the_rate_of_random_arrivals_that_keeps_the_limit():
+    rows = [{"rate": rate, "in_time": share} for rate, share in ((50, 1.0), (60, 0.995), (70, 0.98), (80, 0.991))]
+    assert within_limit(rows) == 60 and within_limit(rows[2:]) is None
+
+
+def test_only_a_runs_folder_is_tuned(capfd):
+    with pytest.raises(SystemExit) as end:
+        main(["loadtest", "127.0.0.1:1", "reviews", "--tune"], prog_name="compress")
+    assert end.value.code == 2 and "E752 127.0.0.1:1: a server is not tuned from outside" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, monkeypatch):
+    monkeypatch.setattr(knobs, "DELAYS", (None, 0))
+    monkeypatch.setattr(tuned, "ARRIVALS", (0.2,))
+    monkeypatch.setattr(tuned, "ARRIVAL_SECONDS", 0.5)
+    monkeypatch.setattr(bench, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(bench, "FEWEST", 1)
+    monkeypatch.setattr(trials, "LADDER", (1, 2))
+    options = {"labels": LABELS, "tokenizer_folder": tokenizer_folder, "parameters": PARAMETERS}
+    folder = write_repository(tmp_path / "repository", "reviews", classifier, **options)
+    tokens = [{"input_ids": [2, *range(4, 4 + count), 3], "attention_mask": [1] * (count + 2)} for count in (1, 3, 5)]
+    names = {"input": [{"name": name, "data_type": "TYPE_INT64"} for name in tokens[0]]}
+    lines, numbers = [], itertools.count()
+    with Fleet(Traffic(token_rows(names, tokens), "3 rows")) as fleet:
+
+        def run(limit):
+            scratch = tmp_path / f"scratch-{next(numbers)}"
+            return tune(folder, fleet, scratch, limit, seconds=0.2, cores=1, say=lines.append)
+
+        text, evidence = run(10_000)
+        with pytest.raises(CheckError, match=r"E753 reviews: no setting keeps a p99 latency of 0.01 ms; the nearest is 1 x 1"):
+            run(0.01)
+    config = text_format.Parse(text, ModelConfig())
+    assert config.name == "reviews" and config.parameters["intra_op_thread_count"].string_value == "1"
+    assert evidence["chosen"] in evidence["settings"] and len(evidence["settings"]) == 2
+    assert (
+        "(chosen)" in "".join(itertools.chain(*setting_rows(evidence))) and "deploy: {instances: 1" in conclusions(evidence)[1]
+    )
+    assert json.loads(json.dumps(evidence)) and "| instances x threads |" in to_markdown(evidence)

@@ -1,0 +1,268 @@
+"""compress deploy on a live server: versions published beside the running one, proven, and taken back if they fail."""
+
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+from triton_parts import FACTS, KNOBS, write_classifier
+
+from compressor.errors import CheckError, UserError
+from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
+from serving.deployment.publish import Options, deploy, roll_back, status
+from serving.deployment.target import CONFIG, Target
+from serving.deployment.triton_control import Control, Refused
+from serving.repository import write_repository
+from serving.server import EmbeddedServer
+
+TOKEN = "a-token-of-this-test-and-no-other"
+NAME = "reviews"
+
+
+def answers_of(model, rows=4):
+    """What the file says of some rows, one at a time."""
+    session = onnxruntime.InferenceSession(str(model))
+    made = []
+    for row in range(rows):
+        ids = np.arange(4, 5 + row)[None]
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        logits = session.run(["logits"], feeds)[0]
+        inputs = [tensor(name, values, "INT64") for name, values in feeds.items()]
+        made.append(Answer(inputs, [tensor("logits", logits, "FP32")]))
+    return made
+
+
+@pytest.fixture
+def make_run(tmp_path, tokenizer_folder):
+    """A repository as a run writes it, of weights that `seed` draws."""
+
+    def make(seed=0, labels=("bad", "fair", "good"), answered=None, **options):
+        folder = tmp_path / f"run-{seed}-{labels[0]}-{answered}" / "repository"
+        model = write_classifier(tmp_path / f"{seed}.onnx", seed)
+        options = {"facts": replace(FACTS, labels=labels), "tokenizer_folder": tokenizer_folder, "knobs": KNOBS, **options}
+        written = write_repository(folder, NAME, model, **options)
+        other = model if answered is None else write_classifier(tmp_path / f"{answered}.onnx", answered)
+        write_answers(written / "1", answers_of(other))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The repository of the server below, and the server with model control."""
+    return tmp_path_factory.mktemp("published")
+
+
+@pytest.fixture(scope="module")
+def control(published, tmp_path_factory, triton, request):
+    log = tmp_path_factory.mktemp("log") / "triton.log"
+    with EmbeddedServer(published, log_path=log, token=TOKEN) as server:
+        yield Control.at(server.url, header=("Authorization", f"Bearer {TOKEN}"))
+
+
+@pytest.fixture
+def target(published, control):
+    """An empty repository."""
+    found = Target.at(str(published))
+    yield found
+    for model in found.models():
+        control.unload(model)
+        found.remove(found.path(model))
+
+
+class Traffic:
+    """Requests one after the other for as long as the block lasts; `versions` that answered, and every failure."""
+
+    def __init__(self, control, answer):
+        self.control, self.answer = control, answer
+        self.failures, self.requests = [], 0
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self.send) for _ in range(2)]
+
+    def send(self):
+        while not self.over.is_set():
+            try:
+                self.control.infer(NAME, self.answer.inputs)
+                self.requests += 1
+            except (Refused, UserError) as error:
+                self.failures.append(str(error))
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def logits(control, answer, version=None):
+    return control.infer(NAME, answer.inputs, version)[0]["data"]
+
+
+@pytest.mark.parametrize("changes", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_versions_come_and_go_without_a_failed_request(make_run, target, control, changes):
+    runs = [make_run(seed) for seed in range(changes + 1)]
+    answer = read_answers(runs[0] / NAME / "1")[3]
+    deploy(runs[0], target, control, Options("first"))
+    with Traffic(control, answer) as traffic:
+        for number, run in enumerate(runs[1:], 2):
+            (done,) = deploy(run, target, control, Options(f"run {number}"))
+            assert (done.version, done.before, done.fresh) == (number, number - 1, True) and done.ms > 0
+            assert not differences(read_answers(run / NAME / "1"), lambda inputs: control.infer(NAME, inputs))
+        (back,) = roll_back([NAME], target, control, Options(""))
+        time.sleep(0.2)
+    assert (back.version, target.versions(NAME)[-1]) == (changes, changes)
+    assert logits(control, answer) == logits(control, answer, changes)
+    assert not traffic.failures and traffic.requests > 20
+    states = {state.version: state for state in status(target, control)}
+    last = states[changes]
+    assert last.ready and last.proven and last.run == f"run {changes}" and not states[changes - 1].ready
+    assert not [path for path in target.files.ls(target.root) if "candidate" in str(path)]
+
+
+def test_a_version_that_answers_wrong_never_serves(make_run, target, control):
+    deploy(make_run(0), target, control, Options("good"))
+    answer = read_answers(make_run(0, answered=0) / NAME / "1")[2]
+    before = logits(control, answer)
+    with (
+        Traffic(control, answer) as traffic,
+        pytest.raises(CheckError, match=r"E758.*4 of 4 recorded answers differ") as failure,
+    ):
+        deploy(make_run(1, answered=2), target, control, Options("wrong"))
+    assert failure.value.exit_code == 3
+    assert not traffic.failures and logits(control, answer) == before and target.versions(NAME) == [1]
+    assert not control.ready(f"{NAME}-candidate")
+
+
+@pytest.mark.slow
+def test_a_version_that_does_not_load_never_serves(make_run, target, control):
+    deploy(make_run(0), target, control, Options("good"))
+    broken = make_run(1)
+    (broken / NAME / "1" / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(CheckError, match=r"E758.*does not load"):
+        deploy(broken, target, control, Options("broken"))
+    assert control.ready(NAME, 1) and target.versions(NAME) == [1]
+
+
+@pytest.mark.slow
+def test_other_labels_come_and_go_with_their_version(make_run, target, control):
+    """They are in files beside the versions, which all share."""
+    deploy(make_run(0), target, control, Options("first"))
+    before = target.files.cat_file(target.path(NAME, CONFIG))
+    deploy(make_run(1, labels=("one", "two", "three")), target, control, Options("second"))
+    assert target.files.cat_file(target.path(NAME, "labels.txt")) == b"one\ntwo\nthree\n"
+    roll_back([NAME], target, control, Options(""))
+    assert target.files.cat_file(target.path(NAME, "labels.txt")) == b"bad\nfair\ngood\n"
+    assert target.files.cat_file(target.path(NAME, CONFIG)) == before and control.ready(NAME, 1)
+
+
+@pytest.mark.slow
+def test_what_fails_after_it_was_published_is_taken_back(make_run, target, control, monkeypatch):
+    """Here: the server, asked for the version itself, answers something else than as a candidate."""
+    deploy(make_run(0), target, control, Options("first"))
+    before = target.files.cat_file(target.path(NAME, CONFIG))
+    real = Control.infer
+    monkeypatch.setattr(Control, "infer", lambda self, name, inputs, version=None: real(self, name, inputs, version and 1))
+    with pytest.raises(CheckError, match="E758"):
+        deploy(make_run(1), target, control, Options("second"))
+    monkeypatch.undo()
+    assert target.versions(NAME) == [1] and control.ready(NAME, 1)
+    assert target.files.cat_file(target.path(NAME, CONFIG)) == before
+
+
+def test_the_same_version_is_not_published_twice(make_run, target, control):
+    run = make_run(0)
+    deploy(run, target, control, Options("first"))
+    (again,) = deploy(run, target, control, Options("again"))
+    assert (again.version, again.fresh, target.versions(NAME)) == (1, False, [1])
+
+
+def test_old_versions_are_removed(make_run, target):
+    for seed in range(4):
+        deploy(make_run(seed), target, None, Options(str(seed), keep=2))
+    assert target.versions(NAME) == [3, 4]
+
+
+def test_a_limit_on_latency(make_run, target, control):
+    with pytest.raises(CheckError, match=r"E758.* ms, allowed 1e-06"):
+        deploy(make_run(0), target, control, Options("slow", most_ms=1e-6))
+    assert target.versions(NAME) == []
+
+
+def test_a_server_whose_control_is_closed_says_so(make_run, target, server):
+    with pytest.raises(UserError, match="E755"):
+        deploy(make_run(0), target, Control.at(server.url), Options("run"))
+    assert target.versions(NAME) == []
+
+
+def test_no_server(make_run, target):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(UserError, match="E712"):
+        deploy(make_run(0), target, Control.at(f"127.0.0.1:{port}"), Options("run"))
+
+
+def test_one_deployment_at_a_time(make_run, target):
+    with target.locked(), pytest.raises(UserError, match="E756"):
+        deploy(make_run(0), target, None, Options("second"))
+
+
+def test_nothing_to_return_to(make_run, target):
+    deploy(make_run(0), target, None, Options("only"))
+    with pytest.raises(UserError, match="E759"):
+        roll_back([NAME], target, None, Options(""))
+    assert target.versions(NAME) == [1]
+
+
+def test_storage_that_is_no_folder(make_run):
+    """fsspec's memory stands for an object store: no rename, no lock."""
+    target = Target.at("memory://models")
+    for seed in (0, 1):
+        deploy(make_run(seed), target, None, Options(str(seed)))
+    assert target.versions(NAME) == [1, 2] and target.models() == [NAME]
+    roll_back([NAME], target, None, Options(""))
+    assert [state.version for state in status(target, None)] == [1]
+    assert target.files.cat_file(target.path(NAME, "1", "model.onnx"))
+
+
+def test_a_location_that_cannot_be_opened():
+    with pytest.raises(UserError, match="E757"):
+        Target.at("nothing-of-the-kind://models")
+
+
+def test_answers_that_are_missing_or_damaged(make_run, target):
+    run = make_run(0)
+    for content in (None, "", "{}", "[1]", json.dumps({"answers": [{"inputs": []}]})):
+        path = run / NAME / "1" / "answers.json"
+        path.unlink(missing_ok=True) if content is None else path.write_text(content)
+        with pytest.raises(UserError, match="E754"):
+            deploy(run, target, None, Options("run"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([tensor("logits", np.array([[1.0, 2.0005]]), "FP32")], ""),
+        ([tensor("logits", np.array([[1.0, 2.1]]), "FP32")], "logits differs by"),
+        ([tensor("logits", np.array([[1.0, np.nan]]), "FP32")], "logits differs by nan"),
+        ([tensor("logits", np.array([1.0, 2.0]), "FP32")], "logits is FP32 [2], recorded FP32 [1, 2]"),
+        ([tensor("other", np.array([[1.0, 2.0]]), "FP32")], "no output logits"),
+    ],
+)
+def test_differences_from_the_record(given, told):
+    answer = Answer([], [tensor("logits", np.array([[1.0, 2.0]]), "FP32")])
+    found = differences([answer], lambda inputs: given)
+    assert bool(found) == bool(told) and told in "".join(found)
+
+
+def test_texts_must_be_equal():
+    answer = Answer([], [tensor("LABEL", np.array([["good"]], dtype=object), "BYTES")])
+    assert differences([answer], lambda inputs: [tensor("LABEL", np.array([["bad"]], dtype=object), "BYTES")])

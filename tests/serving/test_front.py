@@ -1,0 +1,161 @@
+"""The front in front of a real server: predictions, ranks, keys, limits, errors, metrics, and the page that describes them."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+
+TEXTS = ["a great film", "the plot was dull", "a fine plot"]
+KEY = "one-of-two-keys"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def front(server, tmp_path_factory):
+    """A client of a front with two keys; bodies of at most 20,000 bytes."""
+    keys = tmp_path_factory.mktemp("front") / "keys"
+    keys.write_text(f"another-key\n{KEY}\n")
+    port = free_port()
+    options = {"--triton": f"127.0.0.1:{server.ports['grpc']}", "--port": port, "--keys": keys, "--max-body": 20_000}
+    command = [sys.executable, "-m", "serving.front", *(str(part) for option in options.items() for part in option)]
+    process = subprocess.Popen(command, env={**os.environ}, stderr=subprocess.PIPE)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {KEY}"}, timeout=30) as client:
+        for _ in range(200):
+            try:
+                client.get("/health/live")
+                break
+            except httpx.TransportError:
+                assert process.poll() is None, process.stderr.read().decode()
+                time.sleep(0.1)
+        yield client
+    process.terminate()
+    assert process.wait(20) in (0, -15)
+
+
+def test_predictions_in_order(front, server):
+    from serving.client import Client
+    from serving.predict import predictor
+
+    with Client(server.url) as client:
+        expected = predictor(client, "reviews-text")(TEXTS)
+    response = front.post("/predict", json={"texts": TEXTS, "model": "reviews"})
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert body["model"] == "reviews-text"
+    for given, prediction in zip(body["predictions"], expected, strict=True):
+        assert given["label"] == prediction.label
+        assert given["scores"] == pytest.approx(prediction.scores, abs=1e-6)
+
+
+def test_more_texts_than_a_request_may_have(front):
+    texts = [TEXTS[number % 3] for number in range(200)]
+    predictions = front.post("/predict", json={"texts": texts}).json()["predictions"]
+    assert len(predictions) == 200
+    scores = [given["score"] for given in predictions]
+    assert scores == pytest.approx([scores[number % 3] for number in range(200)], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"texts": []}, 400, "E765"),
+        ({"texts": "a film"}, 400, "E765"),
+        ({"texts": ["a film"], "wrong": 1}, 400, "E765"),
+        ({"texts": ["a film"], "model": "nothing"}, 404, "E715"),
+        ({"texts": ["a film"], "pairs": ["a plot"]}, 400, "E767"),
+        ({"texts": ["a film" * 5000]}, 413, "E770"),
+    ],
+)
+def test_requests_that_are_wrong(front, body, status, code):
+    response = front.post("/predict", json=body)
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+
+
+@pytest.mark.parametrize("content", [b"{", b"[" * 9000, b"\xff\xfe", b"null"])
+def test_bodies_that_are_no_request(front, content):
+    response = front.post("/predict", content=content, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["code"]) == (400, "E765")
+    assert front.post("/predict", json={"texts": TEXTS}).status_code == 200
+
+
+def test_a_body_of_unknown_length_is_bounded(front):
+    response = front.post("/predict", content=(b" " * 5000 for _ in range(10)), headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["code"]) == (413, "E770")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Authorization": ""}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}]
+)
+def test_a_key_is_needed(front, headers):
+    response = front.post("/predict", json={"texts": TEXTS}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (401, "E769")
+
+
+def test_a_model_that_ranks_nothing_says_so(front):
+    response = front.post("/v2/rerank", json={"model": "reviews", "query": "a film", "documents": TEXTS})
+    assert (response.status_code, response.json()["code"]) == (400, "E767")
+
+
+def test_health_and_metrics_need_no_key(front):
+    assert front.get("/health/ready", headers={"Authorization": ""}).json() == {"status": "ready"}
+    front.get("/nothing-of-the-kind")
+    lines = front.get("/metrics", headers={"Authorization": ""}).text.splitlines()
+    counted = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+    assert counted['front_requests_total{path="/predict",status="200"}'] >= 1
+    assert counted['front_requests_total{path="other",status="404"}'] >= 1
+    assert counted['front_texts_total{model="reviews-text"}'] >= 3
+    assert not [name for name in counted if "nothing-of" in name], "what clients make up is no series"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jsonschema") is None, reason="jsonschema is not installed")
+def test_responses_match_the_page_that_describes_them(front):
+    import jsonschema
+
+    page = front.get("/openapi.json").json()
+    assert {"/predict", "/v2/rerank", "/metrics"} <= set(page["paths"])
+    schema = {"$ref": "#/components/schemas/PredictResponse", "components": page["components"]}
+    jsonschema.validate(front.post("/predict", json={"texts": TEXTS}).json(), schema)
+    problem = {"$ref": "#/components/schemas/Problem", "components": page["components"]}
+    jsonschema.validate(front.post("/predict", json={}).json(), problem)
+
+
+def test_triton_is_away(server):
+    """A front without its server: 503 with a code, readiness false, and no traceback."""
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+
+    with TestClient(make_app(Settings(f"127.0.0.1:{free_port()}", seconds=0.5))) as client:
+        response = client.post("/predict", json={"texts": TEXTS, "model": "reviews"})
+        assert (response.status_code, response.json()["code"]) in ((503, "E768"), (504, "E768"))
+        assert client.get("/health/ready").status_code == 503
+
+
+def test_documents_of_any_shape():
+    from serving.front.shapes import RerankRequest
+
+    documents = ["a", {"text": "b", "id": 1}, {"title": "c", "body": "d"}]
+    assert RerankRequest(query="q", documents=documents).texts == ["a", "b", "c d"]
+
+
+@pytest.mark.parametrize("content", ["", " \n\n"])
+def test_a_file_without_keys_opens_nothing(tmp_path, content):
+    from compressor.errors import UserError
+    from serving.front.__main__ import keys_in
+
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(UserError, match="E765"):
+        keys_in(tmp_path / "keys")
+    assert json.loads("[]") == list(keys_in(None))

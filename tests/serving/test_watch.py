@@ -1,0 +1,225 @@
+"""What a server does when a process of it ends, when it is told to stop, and with the memory and the logs of earlier ones."""
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from triton_parts import processes_of
+
+from compressor.errors import UserError
+from serving import shared_memory, watch
+from serving.layout.knobs import Knobs
+from serving.repository import read_config, write_config, write_repository
+from serving.server import EmbeddedServer
+
+ROOT = Path(__file__).parents[2]
+BODY = json.dumps(
+    {"inputs": [{"name": n, "shape": [1, 2], "datatype": "INT64", "data": [1, 1]} for n in ("input_ids", "attention_mask")]}
+)
+
+
+def respond(port, path="/v2/models/bare/infer", body=BODY):
+    """Status and body of the response to a request on a new connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST" if body else "GET", path, body)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+class Over(BaseException):
+    """Ends `watch` as Ctrl-C would."""
+
+
+def watched(server, harm):
+    """`watch` from `harm` until the server works again: its lines, and the changes of readiness with their seconds."""
+    lines, changes, done = [], [], threading.Event()
+
+    def look():
+        state = 200
+        while not done.is_set():
+            if (now := respond(server.ports["http"], "/v2/health/ready", None)[0]) != state:
+                changes.append((now, time.monotonic() - start))
+                state = now
+            time.sleep(0.02)
+
+    def tell(line):
+        lines.append(line)
+        if line.startswith("serving again"):
+            raise Over
+
+    start = time.monotonic()
+    looking = threading.Thread(target=look)
+    looking.start()
+    harm()
+    with pytest.raises(Over):
+        watch.watch(server, tell)
+    time.sleep(0.1)
+    done.set()
+    looking.join()
+    return lines, changes
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_killed_process_is_named_and_started_again(repository, tmp_path):
+    with EmbeddedServer(repository, log_path=tmp_path / "log", models=["bare"]) as server:
+        ports, first = dict(server.ports), server.triton.process.pid
+        (stub,) = server.triton.stubs
+
+        def harm():
+            os.kill(stub, signal.SIGKILL)
+            while server.fault() is None:
+                time.sleep(0.01)
+            assert server.fault().code == "E743"
+
+        lines, changes = watched(server, harm)
+        assert lines[0] == "the process of model 'bare' was killed by SIGKILL; starting again" and len(lines) == 2
+        (gone, when_gone), (back, when_back) = changes
+        assert (gone, back) == (503, 200) and when_gone < 2 and when_back < 30  # some 2 s on an idle machine
+        assert server.ports == ports and respond(ports["http"])[0] == 200
+        assert not processes_of(first)
+
+        lines = watched_guard(server)
+        assert lines[0] == "the process in front of Triton was killed by SIGTERM; starting again"
+        assert respond(ports["http"])[0] == 200
+
+
+def watched_guard(server):
+    """The same for the guard: nothing answers meanwhile, and requests wait for it."""
+    lines = []
+
+    def tell(line):
+        lines.append(line)
+        if line.startswith("serving again"):
+            raise Over
+
+    server.guard.process.terminate()
+    server.guard.process.wait()
+    assert server.fault().code == "E742"
+    with pytest.raises(Over):
+        watch.watch(server, tell)
+    return lines
+
+
+def test_a_crash_loop_ends_with_a_coded_error(monkeypatch):
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0)
+    fault = UserError("E709", "the Triton server was killed by SIGSEGV", "See its log")
+    restarts, lines = [], []
+    server = SimpleNamespace(fault=lambda: fault, restart=lambda: restarts.append(1), token=None)
+    with pytest.raises(UserError, match=r"E738 the server failed 4 times within 60 s; the last time: .*SIGSEGV"):
+        watch.watch(server, lines.append)
+    assert len(restarts) == watch.RESTARTS == 3
+
+    def refuse():
+        raise UserError("E707", "Triton refused model 'm'", "Deploy it again")
+
+    server.restart = refuse
+    with pytest.raises(UserError, match=r"E738 .*the last time: Triton refused model 'm'\. Deploy it again"):
+        watch.watch(server, lines.append)
+
+
+def serving(repository, tmp_path, *options):
+    """A `compress serve` of a repository, and its HTTP port."""
+    command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), *options]
+    ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
+    process = subprocess.Popen(
+        [*command, *ports], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+    )
+    lines = []
+    while (line := process.stdout.readline()) and "Ctrl-C" not in line:
+        lines.append(line)
+    return process, int(lines[0].split(":")[1])
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory, classifier):
+    """A repository whose model waits 1.5 s for further requests to join a batch."""
+    folder = tmp_path_factory.mktemp("slow")
+    model = write_repository(folder, "bare", classifier, knobs=Knobs(max_batch_size=4))
+    config = read_config(model)
+    config.dynamic_batching.max_queue_delay_microseconds = 1_500_000
+    write_config(config, model)
+    return folder
+
+
+@pytest.mark.usefixtures("triton")
+def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(slow, tmp_path):
+    process, port = serving(slow, tmp_path)
+    answers = []
+    request = threading.Thread(target=lambda: answers.append(respond(port)))
+    request.start()
+    time.sleep(0.4)
+    process.send_signal(signal.SIGTERM)
+    assert "answering the requests in flight" in process.stdout.readline()
+    status, body = respond(port)
+    assert status == 503 and "E737" in body
+    request.join()
+    assert answers[0][0] == 200
+    assert process.wait(15) == 0 and process.stdout.read() == "stopped\n"
+    assert not list(tmp_path.glob("compress-triton-*"))
+
+
+def cut_off(port):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        respond(port)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_second_ctrl_c_stops_at_once(slow, tmp_path):
+    process, port = serving(slow, tmp_path, "--drain", "60")
+    request = threading.Thread(target=cut_off, args=[port])
+    request.start()
+    time.sleep(0.4)
+    process.send_signal(signal.SIGINT)
+    process.stdout.readline()
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130 and time.monotonic() - start < 1
+    request.join()
+    assert not list(tmp_path.glob("compress-triton-*"))
+
+
+def test_too_little_shared_memory_is_told_before_the_start(repository, tmp_path, monkeypatch, triton):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=128, f_frsize=4096))
+    with pytest.raises(UserError, match=r"E739 /dev/shm has 0\.5 MiB free, and these models need .*--shm-size=256m"):
+        EmbeddedServer(repository, log_path=tmp_path / "log").start()
+
+
+def test_what_killed_servers_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    living, killed = (tmp_path / f"compress-triton-{name}" for name in ("living", "killed"))
+    claims = {}
+    for stage in (living, killed):
+        (stage / "models").mkdir(parents=True)
+        claims[stage] = shared_memory.claim(stage)
+        (tmp_path / "shm" / f"{stage.name}-region").touch()
+    (tmp_path / "shm" / "compress-triton-older-region").touch()
+    claims[killed].close()
+    shared_memory.remove_left_overs()
+    left = {path.name for path in (tmp_path / "shm").iterdir()}
+    assert left == {f"{living.name}-region", f"{living.name}.lock", "compress-triton-older-region"}
+    assert living.exists() and not killed.exists()
+
+
+def test_each_server_has_its_log_and_old_ones_are_bounded(tmp_path, monkeypatch):
+    for number in range(12):
+        (tmp_path / f"serve-{number}.log").touch()
+        os.utime(tmp_path / f"serve-{number}.log", (number, number))
+    with (tmp_path / "serve-0.log").open("ab") as used:
+        fcntl.flock(used, fcntl.LOCK_SH)
+        assert watch.new_log(tmp_path) == tmp_path / f"serve-{os.getpid()}.log"
+    assert len(list(tmp_path.iterdir())) == watch.KEPT_LOGS == 10
+    assert (tmp_path / "serve-0.log").exists() and not (tmp_path / "serve-2.log").exists()
