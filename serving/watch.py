@@ -24,8 +24,12 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def watch(server: EmbeddedServer, tell: Callable[[str], None]) -> None:
+def watch(
+    server: EmbeddedServer, tell: Callable[[str], None], also: Callable[[Callable[[str], None]], None] = lambda tell: None
+) -> None:
     """Keep a started server working until an exception such as KeyboardInterrupt; `tell` gets a line for each event.
+
+    `also` is called every POLL_SECONDS, to keep other processes.
 
     Raises UserError E738 when it ends again after RESTARTS restarts within WINDOW_SECONDS.
     """
@@ -36,6 +40,7 @@ def watch(server: EmbeddedServer, tell: Callable[[str], None]) -> None:
         if fault is None:
             if server.token:
                 server.triton.find_stubs()  # models may have been loaded
+            also(tell)
             time.sleep(POLL_SECONDS)
             continue
         now = time.monotonic()

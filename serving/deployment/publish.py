@@ -19,8 +19,8 @@ from google.protobuf import text_format
 
 from compressor.errors import CheckError, UserError
 from serving.deployment.answers import Answer, differences, read_answers
-from serving.deployment.control import Control, Refused
 from serving.deployment.target import CONFIG, Target, new_record
+from serving.deployment.triton_control import Control, Refused
 from serving.repository import model_names, read_config
 
 CANDIDATE = "candidate"

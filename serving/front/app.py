@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compressor.errors import UserError
 from serving.front.shapes import PredictRequest, PredictResponse, Problem, Ranked, RerankRequest, RerankResponse
-from serving.front.upstream import Failed, Upstream
+from serving.front.triton_models import Failed, Upstream
 
 VERSION = "1"
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)

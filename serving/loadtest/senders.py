@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Answer, Connections, Endpoint, connect
+from serving.loadtest.request_pools import Answer, Endpoint, Pool, connect
 from serving.loadtest.traffic import Row
 
 TICK = 0.02
@@ -102,7 +102,7 @@ async def _send(rows: Sequence[Row], job: Job) -> Record:
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-        await connections.close()
+        connections.close()
     return record
 
 
@@ -114,7 +114,7 @@ def shuffled(rows: int, seed: int) -> Iterator[int]:
 
 
 class _Sender:
-    def __init__(self, connections: Connections, record: Record, job: Job):
+    def __init__(self, connections: Pool, record: Record, job: Job):
         self.connections, self.record, self.job, self.load = connections, record, job, job.load
         self.measured = job.start + job.load.warmup
         self.end = self.measured + job.load.seconds

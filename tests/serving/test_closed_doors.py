@@ -141,7 +141,7 @@ def allowed(answer):
 def test_http_still_predicts_and_tells(server):
     assert {path: http_request(server, "GET", path)[0] for path in OPEN_HTTP} == dict.fromkeys(OPEN_HTTP, 200)
     with Client(server.url) as client:
-        assert client.models() == ["bare", "reviews"]
+        assert client.models() == ["bare", "reviews", "reviews-text"]
     metrics = http.client.HTTPConnection("127.0.0.1", server.ports["metrics"], timeout=10)
     metrics.request("GET", "/metrics")
     assert b"nv_inference_request_success" in metrics.getresponse().read()

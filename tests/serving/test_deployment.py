@@ -13,9 +13,9 @@ from triton_parts import FACTS, KNOBS, write_classifier
 
 from compressor.errors import CheckError, UserError
 from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
-from serving.deployment.control import Control, Refused
 from serving.deployment.publish import Options, deploy, roll_back, status
 from serving.deployment.target import CONFIG, Target
+from serving.deployment.triton_control import Control, Refused
 from serving.repository import write_repository
 from serving.server import EmbeddedServer
 

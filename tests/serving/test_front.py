@@ -159,3 +159,33 @@ def test_a_file_without_keys_opens_nothing(tmp_path, content):
     with pytest.raises(UserError, match="E765"):
         keys_in(tmp_path / "keys")
     assert json.loads("[]") == list(keys_in(None))
+
+
+@pytest.mark.slow
+def test_no_model_takes_texts(repository, tmp_path, triton):
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+    from serving.server import EmbeddedServer
+
+    with (
+        EmbeddedServer(repository, log_path=tmp_path / "log", models=["bare"]) as server,
+        TestClient(make_app(Settings(f"127.0.0.1:{server.ports['grpc']}"))) as client,
+    ):
+        response = client.post("/predict", json={"texts": TEXTS})
+        assert (response.status_code, response.json()["code"]) == (400, "E766")
+
+
+@pytest.mark.slow
+def test_a_front_that_cannot_start_is_given_up(tmp_path):
+    from compressor.errors import UserError
+    from serving.front.front_process import FrontProcess
+
+    said = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        front = FrontProcess("127.0.0.1:1", taken.getsockname()[1], None, tmp_path / "log")
+        with front.running(), pytest.raises(UserError, match="E771"):
+            for _ in range(4):
+                front.process.wait(30)
+                front.keep(said.append)
+    assert len(said) == 3 and "address already in use" in (tmp_path / "log").read_text()

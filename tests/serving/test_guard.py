@@ -15,9 +15,10 @@ from serving.guard.request_limits import MAX_DEPTH, Refused, check_depth
 from serving.server import MAX_BODY
 
 INFER = "/v2/models/bare/infer"
-TENSORS = [{"name": name, "shape": [1, 2], "datatype": "INT64", "data": [4, 5]} for name in ("input_ids", "attention_mask")]
+DATA = {"input_ids": [4, 5], "attention_mask": [1, 1]}
+TENSORS = [{"name": name, "shape": [1, 2], "datatype": "INT64", "data": data} for name, data in DATA.items()]
 GOOD = json.dumps({"inputs": TENSORS}).encode()
-HUGE = GOOD.replace(b"[1, 2]", b"[1099511627776, 1099511627776]").replace(b"[4, 5]", b"[]")
+HUGE = GOOD.replace(b"[1, 2]", b"[1099511627776, 1099511627776]").replace(b"[4, 5]", b"[]").replace(b"[1, 1]", b"[]")
 DEEP = b"[" * 60000 + b"]" * 60000
 FORM = "Content-Type: application/x-www-form-urlencoded\r\n"
 
@@ -118,9 +119,8 @@ def test_pipelined_requests_are_answered_in_order(server):
 
 
 def test_binary_tensors_and_compressed_answers_are_equal_to_json(server):
-    ids = np.array([[4, 5]])
     with Client(server.url) as client:
-        binary = client.infer("bare", {"input_ids": ids, "attention_mask": ids})["logits"]
+        binary = client.infer("bare", {name: np.array([data]) for name, data in DATA.items()})["logits"]
     answer = sent(server, whole(GOOD, "Accept-Encoding: gzip\r\n"))
     headers, _, body = answer.partition(b"\r\n\r\n")
     assert b"Content-Encoding: gzip" in headers

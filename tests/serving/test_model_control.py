@@ -14,6 +14,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from compressor.errors import UserError
 from pipelines.cli.work.serve_work import serve
 from serving.guard.model_control import SECRET_HEADER, read_token
+from serving.layout.knobs import Knobs
 from serving.repository import write_repository
 from serving.server import EmbeddedServer
 
@@ -25,7 +26,7 @@ MINE = {"Authorization": f"Bearer {TOKEN}"}
 def opened(tmp_path_factory, classifier, triton):
     """A server with model control, of a repository of its own."""
     folder = tmp_path_factory.mktemp("opened")
-    write_repository(folder / "repository", "bare", classifier, max_batch_size=0)
+    write_repository(folder / "repository", "bare", classifier, knobs=Knobs(max_batch_size=0))
     with EmbeddedServer(folder / "repository", log_path=folder / "log", token=TOKEN) as server:
         yield server
 

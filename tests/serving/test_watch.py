@@ -18,12 +18,13 @@ from triton_parts import processes_of
 
 from compressor.errors import UserError
 from serving import shared_memory, watch
-from serving.repository import write_repository
+from serving.layout.knobs import Knobs
+from serving.repository import read_config, write_config, write_repository
 from serving.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 BODY = json.dumps(
-    {"inputs": [{"name": n, "shape": [1, 2], "datatype": "INT64", "data": [4, 5]} for n in ("input_ids", "attention_mask")]}
+    {"inputs": [{"name": n, "shape": [1, 2], "datatype": "INT64", "data": [1, 1]} for n in ("input_ids", "attention_mask")]}
 )
 
 
@@ -86,7 +87,7 @@ def test_a_killed_process_is_named_and_started_again(repository, tmp_path):
         lines, changes = watched(server, harm)
         assert lines[0] == "the process of model 'bare' was killed by SIGKILL; starting again" and len(lines) == 2
         (gone, when_gone), (back, when_back) = changes
-        assert (gone, back) == (503, 200) and when_gone < 2 and when_back < 10
+        assert (gone, back) == (503, 200) and when_gone < 2 and when_back < 30  # some 2 s on an idle machine
         assert server.ports == ports and respond(ports["http"])[0] == 200
         assert not processes_of(first)
 
@@ -146,7 +147,10 @@ def serving(repository, tmp_path, *options):
 def slow(tmp_path_factory, classifier):
     """A repository whose model waits 1.5 s for further requests to join a batch."""
     folder = tmp_path_factory.mktemp("slow")
-    write_repository(folder, "bare", classifier, max_batch_size=4, max_queue_delay_us=1_500_000)
+    model = write_repository(folder, "bare", classifier, knobs=Knobs(max_batch_size=4))
+    config = read_config(model)
+    config.dynamic_batching.max_queue_delay_microseconds = 1_500_000
+    write_config(config, model)
     return folder
 
 
@@ -189,7 +193,7 @@ def test_a_second_ctrl_c_stops_at_once(slow, tmp_path):
 
 def test_too_little_shared_memory_is_told_before_the_start(repository, tmp_path, monkeypatch, triton):
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=128, f_frsize=4096))
-    with pytest.raises(UserError, match=r"E739 /dev/shm has 0\.5 MiB free, and these models need 20 MiB\. .*--shm-size=256m"):
+    with pytest.raises(UserError, match=r"E739 /dev/shm has 0\.5 MiB free, and these models need .*--shm-size=256m"):
         EmbeddedServer(repository, log_path=tmp_path / "log").start()
 
 

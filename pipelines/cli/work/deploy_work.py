@@ -10,10 +10,10 @@ import click
 from compressor.errors import UserError
 from pipelines.cli.shown import note
 from pipelines.runs.served import find_repository
-from serving.deployment.control import Control
 from serving.deployment.manifests import write_compose, write_kserve
 from serving.deployment.publish import Options, State, deploy, roll_back, status
 from serving.deployment.target import Target
+from serving.deployment.triton_control import Control
 from serving.repository import model_names
 
 

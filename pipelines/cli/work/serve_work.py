@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -12,16 +12,28 @@ import click
 from compressor.errors import UserError
 from pipelines.cli.shown import note
 from pipelines.runs.served import Served, find_repository
+from serving.front.front_process import FrontProcess
 from serving.guard.model_control import read_token
 from serving.repository import model_names
 from serving.server import HOST, SERVICES, EmbeddedServer
 from serving.watch import adopt_orphans, new_log, watch
 
 
-def serve(run: Path, drain: float, max_body: int, model_control: bool, token_file: Path | None, **ports: int) -> None:
+def serve(
+    run: Path,
+    drain: float,
+    max_body: int,
+    model_control: bool,
+    token_file: Path | None,
+    http_front: int | None = None,
+    keys: Path | None = None,
+    **ports: int,
+) -> None:
     """Serve until Ctrl-C or SIGTERM, then answer what is in flight; a second signal stops at once."""
     if model_control != (token_file is not None):
         raise UserError("E740", "--model-control and --token-file are given together", "Give both, or neither")
+    if keys is not None and http_front is None:
+        raise UserError("E765", "--keys are those of the HTTP front", "Give --http-front PORT, too")
     token = read_token(token_file) if token_file else None
     served = find_repository(run)
     note(served.outdated)
@@ -31,13 +43,26 @@ def serve(run: Path, drain: float, max_body: int, model_control: bool, token_fil
         with contextlib.suppress(KeyboardInterrupt):
             server.start()
             _show(server, served)
-            watch(server, note)
+            with _fronted(server, http_front, keys) as keep:
+                watch(server, note, keep)
         if server.guard is not None:
             server.refuse()
             click.echo("answering the requests in flight; Ctrl-C stops at once")
             if not server.drained(drain):
                 note(f"some requests were not answered within {drain:g} s")
     click.echo("stopped")
+
+
+@contextlib.contextmanager
+def _fronted(server: EmbeddedServer, port: int | None, keys: Path | None) -> Iterator[Callable[[Callable[[str], None]], None]]:
+    """Context with an HTTP front, if there is a port for one: the function that keeps it."""
+    if port is None:
+        yield lambda tell: None
+        return
+    log = server.log_path.with_name(server.log_path.name.replace("serve", "front"))
+    with FrontProcess(f"{HOST}:{server.ports['grpc']}", port, keys, log).running() as front:
+        click.echo(f"front    {HOST}:{port}   (its page: http://{HOST}:{port}/docs)")
+        yield front.keep
 
 
 def _show(server: EmbeddedServer, served: Served) -> None:

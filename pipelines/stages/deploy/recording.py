@@ -11,7 +11,7 @@ from compressor.tasks.data import Data
 from compressor.tasks.reading import read_task
 from pipelines.stages.served_checks import Served, as_sent
 from serving.deployment.answers import Answer, Tensors, tensor, write_answers
-from serving.deployment.control import Control
+from serving.deployment.triton_control import Control
 from serving.layout.text_outputs import PAIR, TEXT, TEXT_SUFFIX
 from serving.repository import read_config
 

@@ -1,0 +1,60 @@
+"""A front as a child process of `compress serve`: started with the server, started again when it ends, stopped before it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from compressor.errors import UserError
+from serving.bundle import install
+
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+STOP_SECONDS = 15
+RESTARTS, WINDOW_SECONDS = 3, 60
+
+
+class FrontProcess:
+    """One front on `port`, in front of the gRPC endpoint `triton` (host:port); its output goes to `log`."""
+
+    def __init__(self, triton: str, port: int, keys: Path | None, log: Path):
+        """Raises UserError E701 where the extra is not installed."""
+        if missing := [package for package in PACKAGES if importlib.util.find_spec(package) is None]:
+            raise UserError("E701", f"the HTTP front needs {missing[0]}", install("front"))
+        self.port, self.log = port, log
+        options = {"--triton": triton, "--port": str(port)} | ({"--keys": str(keys)} if keys else {})
+        self.command = [sys.executable, "-m", "serving.front", *(part for option in options.items() for part in option)]
+        self.started: list[float] = []
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.started = [*(moment for moment in self.started if time.monotonic() - moment < WINDOW_SECONDS), time.monotonic()]
+
+    def keep(self, tell: Callable[[str], None]) -> None:
+        """Start it again if it has ended. Raises UserError E771 when it ends again and again."""
+        if (status := self.process.poll()) is None:
+            return
+        if len(self.started) > RESTARTS:
+            what = f"the HTTP front ended {len(self.started)} times within {WINDOW_SECONDS} s (exit status {status})"
+            raise UserError("E771", what, f"See {self.log}; is port {self.port} free?")
+        tell(f"the HTTP front ended (exit status {status}); starting again")
+        self.start()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[FrontProcess]:
+        """Context in which it runs; requests in flight are answered at the end."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
