@@ -18,7 +18,7 @@ from compressor.errors import UserError
 from export.generation.greedy import open_generator
 from export.standalone.folder import export_folder
 from serving.backend_files import BACKENDS
-from serving.generators import write_generator
+from serving.generator_repository import write_generator
 from serving.repository import read_config
 from serving.server import EmbeddedServer
 from tests.compressor.conftest import tiny
