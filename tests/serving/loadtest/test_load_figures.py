@@ -181,6 +181,15 @@ def test_errors_that_differ_in_figures_are_one_kind():
     assert kind_of_error("UNAVAILABLE", "") == "UNAVAILABLE"
 
 
+def test_a_token_is_sent_and_certificates_are_checked():
+    address = parse_url("https://[::1]:8443")
+    (request,) = HttpPool(Endpoint(address, "a model", token="secret"), [{"x": np.zeros((1, 2), np.int64)}]).requests
+    head = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    assert head[:3] == ["POST /v2/models/a%20model/infer HTTP/1.1", "Host: [::1]:8443", "Authorization: Bearer secret"]
+    context = Endpoint(address, "m").context()
+    assert context.check_hostname and Endpoint(parse_url("h:1"), "m").context() is None
+
+
 def test_connections_that_the_server_closes_are_opened_again():
     accepted = []
 
