@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,11 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.switch import KINDS
-from benchmarks.train_step import MATRICES
-
-MODELS = {**KINDS, "dsee, all": {"method": "dsee", "modules": MATRICES}}
-SHAPES = ((1, 16), (1, 32), (1, 128), (8, 32), (8, 128), (32, 32))
+KINDS = ("dsee", "lora", "lora, all", "dsee, all", "selective, all", "bitfit", "adapter")
+SHAPES = ((1, 16), (1, 32), (1, 128), (8, 32), (8, 128))
 ALLOWED_MEMORY, ALLOWED_MS = 1.1, 1.0
 
 
@@ -37,13 +33,14 @@ def write_tasks(reference: str, kind: str, count: int, folder: Path) -> list[Pat
     """Delta files of random values on one base, and task heads of 2 to 5 classes."""
     import torch
 
-    from benchmarks.train_step import ours
+    from benchmarks.switch import KINDS as METHODS
+    from benchmarks.train_step import MATRICES, ours
     from compressor.models.hub import resolve
     from compressor.storage import delta_file
     from compressor.storage.live import set_head
 
     base, paths = resolve(reference), []
-    model = ours(base.folder, **dict(MODELS[kind]))
+    model = ours(base.folder, **dict({**METHODS, "dsee, all": {"method": "dsee", "modules": MATRICES}}[kind]))
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
     for seed in range(count):
         torch.manual_seed(seed)
@@ -112,22 +109,37 @@ def print_resident(path: Path, tasks: int, threads: int) -> None:
     print(1024 * int(status.partition("VmRSS:")[2].split()[0]))
 
 
-def timed(single: Path, many: Path, tasks: int, threads: int, rounds: int) -> dict[tuple[int, int], dict[str, list[float]]]:
-    """Milliseconds of every request by shape and file: the single model twice, in two sessions, and the stacked one."""
+def timed(single: Path, many: Path, tasks: int, threads: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Figures of every shape: medians of the single model, and of the differences to it within a round, by the clock and by
+    the CPU time of the process. The single model has two sessions; its second one is the control."""
     live = {
         "single": request(single, 1, threads),
-        "single again": request(single, 1, threads),
+        "again": request(single, 1, threads),
         "many": request(many, tasks, threads),
     }
     shuffle, times = random.Random(0), {shape: {name: [] for name in live} for shape in SHAPES}
     for number in range(rounds + 3):
         for shape in SHAPES:
             for name in shuffle.sample(list(live), len(live)):
-                start = time.perf_counter()
+                start = time.perf_counter(), time.process_time()
                 live[name](*shape)
                 if number >= 3:
-                    times[shape][name].append(1000 * (time.perf_counter() - start))
-    return times
+                    times[shape][name].append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    return {f"{rows} x {length}": differences(times[rows, length]) for rows, length in SHAPES}
+
+
+def differences(times: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    """Medians in milliseconds, of differences within a round."""
+    single, again, many = (1000 * np.array(times[name]) for name in ("single", "again", "many"))
+    control, more = np.median(again - single, axis=0), np.median(many - (single + again) / 2, axis=0)
+    return {
+        "single": float(np.median(single[:, 0])),
+        "control": float(control[0]),
+        "more": float(more[0]),
+        "single_cpu": float(np.median(single[:, 1])),
+        "control_cpu": float(control[1]),
+        "more_cpu": float(more[1]),
+    }
 
 
 def measure(reference: str, kind: str, tasks: int, threads: int, rounds: int, scratch: Path) -> dict:
@@ -147,16 +159,10 @@ def measure(reference: str, kind: str, tasks: int, threads: int, rounds: int, sc
         "file": made.path.stat().st_size,
         "single_file": single.stat().st_size,
         "memory": memory,
-        "times": {
-            f"{rows} x {length}": {n: statistics.median(ms) for n, ms in by.items()} for (rows, length), by in times.items()
-        },
+        "times": times,
         "difference": max(result.max_difference for result in made.parity),
         "compared": sum(result.rows for result in made.parity),
     }
-
-
-def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def report(figures: list[dict], options: argparse.Namespace) -> str:
@@ -184,19 +190,18 @@ def report(figures: list[dict], options: argparse.Namespace) -> str:
         "",
         "## Milliseconds a request",
         "",
-        "Medians. `A/A` is the single model in a second session; `more` is what the stacked model takes more. The tasks of a",
-        "batch are random. Allowed for one row: less than 1 ms more.",
+        "Medians: of one merged model, and of the differences to it within a round, of that model in a second session (A/A)",
+        "and of the stacked one. The tasks of a batch are random. Allowed for one row: less than 1 ms more. CPU time is of the",
+        "whole process; unlike the clock it does not count other processes on the machine.",
         "",
-        "| deltas | rows x tokens | one model | A/A | stacked | more |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| deltas | rows x tokens | one model | A/A | stacked | one model, CPU | A/A, CPU | stacked, CPU |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in figures:
         for shape, by in row["times"].items():
-            single = (by["single"] + by["single again"]) / 2
-            cells = (by["single"], by["single again"], by["many"])
-            lines.append(
-                f"| {row['kind']} | {shape} | {' | '.join(f'{ms:.2f}' for ms in cells)} | {by['many'] - single:+.2f} |"
-            )
+            cells = [f"{by['single']:.2f}", f"{by['control']:+.2f}", f"{by['more']:+.2f}"]
+            cells += [f"{by['single_cpu']:.2f}", f"{by['control_cpu']:+.2f}", f"{by['more_cpu']:+.2f}"]
+            lines.append(f"| {row['kind']} | {shape} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -204,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, hub id or package:NAME/PATH")
     parser.add_argument("--tasks", type=int, default=50)
-    parser.add_argument("--kinds", default="dsee;lora;lora, all;dsee, all;selective, all;bitfit;adapter", help="separated by ;")
+    parser.add_argument("--kinds", default=";".join(KINDS), help="separated by ;")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--out", type=Path)

@@ -20,6 +20,7 @@ def predict(
     *,
     ca: Path | None = None,
     token: str | None = None,
+    task: str | None = None,
 ) -> list[Any]:
     """Predict texts, or pairs of texts, with a served model: one Prediction per text, in order; Estimate for a regression,
     Tagged for token classification, whose words are separated by spaces.
@@ -27,16 +28,19 @@ def predict(
     As `predictor`, which raises what it says, for one call.
     """
     with Client(url, ca=ca, token=token) as client:
-        return predictor(client, model, version_folder)(texts)
+        return predictor(client, model, version_folder, task=task)(texts)
 
 
-def predictor(client: Client, model: str, version_folder: Path | None = None) -> Callable[[Sequence[Text]], list[Any]]:
+def predictor(
+    client: Client, model: str, version_folder: Path | None = None, *, task: str | None = None
+) -> Callable[[Sequence[Text]], list[Any]]:
     """A function of texts, or pairs of texts, that predicts them with the served `model`.
 
     It uses the model that takes texts (NAME-text, or `model` itself if it is one) where that is served. Otherwise, or with
     `version_folder` (NAME/1 of the repository), texts are tokenized here: with the files in that folder, or in the repository
     when the server runs on this machine. Raises UserError E712 (no server), E713 (no such model), E714 (tokenizer), E715
-    (refused), E716 (unsupported kind of model), E717 (invalid text), E728 (facts of the version).
+    (refused), E716 (unsupported kind of model), E717 (invalid text), E728 (facts of the version), E778 (`task` is the name of
+    one in a model of many).
     """
     if not model.isprintable():  # no lone surrogates either
         raise UserError("E713", f"{model!a:.100} is not the name of a model", "Give the name as the server lists it")
@@ -46,7 +50,11 @@ def predictor(client: Client, model: str, version_folder: Path | None = None) ->
             if client.ready(name) and (config := client.config(name)).get("backend") == TEXT_BACKEND:
                 from serving.clients.by_text import TextPredictor
 
-                return TextPredictor(client, name, config)
+                return TextPredictor(client, name, config, task)
+    if task is not None:
+        from serving.clients.by_text import check_task
+
+        check_task(model, task, many=False)
     from serving.clients.by_tokens import TokenPredictor
 
     return TokenPredictor(client, model, version_folder)

@@ -145,9 +145,7 @@ class Stack(nn.Module):
         if self.part is None:
             return self.product(x, y, slot)
         start, stop = self.part
-        rows = task.shape[0]
-        others = (y[..., :start].expand(rows, -1, -1), y[..., stop:].expand(rows, -1, -1))
-        return torch.cat([others[0], self.product(x, y[..., start:stop], slot), others[1]], dim=-1)
+        return torch.cat([y[..., :start], self.product(x, y[..., start:stop], slot), y[..., stop:]], dim=-1)
 
 
 class Delta(Change):

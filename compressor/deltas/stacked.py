@@ -69,6 +69,8 @@ class StackedLayer(nn.Module):
             raise UserError("E776", what, "Tune without it (by lora or dsee), or merge each task into a model of its own")
         x = x[:, None] if flat else x
         y = self._bare(x)
+        if self.stacks and is_shared(x):  # DeBERTa's relative positions
+            x, y = (states.expand(task.shape[0], -1, -1) for states in (x, y))
         # before the bias: runtimes fuse that with the activation behind it
         for stack in self.stacks:
             y = stack(x, y, task)
@@ -90,6 +92,11 @@ class StackedLayer(nn.Module):
         if "bias" in self.vectors:
             return y + self.vectors["bias"](task)
         return y if self.base.bias is None else y + self.base.bias
+
+
+def is_shared(x: Tensor) -> bool:
+    """Whether a layer's input is one for all rows: in a trace the batch has no fixed size, but the first axis of such has."""
+    return isinstance(x.shape[0], int) and x.shape[0] == 1
 
 
 class StackedHead(nn.Module):

@@ -285,6 +285,7 @@ Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"
     "--ca", type=click.Path(path_type=Path), metavar="FILE", help="Certificates (PEM) to trust instead of the system's."
 )
 @click.option("--token", envvar="COMPRESS_TOKEN", help="Sent as `Authorization: Bearer`.  [also: $COMPRESS_TOKEN]")
+@click.option("--task", metavar="NAME", help="The task of the texts, for a model of many (compress delta stack).")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line, with every score or tag.")
 @work("pipelines.cli.work.predict_work:predict")
 def predict() -> None:

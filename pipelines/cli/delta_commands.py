@@ -74,6 +74,13 @@ def convert() -> None:
 @click.option(
     "--runtime", type=click.Choice(CPU_RUNTIMES), default=CPU_RUNTIMES[0], show_default=True, help="What runs the file."
 )
+@click.option(
+    "--repository", type=FILE, metavar="DIR", help="Also add the model to this Triton repository, or a version to it."
+)
+@click.option("--name", default="tasks", show_default=True, help="The model's name in DIR.")
+@click.option(
+    "--max-length", type=click.IntRange(2), metavar="N", help="Tokens at which texts are cut.  [default: the most, 512]"
+)
 @click.option("--force", is_flag=True, help="Replace an earlier export in FOLDER.")
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
 @work("pipelines.cli.work.stack_work:stack")
@@ -81,5 +88,6 @@ def stack() -> None:
     """Write one model file that computes the tasks of all FILES on their base, and compare each with its own merged model.
 
     The file has an input `task`, the number of each row's task in the order of FILES, so that a batch may mix tasks. A task is
-    named after its file. Low-rank, sparse and VeRA deltas, biases and adapters can be stacked.
+    named after its file. Low-rank, sparse and VeRA deltas, biases and adapters can be stacked. In a repository the model NAME
+    takes tokens and `task`, NAME-text takes texts and the name of a task.
     """

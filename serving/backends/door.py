@@ -9,6 +9,8 @@ import numpy as np
 
 VERSION_FILE = "serving.json"
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+TASK_NUMBER = "task"
+"""Input of a model of many tasks: the number of each row's task."""
 
 
 class Refused(ValueError):
@@ -25,7 +27,9 @@ class Door:
     """Checks arrays of tokens, {input name: array}, against what a version of a model can compute (its serving.json)."""
 
     def __init__(self, inputs, facts):
-        self.tokens = set(inputs) <= set(TOKEN_INPUTS) and "input_ids" in inputs
+        self.tasks = len(facts.get("tasks") or ())
+        tokens = set(inputs) - {TASK_NUMBER} if self.tasks else set(inputs)
+        self.tokens = tokens <= set(TOKEN_INPUTS) and "input_ids" in tokens
         self.positions = facts.get("positions")
         # the model looks these ids up in tables: (input, number of rows)
         tables = (("input_ids", facts.get("vocabulary")), ("token_type_ids", facts.get("type_vocabulary")))
@@ -35,9 +39,10 @@ class Door:
         """Raises Refused for arrays that the model cannot compute. Inputs other than tokens are left to the runtime."""
         if not self.tokens:
             return
-        shapes = {array.shape for array in feed.values()}
+        tokens = {name: array for name, array in feed.items() if name != TASK_NUMBER}
+        shapes = {array.shape for array in tokens.values()}
         if len(shapes) > 1:
-            sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in tokens.items())
             raise Refused(f"the inputs differ in shape: {sizes}")
         (shape,) = shapes
         if 0 in shape:
@@ -49,6 +54,16 @@ class Door:
                 raise Refused(f"{name} holds {least if least < 0 else most}, not an id from 0 to {size - 1}")
         if "attention_mask" in feed:
             check_mask(feed["attention_mask"])
+        if self.tasks:
+            check_tasks(feed[TASK_NUMBER], shape[0], self.tasks)
+
+
+def check_tasks(tasks, rows, count):
+    """Raises Refused for numbers of tasks that are not one for each of the rows, or not of one of `count` tasks."""
+    if tasks.shape != (rows,):
+        raise Refused(f"{TASK_NUMBER} {list(tasks.shape)} is not one number for each of {rows} rows")
+    if (least := int(tasks.min())) < 0 or (most := int(tasks.max())) >= count:
+        raise Refused(f"{TASK_NUMBER} holds {least if least < 0 else most}, not a task from 0 to {count - 1}")
 
 
 def check_mask(mask):

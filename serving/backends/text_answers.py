@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from door import Refused
 from first_tokens import first_tokens
+from text_tasks import labels_of, of_any_kind
 
 WORD = re.compile(r"\S+")
 
@@ -61,7 +62,8 @@ def entities(facts, logits, rows):
     """A JSON list with the tag of every word and its characters [start, end) in the text, from logits (rows, length, tags)."""
     answers = []
     for row, values in zip(rows, logits, strict=True):
-        tags = [facts["labels"][tag] for tag in values[row.places].argmax(axis=1)]
+        labels = labels_of(facts, row)
+        tags = [labels[tag] for tag in values[row.places].argmax(axis=1)]
         words = [
             {"start": word.start(), "end": word.end(), "text": word[0], "tag": tag}
             for word, tag in zip(WORD.finditer(row.text), tags, strict=True)
@@ -88,4 +90,5 @@ FORMATS = {
     "classification": Format(classes),
     "regression": Format(numbers),
     "tokens": Format(entities, spaced_words, complete, offsets=True),
+    "tasks": Format(of_any_kind),
 }

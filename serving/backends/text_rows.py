@@ -9,9 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from door import Refused
+from door import TASK_NUMBER, Refused
 from sub_batches import sub_batches
 from text_answers import FORMATS
+from text_tasks import task_number
 
 # the instances of a model share the cores, with one thread each for what the runtime does not compute
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,11 +25,13 @@ ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "toke
 
 @dataclass
 class Row:
-    """One text, or pair of texts, of a request; `text` is the first one. `places` are the first tokens of its words."""
+    """One text, or pair of texts, of a request; `text` is the first one. `places` are the first tokens of its words, `task` the
+    number of its task in a model of many."""
 
     text: str
     written: str | tuple[str, str]
     size: int
+    task: int | None = None
     encoding: Any = None
     places: list[int] = field(default_factory=list)
 
@@ -40,21 +43,24 @@ class TextModel:
         """`inputs` are {name: numpy type} of the model file. Raises ValueError for a version that it cannot serve."""
         if facts.get("task") not in FORMATS:
             raise ValueError(f"serving.json is missing or of the task '{facts.get('task')}', not one of {', '.join(FORMATS)}")
-        if unknown := set(inputs) - set(ENCODING_FIELDS):
+        self.tasks = facts.get("tasks") or []
+        if unknown := set(inputs) - set(ENCODING_FIELDS) - ({TASK_NUMBER} if self.tasks else set()):
             raise ValueError(f"the model expects an input '{min(unknown)}', which a tokenizer does not produce")
         self.facts, self.engine, self.inputs, self.most_tokens = facts, engine, inputs, most_tokens
         self.format = FORMATS[facts["task"]]
         self.tokenizer = open_tokenizer(version / "tokenizer" / "tokenizer.json", facts)
         # no answer needs the characters of tokens but that about words
         self.encode_batch = self.tokenizer.encode_batch if self.format.offsets else self.tokenizer.encode_batch_fast
-        frame = self.tokenizer.encode(*["a"] * (1 + facts["pair"]))
-        self.ends = frame.ids.count(facts["end_id"])
+        # by the number of texts of a row
+        frames = {count: self.tokenizer.encode(*["a"] * count) for count in ((1, 2) if self.tasks else (1 + facts["pair"],))}
+        self.ends = {count: frame.ids.count(facts["end_id"]) for count, frame in frames.items()}
 
-    def row(self, cells):
-        """A row from the bytes of its text, or of both texts. Raises Refused."""
+    def row(self, cells, task=None):
+        """A row from the bytes of its text, or of both texts, and of the name of its task. Raises Refused."""
         texts = [text_of(cell) for cell in cells]
         written = [self.format.written(text) for text in texts]
-        return Row(texts[0], written[0] if len(written) == 1 else tuple(written), sum(map(len, cells)))
+        number = None if task is None else task_number(self.facts, task)
+        return Row(texts[0], written[0] if len(written) == 1 else tuple(written), sum(map(len, cells)), number)
 
     def tokenize(self, rows):
         """Give every row its encoding; returns the errors of those that cannot have one, by row number."""
@@ -66,14 +72,15 @@ class TextModel:
                 if number not in errors:
                     self.check(row)
             except Refused as error:
-                errors[number] = error
+                errors[number] = forgotten(error)
         return errors
 
     def check(self, row):
         """Raises Refused for a row whose tokens the model cannot read."""
         if not row.encoding.ids:
             raise Refused("the tokenizer produces no token for the text")
-        if self.facts["end_id"] is not None and row.encoding.ids.count(self.facts["end_id"]) != self.ends:
+        ends = self.ends[1 if isinstance(row.written, str) else 2]
+        if self.facts["end_id"] is not None and row.encoding.ids.count(self.facts["end_id"]) != ends:
             end = self.tokenizer.id_to_token(self.facts["end_id"])
             raise Refused(f"the text holds '{end}', the token that the task head reads")
         self.format.check(row)
@@ -87,7 +94,8 @@ class TextModel:
                 (logits,) = self.engine.infer(["logits"], self.features(chosen))
                 outputs = self.format.answer(self.facts, logits.astype(np.float64), chosen)
             except Exception as error:  # a runtime raises many types; each becomes an error response
-                answers = [error if number in batch else answer for number, answer in enumerate(answers)]
+                failed = forgotten(error)
+                answers = [failed if number in batch else answer for number, answer in enumerate(answers)]
                 continue
             for place, number in enumerate(batch):
                 answers[number] = {name: values[place : place + 1] for name, values in outputs.items()}
@@ -98,6 +106,9 @@ class TextModel:
         length = max(len(row.encoding.ids) for row in rows)
         features = {}
         for name, type_ in self.inputs.items():
+            if name == TASK_NUMBER:
+                features[name] = np.array([row.task for row in rows], dtype=type_)
+                continue
             filler = self.facts["pad_id"] if name == "input_ids" else 0
             features[name] = array = np.full((len(rows), length), filler, dtype=type_)
             for values, row in zip(array, rows, strict=True):
@@ -116,6 +127,13 @@ class TextModel:
                 return {batch[0]: RuntimeError(f"the tokenizer failed: {error}")}
             return {number: error for one in batch for number, error in self._encoded(rows, [one]).items()}
         return {}
+
+
+def forgotten(error):
+    """The error without the frames it was raised in: they would keep Triton's requests beyond the life of their shared memory,
+    and the stub would crash when it frees them at its end."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def open_tokenizer(path, facts):

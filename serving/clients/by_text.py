@@ -11,8 +11,8 @@ import numpy as np
 
 from compressor.errors import UserError
 from serving.client import Client, Refusal
-from serving.clients.text_bytes import Text, encoded
-from serving.layout.text_outputs import PAIR, TEXT
+from serving.clients.text_bytes import Text, as_utf8, encoded
+from serving.layout.text_outputs import PAIR, TASK, TEXT
 
 if TYPE_CHECKING:
     from compressor.tasks.kinds.classification import Prediction
@@ -27,10 +27,12 @@ ROW = re.compile(r"(?:\[.*?\] )?row (\d+): (.*)", re.DOTALL)
 class TextPredictor:
     """The predictions of one model, for texts of any number."""
 
-    def __init__(self, client: Client, model: str, config: Mapping[str, Any]):
-        """Raises UserError E716 for a model with outputs that are not known here."""
-        self.client, self.model = client, model
+    def __init__(self, client: Client, model: str, config: Mapping[str, Any], task: str | None = None):
+        """`task` is the name of one for a model of many. Raises UserError E716 for a model with outputs that are not known
+        here, E778 where a task is missing, or given to a model that has only one."""
+        self.client, self.model, self.task = client, model, task
         self.inputs = [tensor["name"] for tensor in config["input"]]
+        check_task(model, task, TASK in self.inputs)
         self.size = config["max_batch_size"]
         outputs = {tensor["name"] for tensor in config["output"]}
         self.read = next((read for output, read in READERS.items() if output in outputs), None)
@@ -41,10 +43,14 @@ class TextPredictor:
 
     def __call__(self, texts: Sequence[Text]) -> list[Prediction] | list[Estimate] | list[Tagged]:
         """One prediction per text, in order. Raises UserError E717 for a text that cannot be predicted, E715."""
-        columns, predictions = encoded(texts, self.inputs == [TEXT, PAIR], self.model), []
+        # each task of many may read one text or two
+        pairs = isinstance(texts[0], tuple) if self.task is not None and texts else PAIR in self.inputs
+        columns, predictions = encoded(texts, pairs, self.model), []
         for start in range(0, len(texts), self.size or max(len(texts), 1)):
             batch = columns[start : start + (self.size or len(texts))]
-            features = {name: batch[:, [place]] for place, name in enumerate(self.inputs)}
+            features = {name: batch[:, [place]] for place, name in enumerate((TEXT, PAIR)[: 1 + pairs])}
+            if self.task is not None:
+                features[TASK] = np.full((len(batch), 1), as_utf8(self.task, 0), dtype=object)
             try:
                 outputs = self.client.infer(self.model, features)
             except Refusal as refusal:
@@ -63,11 +69,20 @@ class TextPredictor:
         return UserError("E717", f"text {number + 1}, {texts[number]!r:.60}: {reason}", "Correct it, or leave it out")
 
 
+def check_task(model: str, task: str | None, many: bool) -> None:
+    """Raises UserError E778 where a task is missing, or given to a model that does not have `many`."""
+    if many and task is None:
+        raise UserError("E778", f"model '{model}' has many tasks", "Name one of them with --task")
+    if task is not None and not many:
+        raise UserError("E778", f"model '{model}' has one task only, or takes no texts", "Leave out --task")
+
+
 def read_classes(_name: str, row: Outputs) -> Prediction:
     from compressor.tasks.kinds.classification import Prediction
 
     scores = zip((label.decode() for label in row["LABELS"]), row["SCORES"].tolist(), strict=True)
-    return Prediction(row["LABEL"][0].decode(), dict(scores))
+    # in a model of many tasks, the outputs that only other tasks have are without a name
+    return Prediction(row["LABEL"][0].decode(), {label: score for label, score in scores if label})
 
 
 def read_number(name: str, row: Outputs) -> Estimate:

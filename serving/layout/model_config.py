@@ -9,8 +9,19 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup, 
 
 from compressor.errors import UserError
 from export.runtimes.runtime import Runtime, TensorSpec
+from serving.backends.door import TASK_NUMBER
 from serving.layout.knobs import DEFAULT_KNOBS, Knobs
-from serving.layout.text_outputs import CLASSES, LABELS_FILE, LOGITS, PAIR, TEXT, TEXT_BACKEND, TEXT_OUTPUTS
+from serving.layout.text_outputs import (
+    ANY_KIND,
+    CLASSES,
+    LABELS_FILE,
+    LOGITS,
+    PAIR,
+    TASK,
+    TEXT,
+    TEXT_BACKEND,
+    TEXT_OUTPUTS,
+)
 from serving.layout.version_file import VersionFacts
 
 DATA_TYPES = {
@@ -36,22 +47,37 @@ def token_config(
     config = ModelConfig(name=name, backend=runtime.backend, max_batch_size=knobs.max_batch_size)
     for fields, tensors in zip((config.input, config.output), runtime.tensors(path), strict=True):
         for tensor in tensors:
-            fields.add(**fields_of(tensor, path, batched=knobs.max_batch_size > 0))
+            if facts is not None and facts.tasks and tensor.name == TASK_NUMBER:
+                add_task_number(config)
+            else:
+                fields.add(**fields_of(tensor, path, batched=knobs.max_batch_size > 0))
     _add_instances(config, runtime, facts, knobs)
     runtime.configure(config, path)
-    if facts is not None and facts.labels:
+    if facts is not None and facts.tasks:
+        # the most outputs of any task may be another number in the next version
+        config.output[0].dims[-1] = -1
+    elif facts is not None and facts.labels:
         set_labels(config, facts.labels)
     return config
+
+
+def add_task_number(config: ModelConfig) -> None:
+    """Add the input with the number of each row's task: one number a row, which the model file takes as (batch,)."""
+    config.input.add(name=TASK_NUMBER, data_type="TYPE_INT64", dims=[1]).reshape.SetInParent()
 
 
 def text_config(name: str, runtime: Runtime, facts: VersionFacts, knobs: Knobs) -> ModelConfig:
     """The config of the model that takes texts, for this project's backend; dynamic batching merges its requests."""
     config = ModelConfig(name=name, backend=TEXT_BACKEND, max_batch_size=knobs.max_batch_size)
-    for tensor in (TEXT, PAIR) if facts.pair else (TEXT,):
-        config.input.add(name=tensor, data_type="TYPE_STRING", dims=[1])
+    for tensor in (TEXT, PAIR) if facts.pair or facts.task == ANY_KIND else (TEXT,):
+        # each request to a model of many tasks may be of one that reads pairs or not
+        config.input.add(name=tensor, data_type="TYPE_STRING", dims=[1], optional=tensor == PAIR and bool(facts.tasks))
+    if facts.tasks:
+        config.input.add(name=TASK, data_type="TYPE_STRING", dims=[1])
     for tensor, type_, values in TEXT_OUTPUTS[facts.task]:
-        output = config.output.add(name=tensor, data_type=type_, dims=[len(facts.labels) if values == CLASSES else values])
-        if tensor == "SCORES":
+        dims = [(len(facts.labels) or -1) if values == CLASSES else values]
+        output = config.output.add(name=tensor, data_type=type_, dims=dims)
+        if tensor == "SCORES" and facts.labels:
             output.label_filename = LABELS_FILE
     _add_instances(config, runtime, facts, knobs)
     config.parameters["max_batch_tokens"].string_value = str(knobs.max_batch_tokens)

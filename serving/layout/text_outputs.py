@@ -12,18 +12,24 @@ TEXT_SUFFIX, TEXT_BACKEND = "-text", "compress_text"
 """A model that takes texts is called NAME-text, and runs in this backend."""
 TEXT, PAIR = "TEXT", "PAIR"
 """Its inputs: a text, and the second one of a pair."""
+TASK = "TASK"
+"""Input of a model of many tasks: the name of the row's task. Among tokens it is `task`, its number."""
+ANY_KIND = "tasks"
+"""Kind of a model of many tasks whose outputs are classes or numbers, as each row's task has it."""
 
 CLASSES = -1
 """In place of a number of values: as many as the model has labels."""
 
+CLASS_OUTPUTS = (
+    ("LABEL", "TYPE_STRING", 1),
+    ("SCORE", "TYPE_FP32", 1),
+    ("SCORES", "TYPE_FP32", CLASSES),
+    ("LABELS", "TYPE_STRING", CLASSES),
+)
 TEXT_OUTPUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
-    "classification": (
-        ("LABEL", "TYPE_STRING", 1),
-        ("SCORE", "TYPE_FP32", 1),
-        ("SCORES", "TYPE_FP32", CLASSES),
-        ("LABELS", "TYPE_STRING", CLASSES),
-    ),
+    "classification": CLASS_OUTPUTS,
     "regression": (("VALUE", "TYPE_FP32", 1),),
     "tokens": (("ENTITIES", "TYPE_STRING", 1),),
+    ANY_KIND: CLASS_OUTPUTS,
 }
 """(name, type, values of a row) of every output; a row of SCORES is in the order of LABELS."""

@@ -12,7 +12,8 @@ from tokenizers import Encoding, Tokenizer
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import serialize_byte_tensor, triton_to_np_dtype
 
-from serving.layout.text_outputs import TEXT
+from serving.backends.door import TASK_NUMBER
+from serving.layout.text_outputs import PAIR, TASK, TEXT
 from serving.layout.version_file import VersionFacts
 
 FOLDER = "warmup"
@@ -25,13 +26,14 @@ WORD = "a"
 def add_token_samples(config: ModelConfig, facts: VersionFacts, tokenizer_folder: Path) -> dict[str, bytes]:
     """Add a short and a long row to a config that takes tokens; returns file name -> content. Nothing for other inputs."""
     inputs = {tensor.name: config_type(tensor.data_type) for tensor in config.input}
-    if not set(inputs) <= set(ENCODING_FIELDS) or config.max_batch_size == 0:
+    if not set(inputs) <= {*ENCODING_FIELDS, *([TASK_NUMBER] if facts.tasks else [])} or config.max_batch_size == 0:
         return {}
     files = {}
     for size, (_, encoding) in sample_texts(facts, tokenizer_folder).items():
         sample = config.model_warmup.add(name=size, batch_size=1)
         for name, type_ in inputs.items():
-            values = np.array(getattr(encoding, ENCODING_FIELDS[name]), dtype=triton_to_np_dtype(type_))
+            tokens = [0] if name == TASK_NUMBER else getattr(encoding, ENCODING_FIELDS[name])
+            values = np.array(tokens, dtype=triton_to_np_dtype(type_))
             files[f"{size}_{name}"] = values.tobytes()
             value = sample.inputs[name]
             value.data_type, value.input_data_file = f"TYPE_{type_}", f"{size}_{name}"
@@ -46,7 +48,8 @@ def add_text_samples(config: ModelConfig, facts: VersionFacts, tokenizer_folder:
     files = {}
     for size, (text, _) in sample_texts(facts, tokenizer_folder).items():
         sample = config.model_warmup.add(name=size, batch_size=1)
-        for name, content in ((tensor.name, text if tensor.name == TEXT else WORD) for tensor in config.input):
+        contents = {TEXT: text, PAIR: WORD, **({TASK: facts.tasks[0]["name"]} if facts.tasks else {})}
+        for name, content in ((tensor.name, contents[tensor.name]) for tensor in config.input if not tensor.optional):
             files[f"{size}_{name}"] = serialize_byte_tensor(np.array([content.encode()], dtype=object)).item()
             value = sample.inputs[name]
             value.data_type, value.input_data_file = "TYPE_STRING", f"{size}_{name}"

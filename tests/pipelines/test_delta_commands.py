@@ -203,8 +203,10 @@ def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):
 def test_stack(compress, base, file, tmp_path):
     other = write(base, task(base, "lora", seed=1), tmp_path / "other.delta.safetensors")
     out = tmp_path / "many"
-    code, shown, _ = compress("delta", "stack", file, other, "--base", base.folder, "--out", out)
+    served = ("--repository", tmp_path / "repository", "--name", "tiny")
+    code, shown, _ = compress("delta", "stack", file, other, "--base", base.folder, "--out", out, *served)
     assert code == 0 and "0 dsee" in shown and "1 other" in shown and "token_type_ids, task (int64)" in shown
+    assert (tmp_path / "repository" / "tiny-text" / "1" / "serving.json").is_file()
     assert {path.name for path in out.iterdir()} >= {"model.onnx", "export.json", "tokenizer.json", "config.json"}
     facts = json.loads((out / "export.json").read_text())
     assert [(row["name"], row["labels"]) for row in facts["tasks"]] == [("dsee", ["bad", "good"]), ("other", ["bad", "good"])]

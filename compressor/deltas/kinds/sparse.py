@@ -101,41 +101,42 @@ class SparseFactor(Factor):
 
 
 class SparseStack(Stack):
-    """y[row] += value · x[column] for every index of each slot: `values`, `rows` and `columns` (slots, |Ω|), padded with zeros
-    at position 0 to the largest |Ω|. Rows and columns are int16 where the matrix allows it."""
+    """y[row] += value · x[column] for every index of each slot: `values`, `rows` and `columns` (slots, 1, |Ω|), padded with
+    zeros at position 0 to the largest |Ω|. Many rows and columns are int16 where the matrix allows it."""
 
     def __init__(self, links: Sequence[Sparse | None], shape: torch.Size):
         first = next(filter(None, links))
         super().__init__(first.place.rows)
         count = max(link.omega.numel() for link in links if link)
         short = torch.int16 if max(shape) <= torch.iinfo(torch.int16).max else torch.int32
-        values = first.values.new_zeros(len(links), count)
-        places = {name: torch.zeros(len(links), count, dtype=short, device=values.device) for name in ("rows", "columns")}
+        index = torch.int64 if count <= FEW else short
+        values = first.values.new_zeros(len(links), 1, count)
+        places = {name: torch.zeros_like(values, dtype=index) for name in ("rows", "columns")}
         for slot, link in enumerate(links):
             if link:
                 size, omega = link.omega.numel(), link.omega.long()
-                values[slot, :size] = link.values.detach()
-                places["rows"][slot, :size], places["columns"][slot, :size] = omega // shape[1], omega % shape[1]
+                values[slot, 0, :size] = link.values.detach()
+                places["rows"][slot, 0, :size], places["columns"][slot, 0, :size] = omega // shape[1], omega % shape[1]
         self.values = nn.Parameter(values, requires_grad=False)
         for name, index in places.items():
             self.register_buffer(name, index)
 
     def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
         values, rows, columns = (tensor.index_select(0, slot) for tensor in (self.values, self.rows, self.columns))
-        return (_few if values.shape[1] <= FEW else _many)(x, y, values, rows.long(), columns.long())
+        return (_few if values.shape[2] <= FEW else _many)(x, y, values, rows.long(), columns.long())
 
 
 def _few(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """y with value · x[column] added to [row] of every token; `values`, `rows` and `columns` (batch, |Ω|)."""
-    shape = (rows.shape[0], x.shape[1], -1)
-    picked = x.expand(*shape).gather(-1, columns[:, None].expand(*shape)) * values[:, None]
-    return y.expand(*shape).scatter_add(-1, rows[:, None].expand(*shape), picked)
+    """y with value · x[column] added to [row] of every token; `values`, `rows` and `columns` (batch, 1, |Ω|)."""
+    shape = (-1, x.shape[1], -1)
+    picked = x.gather(-1, columns.expand(*shape)) * values
+    return y.scatter_add(-1, rows.expand(*shape), picked)
 
 
 def _many(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The same by whole columns of x: what is copied and added at a time are the tokens of a row."""
-    batch, count = rows.shape
+    batch, count = rows.shape[0], rows.shape[2]
     number = torch.arange(batch, device=rows.device)[:, None]
-    picked = x.expand(batch, -1, -1).transpose(1, 2)[number, columns] * values[..., None]
+    picked = x.transpose(1, 2)[number, columns[:, 0]] * values.transpose(1, 2)
     total = x.new_zeros(batch, y.shape[-1], x.shape[1])
-    return y + total.index_put((number.expand(-1, count), rows), picked, accumulate=True).transpose(1, 2)
+    return y + total.index_put((number.expand(-1, count), rows[:, 0]), picked, accumulate=True).transpose(1, 2)

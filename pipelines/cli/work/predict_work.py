@@ -36,6 +36,7 @@ def predict(
     tokenizer: Path | None,
     ca: Path | None,
     token: str | None,
+    task: str | None,
     as_json: bool,
 ) -> None:
     """Print a line for each text, or a JSON object a line."""
@@ -47,7 +48,7 @@ def predict(
         raise UserError("E112", "no text is given", "Give texts, --file FILE, or pipe them in")
     # before anything is read: a missing server is reported at once
     with Client(url, ca=ca, token=token) as client:
-        predict_texts = predictor(client, model, tokenizer)
+        predict_texts = predictor(client, model, tokenizer, task=task)
         rows: Iterable[Text] = zip(texts, pairs, strict=True) if pairs else texts
         if not texts:
             rows = rows_of(file or STDIN, format_)

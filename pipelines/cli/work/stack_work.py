@@ -14,16 +14,28 @@ from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.cli.shown import near
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import table
+from serving.stacked_repository import write_many_tasks
 
 PADDED = 1.5
 """Size of the tasks in the file over that of their delta files from which it is explained."""
 WHY_LARGER = "tasks are padded to the largest rank and number of positions, and what delta files share is stored for each task"
 
 
-def stack(files: Sequence[Path], base: str | None, out: Path, runtime: str, force: bool, as_json: bool) -> None:
-    """Write the file and show its tasks."""
+def stack(
+    files: Sequence[Path],
+    base: str | None,
+    out: Path,
+    runtime: str,
+    repository: Path | None,
+    name: str,
+    max_length: int | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the file, add it to a repository, and show its tasks."""
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "stack.log")):
         summary = stack_folder(files, out, base=base, runtime=RUNTIMES[runtime], force=force)
+    versions = [] if repository is None else write_many_tasks(repository, name, out, max_length=max_length)
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
         return
@@ -46,3 +58,5 @@ def stack(files: Sequence[Path], base: str | None, out: Path, runtime: str, forc
     click.echo(f"inputs   {', '.join(summary['inputs'])} (int64)")
     click.echo(f"compared {summary['tasks'][0]['parity']['rows']} predictions of each task with its merged model")
     click.echo(f"stacked: {near((out / summary['path']).absolute())}")
+    for folder in versions:
+        click.echo(f"version: {near(folder.absolute())}")

@@ -12,6 +12,8 @@ from door import Refused
 from text_rows import TextModel, read_inputs
 from triton_requests import array_of, each_read, error_response, open_engine, read_config, response_of
 
+TASK = "TASK"
+"""The last input of a model of many tasks: the name of each row's."""
 MOST_TOKENS = 4096
 """Padded tokens of a sub-batch where the config has no `max_batch_tokens`."""
 
@@ -57,13 +59,15 @@ class TritonPythonModel:
 
     def read(self, request):
         """The rows of a request. Raises Refused."""
-        columns = [array_of(request, name).reshape(-1) for name in self.inputs]
+        # PAIR is optional where a model has many tasks
+        given = [name for name in self.inputs if pb_utils.get_input_tensor_by_name(request, name) is not None]
+        columns = [array_of(request, name).reshape(-1) for name in given]
         if len({len(column) for column in columns}) > 1 or not len(columns[0]):
-            raise Refused(f"{' and '.join(self.inputs)} must have the same number of rows, at least one")
-        rows = []
+            raise Refused(f"{' and '.join(given)} must have the same number of rows, at least one")
+        rows, texts = [], len(given) - (TASK in given)
         for number, cells in enumerate(zip(*columns, strict=True)):
             try:
-                rows.append(self.model.row(cells))
+                rows.append(self.model.row(cells[:texts], *cells[texts:]))
             except Refused as error:
                 raise self.named(error, number, len(columns[0])) from None
         return rows

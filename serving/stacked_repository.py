@@ -1,0 +1,109 @@
+"""A model of many tasks in a Triton repository: NAME takes tokens and the number of each row's task, NAME-text texts and the
+name of the task.
+
+A version holds the model file, the tokenizer, and serving.json with the name, the labels and the kind of every task. Another
+set of tasks is another version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from compressor.errors import UserError
+from compressor.models.architectures import row_of
+from compressor.models.hub import config_of, end_id
+from export.runtimes.runtime_registry import RUNTIMES
+from export.standalone.folder import SUMMARY
+from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
+from serving.layout.text_outputs import ANY_KIND
+from serving.layout.version_file import VersionFacts
+from serving.repository import models_of, read_config, version_folders, write_config, write_version
+
+MOST_TOKENS = 512
+"""Tokens at which texts are cut where the model itself would take more."""
+
+
+def write_many_tasks(
+    folder: Path,
+    name: str,
+    stacked: Path,
+    *,
+    interfaces: Sequence[str] = INTERFACES,
+    knobs: Knobs = DEFAULT_KNOBS,
+    max_length: int | None = None,
+) -> list[Path]:
+    """Add the model of many tasks in `stacked`, a folder of `compress delta stack`, to the repository `folder` as `name`.
+
+    Returns the version folders. Where the repository has the model, it gets another version.
+
+    Texts are cut at `max_length` tokens, by default as many as the model takes, at most MOST_TOKENS. Raises UserError E720 to
+    E723 as `write_repository`, E779 (not such a folder, or a model with another config).
+    """
+    summary = read_summary(stacked)
+    runtime, path = RUNTIMES[summary["runtime"]], stacked / summary["path"]
+    facts = facts_of(stacked, summary, max_length)
+    options = {"facts": facts, "tokenizer_folder": stacked, "interfaces": interfaces, "knobs": knobs}
+    models = models_of(name, path, runtime=runtime, **options)
+    there = [model for model in models if Path(folder, model).exists()]
+    if there and len(there) < len(models):
+        what = f"the repository has '{there[0]}' alone, of {' and '.join(models)}"
+        raise UserError("E779", what, "Give the interfaces that it has, or another name", str(folder))
+    for model in there:
+        _check_config(Path(folder, model), models[model].config)
+    versions = []
+    for model, content in models.items():
+        home = Path(folder, model)
+        number = 1 + int(version_folders(home)[-1].name) if there else 1
+        write_version(home / str(number), path, runtime, facts, stacked)
+        for relative, data in content.files.items():
+            (home / relative).parent.mkdir(exist_ok=True)
+            (home / relative).write_bytes(data)
+        write_config(content.config, home)
+        versions.append(home / str(number))
+    return versions
+
+
+def read_summary(stacked: Path) -> dict[str, Any]:
+    """The export.json of a folder of `compress delta stack`. Raises UserError E779."""
+    try:
+        summary = json.loads((stacked / SUMMARY).read_text(encoding="utf-8"))
+        if not summary["tasks"] or not (stacked / summary["path"]).is_file() or summary["runtime"] not in RUNTIMES:
+            raise KeyError("a model file with tasks")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"not a folder of `compress delta stack` ({type(error).__name__}: {error})"
+        raise UserError("E779", what, "Give the folder that was its --out", str(stacked)) from error
+    return summary
+
+
+def facts_of(stacked: Path, summary: dict[str, Any], max_length: int | None) -> VersionFacts:
+    """What the server and its clients must know of the version."""
+    config = config_of(stacked)
+    values = json.loads((stacked / "config.json").read_text(encoding="utf-8"))
+    positions = row_of(values["model_type"]).most_tokens(values) or MOST_TOKENS
+    tasks = tuple({key: task[key] for key in ("name", "labels", "kind")} for task in summary["tasks"])
+    tags = tasks[0]["kind"] == "tokens"
+    return VersionFacts(
+        task="tokens" if tags else ANY_KIND,
+        labels=(),
+        max_length=min(max_length or MOST_TOKENS, positions),
+        pad_id=summary["pad_id"],
+        vocabulary=config.vocab_size,
+        positions=positions,
+        type_vocabulary=getattr(config, "type_vocab_size", None) or None,
+        end_id=end_id(stacked),
+        tasks=tasks,
+        precision=summary["precision"],
+    )
+
+
+def _check_config(home: Path, config: Any) -> None:
+    """Raises UserError E779 where the served model has another config: a version cannot have one of its own."""
+    before = read_config(home)
+    if text_format.MessageToString(before) != text_format.MessageToString(config):
+        what = "the repository has this model with another config (another runtime, kind of task or setting)"
+        raise UserError("E779", what, "Give the settings that it has, or another name", str(home))

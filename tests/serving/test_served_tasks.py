@@ -1,0 +1,116 @@
+"""A model of many tasks on the real server: tokens with the number of each row's task, texts with its name."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from triton_parts import KNOBS
+
+from compressor.compression import compression_of
+from compressor.errors import UserError
+from compressor.models.hub import build, resolve
+from compressor.storage import delta_file
+from export.many.stacked_folder import stack_folder
+from export.runtimes.sessions import run, session
+from serving.client import Client
+from serving.layout.text_outputs import TEXT_SUFFIX
+from serving.predict import predict
+from serving.repository import read_config
+from serving.server import EmbeddedServer
+from serving.stacked_repository import write_many_tasks
+from tests.compressor.conftest import tuned
+from tests.tiny import write_model
+
+TASKS = {"reviews": ["bad", "good"], "topics": ["film", "plot", "scene"], "stars": ["stars"]}
+
+
+@pytest.fixture(scope="module")
+def stacked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("many")
+    base, paths = resolve(str(write_model(folder / "base"))), []
+    for seed, (name, labels) in enumerate(TASKS.items()):
+        model = tuned(build(base.folder, labels, seed), ("dsee", "lora", "bitfit")[seed])
+        with torch.no_grad():
+            for head in compression_of(model).head_parameters:
+                model.get_parameter(head).normal_(generator=torch.Generator().manual_seed(seed))
+        paths.append(folder / f"{name}.safetensors")
+        delta_file.write(model, paths[-1], base=base.reference, base_sha256=base.sha256, label_names=labels)
+    stack_folder(paths, folder / "out")
+    return folder / "out"
+
+
+def test_another_set_of_tasks_is_another_version(stacked, tmp_path):
+    versions = write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert [str(folder.relative_to(tmp_path)) for folder in versions] == ["many/1", "many-text/1"]
+    facts = json.loads((versions[1] / "serving.json").read_text())
+    assert facts["tasks"][1] == {"name": "topics", "labels": TASKS["topics"], "kind": "classification"}
+    assert facts["task"] == "tasks" and facts["max_length"] == facts["positions"] == 64
+    config = read_config(tmp_path / "many-text")
+    assert [(value.name, value.optional) for value in config.input] == [("TEXT", False), ("PAIR", True), ("TASK", False)]
+    assert write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)[0].name == "2"
+    with pytest.raises(UserError, match=r"E779 .*with another config"):
+        write_many_tasks(tmp_path, "many", stacked)
+    with pytest.raises(UserError, match=r"E779 .*has 'many-text' alone"):
+        (tmp_path / "many").rename(tmp_path / "other")
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    with pytest.raises(UserError, match=r"E779 .*not a folder of `compress delta stack`"):
+        write_many_tasks(tmp_path, "new", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def server(stacked, tmp_path_factory, triton):
+    folder = tmp_path_factory.mktemp("served")
+    write_many_tasks(folder / "repository", "many", stacked, knobs=KNOBS)
+    with EmbeddedServer(folder / "repository", log_path=folder / "triton.log") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(server.url) as live:
+        yield live
+
+
+TOKENS = {
+    "input_ids": np.array([[2, 5, 9, 3], [2, 12, 3, 0], [2, 7, 14, 3]]),
+    "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]),
+    "token_type_ids": np.zeros((3, 4), dtype=np.int64),
+}
+
+
+def test_rows_of_one_batch_have_their_own_tasks(client, stacked):
+    task = np.array([2, 0, 1])
+    logits = client.infer("many", {**TOKENS, "task": task[:, None]})["logits"]
+    assert np.array_equal(logits, run(session(stacked / "model.onnx"), {**TOKENS, "task": task}))
+    for wrong, said in ((3, "task holds 3, not a task from 0 to 2"), (-1, "task holds -1")):
+        with pytest.raises(UserError, match=f"E715 .*{said}"):
+            client.infer("many", {**TOKENS, "task": np.array([[0], [wrong], [1]])})
+
+
+def texts(*rows):
+    return {
+        name: np.array([[cell.encode()] for cell in column], dtype=object)
+        for name, column in zip(("TEXT", "TASK"), zip(*rows, strict=True), strict=True)
+    }
+
+
+def test_texts_are_answered_with_the_labels_of_their_task(client, server):
+    rows = texts(("good film", "stars"), ("good film", "topics"), ("bad plot", "reviews"))
+    answers = client.infer(f"many{TEXT_SUFFIX}", rows)
+    assert answers["LABEL"][0] == b"stars" and answers["SCORE"][0] == answers["SCORES"][0, 0]
+    assert answers["LABELS"].tolist() == [[b"stars", b"", b""], [b"film", b"plot", b"scene"], [b"bad", b"good", b""]]
+    assert np.allclose(answers["SCORES"][1:].sum(axis=1), 1) and (answers["SCORES"][answers["LABELS"] == b""] == 0).all()
+    alone = predict(server.url, "many", ["good film"], task="topics")[0]
+    assert alone.label.encode() == answers["LABEL"][1] and set(alone.scores) == set(TASKS["topics"])
+    pair = {**copy.copy(rows), "PAIR": np.array([[b"a scene"]] * 3, dtype=object)}
+    assert abs(client.infer(f"many{TEXT_SUFFIX}", pair)["SCORE"] - answers["SCORE"]).max() > 1e-4
+    assert predict(server.url, "many", [("good film", "a scene")], task="topics")[0].scores != alone.scores
+
+
+def test_a_wrong_task_is_refused_by_name(client, server):
+    with pytest.raises(UserError, match=r"E715 .*no task 'news' in this version; it has reviews, topics, stars"):
+        client.infer(f"many{TEXT_SUFFIX}", texts(("good film", "news")))
+    with pytest.raises(UserError, match=r"E778 .*has many tasks"):
+        predict(server.url, "many", ["good film"])
