@@ -236,7 +236,8 @@ def page(record: dict[str, Any]) -> str:
         ]
         lines += grid_lines(("protocol", "clients", "requests/s", "p50 ms", "p99 ms"), map(opinion_cells, rows))
     if part := record.get("overload"):
-        what = f"Medians of {OVERLOAD_ROUNDS} turns; capacity: 16 clients just before and after; deadline: {part['deadline_ms']:g} ms."
+        deadline = f"{part['deadline_ms']:g} ms"
+        what = f"Medians of {OVERLOAD_ROUNDS} turns; capacity: 16 clients just before and after; deadline: {deadline}."
         lines += ["", "## Random arrivals beyond the capacity", "", what, ""]
         titles = ("queue", "rate / capacity", "capacity/s", "answers/s", "in time/s", "of capacity", "refused", "p99 ms")
         lines += grid_lines(titles, map(overload_cells, part["levels"]))
