@@ -48,7 +48,7 @@ FIGURES = ("rate", "p50", "p99")
 ROUNDS, TURN_SECONDS = 9, 2.0
 WINDOW_MS = 700
 """perf_analyzer measures three windows of this length."""
-SECONDS, OVERLOAD_ROUNDS, TRIES, STEADY = 4.0, 3, 4, 0.15
+SECONDS, OVERLOAD_ROUNDS, TRIES, STEADY = 4.0, 3, 3, 0.2
 
 
 class Bench:
@@ -139,15 +139,16 @@ def opinion_cells(row: dict[str, Any]) -> list[str]:
     return cells
 
 
-def overload(bench: Bench, deadline_ms: float) -> dict[str, Any]:
+def overload(bench: Bench, deadline_ms: float, protocol: str) -> dict[str, Any]:
     """Random arrivals at 0.8 and 2 times the capacity, without and with a queue limit: medians of OVERLOAD_ROUNDS turns, each
     between two measurements of the capacity in a closed loop."""
     plain, turns = read_config(bench.folder), []
     with Fleet(bench.traffic) as fleet, contextlib.ExitStack() as servers:
-        targets = {"no limit": bench.target(servers.enter_context(bench.serve(plain)))}
+        targets = {"no limit": bench.target(servers.enter_context(bench.serve(plain)), protocol)}
         expected = first_pass(fleet, targets["no limit"])
         capacity = capacity_of(fleet, targets["no limit"], expected)
-        targets["queue limit"] = bench.target(servers.enter_context(bench.serve(limited(plain, capacity, deadline_ms))))
+        other = servers.enter_context(bench.serve(limited(plain, capacity, deadline_ms)))
+        targets["queue limit"] = bench.target(other, protocol)
         for _ in range(OVERLOAD_ROUNDS):
             for queue, target in reversed(targets.items()):
                 for factor in (0.8, 2.0):
@@ -157,7 +158,7 @@ def overload(bench: Bench, deadline_ms: float) -> dict[str, Any]:
                     turns.append({"queue": queue, **min(tried, key=lambda turn: turn["moved"])})
                     print(overload_cells(turns[-1]), f"{turns[-1]['moved']:.0%}", len(tried), flush=True)
     kinds = dict.fromkeys((turn["queue"], turn["factor"]) for turn in turns)
-    return {"deadline_ms": deadline_ms, "levels": [typical(turns, *kind) for kind in kinds]}
+    return {"deadline_ms": deadline_ms, "protocol": protocol, "levels": [typical(turns, *kind) for kind in kinds]}
 
 
 def overload_turn(
@@ -199,13 +200,14 @@ def overload_cells(level: dict[str, Any]) -> list[str]:
 
 
 def limited(config: ModelConfig, capacity: float, deadline_ms: float) -> ModelConfig:
-    """The config with a queue that a request leaves within half of the deadline, or is refused."""
+    """The config with a queue that a request leaves within a quarter of the deadline, or is refused: the batch before it and
+    its own batch, each as large as the queue, are computed within the rest."""
     changed = ModelConfig()
     changed.CopyFrom(config)
     policy = changed.dynamic_batching.default_queue_policy
-    policy.max_queue_size = max(1, round(capacity * deadline_ms / 1000 / 2))
+    policy.max_queue_size = max(1, round(capacity * deadline_ms / 1000 / 4))
     policy.timeout_action = ModelQueuePolicy.REJECT
-    policy.default_timeout_microseconds = round(deadline_ms * 1000 / 2)
+    policy.default_timeout_microseconds = round(deadline_ms * 1000 / 4)
     return changed
 
 
@@ -236,7 +238,7 @@ def page(record: dict[str, Any]) -> str:
         ]
         lines += grid_lines(("protocol", "clients", "requests/s", "p50 ms", "p99 ms"), map(opinion_cells, rows))
     if part := record.get("overload"):
-        deadline = f"{part['deadline_ms']:g} ms"
+        deadline = f"{part['deadline_ms']:g} ms, over {part['protocol']}"
         what = f"Medians of {OVERLOAD_ROUNDS} turns; capacity: 16 clients just before and after; deadline: {deadline}."
         lines += ["", "## Random arrivals beyond the capacity", "", what, ""]
         titles = ("queue", "rate / capacity", "capacity/s", "answers/s", "in time/s", "of capacity", "refused", "p99 ms")
@@ -264,6 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--perf-analyzer", type=Path, metavar="PROGRAM")
     parser.add_argument("--overload", action="store_true")
     parser.add_argument("--deadline-ms", type=float, default=200.0)
+    parser.add_argument("--protocol", choices=["http", "grpc"], default="grpc", help="of --overload")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--p99-ms", type=float, default=50.0)
     parser.add_argument("--rounds", type=int, default=4, help="rounds of the whole grid")
@@ -278,7 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.perf_analyzer:
             found["perf_analyzer"] = second_opinion(bench, options.perf_analyzer)
         if options.overload:
-            found["overload"] = overload(bench, options.deadline_ms)
+            found["overload"] = overload(bench, options.deadline_ms, options.protocol)
         if options.tune:
             found["tune"] = tuning(bench, options.p99_ms, options.rounds)
     write_record(record, found)
