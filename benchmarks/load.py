@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,22 @@ from pipelines.loadtest.request_rows import traffic_of
 from pipelines.loadtest.tune_report import COLUMNS, setting_rows
 from pipelines.reporting.format import significant
 from pipelines.runs.served import find_repository
-from serving.client import Client, parse_url
+from serving.client import Client
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, first_pass, measure
+from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.traffic import Row, Traffic
 from serving.loadtest.tune.tuned import tune
 from serving.repository import read_config
 from serving.server import EmbeddedServer
 
 CLIENTS = (1, 4, 16)
-ROUNDS = 3
-SECONDS = 6.0
-WINDOW_MS = 2000
+FIGURES = ("rate", "p50", "p99")
+ROUNDS, TURN_SECONDS = 9, 2.0
+WINDOW_MS = 700
 """perf_analyzer measures three windows of this length."""
+SECONDS = 6.0
 
 
 class Bench:
@@ -73,12 +75,13 @@ class Bench:
             yield server
 
     def target(self, server: EmbeddedServer, protocol: str = "http") -> Target:
-        host, port = parse_url(server.url)
-        return Target(Endpoint(protocol, host, server.ports[protocol], self.model), host, port)
+        client = Client(server.url)
+        address = replace(client.address, protocol=protocol, port=server.ports[protocol])
+        return Target(Endpoint(address, self.model), client)
 
 
 def second_opinion(bench: Bench, program: Path) -> list[dict[str, Any]]:
-    """Both programs in turn, ROUNDS times for each protocol and number of clients: medians, and their ratio."""
+    """Both programs in turn, ROUNDS times for each protocol and number of clients: medians, and those of a turn's ratios."""
     data, rows = bench.scratch / "rows.json", []
     data.write_text(json.dumps({"data": [perf_analyzer_row(row) for row in bench.traffic.rows]}))
     with bench.serve() as server, Fleet(bench.traffic) as fleet:
@@ -87,18 +90,24 @@ def second_opinion(bench: Bench, program: Path) -> list[dict[str, Any]]:
             for clients in CLIENTS:
                 both: dict[str, list[dict[str, float]]] = {"loadtest": [], "perf_analyzer": []}
                 for _ in range(ROUNDS):
-                    load = Load(concurrency=clients, warmup=1, seconds=SECONDS)
+                    load = Load(concurrency=clients, warmup=0.5, seconds=TURN_SECONDS)
                     level = measure(fleet, bench.target(server, protocol), load, None, expected)
                     both["loadtest"].append({"rate": level["throughput"], **level["latency_ms"]})
                     url = f"127.0.0.1:{server.ports[protocol]}"
                     both["perf_analyzer"].append(analyzed(program, bench.model, url, protocol, clients, data, bench.scratch))
-                row = {
-                    name: {key: statistics.median(found[key] for found in rounds) for key in ("rate", "p50", "p99")}
-                    for name, rounds in both.items()
-                }
-                rows.append({"protocol": protocol, "clients": clients, **row})
+                rows.append({"protocol": protocol, "clients": clients, **medians(both)})
                 print(opinion_cells(rows[-1]), flush=True)
     return rows
+
+
+def medians(both: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of each figure of both programs, and of loadtest's over perf_analyzer's in the same turn."""
+    turns = zip(*both.values(), strict=True)
+    ratios = [{key: ours[key] / theirs[key] for key in FIGURES} for ours, theirs in turns]
+    return {
+        name: {key: statistics.median(turn[key] for turn in found) for key in FIGURES}
+        for name, found in {**both, "ratio": ratios}.items()
+    }
 
 
 def perf_analyzer_row(row: Row) -> dict[str, Any]:
@@ -124,9 +133,9 @@ def analyzed(program: Path, model: str, url: str, protocol: str, clients: int, d
 
 def opinion_cells(row: dict[str, Any]) -> list[str]:
     cells = [row["protocol"], str(row["clients"])]
-    for key in ("rate", "p50", "p99"):
-        ours, theirs = row["loadtest"][key], row["perf_analyzer"][key]
-        cells.append(f"{significant(ours)} / {significant(theirs)} ({100 * (ours / theirs - 1):+.1f} %)")
+    for key in FIGURES:
+        ours, theirs, ratio = (row[name][key] for name in ("loadtest", "perf_analyzer", "ratio"))
+        cells.append(f"{significant(ours)} / {significant(theirs)} ({100 * (ratio - 1):+.1f} %)")
     return cells
 
 
@@ -188,7 +197,12 @@ def page(record: dict[str, Any]) -> str:
     """load.md: the parts of the record as tables."""
     lines = ["# Load tests", "", f"{record['machine']}, {record['cores']} cores for server and clients; {record['rows']}.", ""]
     if rows := record.get("perf_analyzer"):
-        lines += ["## `compress loadtest` / perf_analyzer", "", f"Medians of {ROUNDS} turns.", ""]
+        lines += [
+            "## `compress loadtest` / perf_analyzer",
+            "",
+            f"Medians of {ROUNDS} turns; in brackets that of the turns' ratios.",
+            "",
+        ]
         lines += grid_lines(("protocol", "clients", "requests/s", "p50 ms", "p99 ms"), map(opinion_cells, rows))
     if part := record.get("overload"):
         what = f"Capacity: {significant(part['capacity'])} requests/s with 16 clients. Deadline: {part['deadline_ms']:g} ms."

@@ -72,6 +72,11 @@ class Client:
         with self._errors():
             return sorted(set(self._connection.models()))  # from statistics: `compress serve` does not list the repository
 
+    def statistics(self, model: str) -> list[dict[str, Any]]:
+        """Triton's counters of each version of a loaded model, as JSON; over gRPC integers are text, and zeros left out."""
+        with self._errors(model):
+            return self._connection.statistics(model)
+
     @contextlib.contextmanager
     def _errors(self, model: str | None = None) -> Iterator[None]:
         """Convert exceptions of tritonclient and of the network to coded errors."""

@@ -14,8 +14,12 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
 from compressor.tasks.reading import read_task
 from pipelines.runs.finished import open_run
-from serving.client import Client, TextEncoder, find_tokenizer
-from serving.loadtest.traffic import Row, Traffic, read_texts, takes_texts, text_rows, token_rows
+from pipelines.runs.served import find_repository
+from serving.client import Client
+from serving.clients.by_tokens import TextEncoder, find_version
+from serving.layout.version_file import read_version
+from serving.loadtest.traffic import Outputs, Row, Traffic, read_texts, recorded_rows, takes_texts, text_rows, token_rows
+from serving.repository import TOKENIZER
 
 MOST_ROWS = 1000
 SEED = 0
@@ -33,8 +37,21 @@ def traffic_of(
         return Traffic(tokens_of(client, model, config, chosen, tokenizer), f"{len(chosen)} texts of {texts.name}, as tokens")
     if run is None:
         raise UserError("E749", "there are no rows to send", "Give --run RUN for its validation rows, or --texts FILE")
-    rows = run_rows(config, run)
-    return Traffic(rows, f"{len(rows)} validation rows of {run.name}")
+    rows, (first, recorded) = run_rows(config, run), recorded_of(run, model)
+    known = f", the answers of {len(recorded)} as recorded" if recorded else ""
+    return Traffic([*first, *rows], f"{len(rows)} validation rows of {run.name}{known}", recorded)
+
+
+def recorded_of(run: Path, model: str) -> tuple[list[Row], list[Outputs]]:
+    """The rows and answers that were recorded when the run deployed the model; none where it did not."""
+    try:
+        folder = find_repository(run).repository / model
+    except UserError as error:
+        if error.code != "E805":
+            raise
+        return [], []
+    versions = [path for path in folder.glob("*") if path.name.isdecimal()]
+    return recorded_rows(max(versions, key=lambda path: int(path.name))) if versions else ([], [])
 
 
 def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
@@ -51,9 +68,9 @@ def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
 def tokens_of(
     client: Client, model: str, config: Mapping[str, Any], texts: Sequence[tuple[str, ...]], tokenizer: Path | None
 ) -> list[Row]:
-    """Texts as tokens of the model's tokenizer, each at its own length."""
-    parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
-    encoder = TextEncoder(model, config, parameters, tokenizer or find_tokenizer(client, model))
+    """Texts as tokens of the model, each at its own length; `tokenizer` is a version's folder. Raises UserError E714, E728."""
+    folder = tokenizer or find_version(client, model, client.versions(model)[-1])
+    encoder = TextEncoder(model, config, read_version(folder), folder / TOKENIZER)
     encodings = (encoder.encode([text[0] if len(text) == 1 else text])[0] for text in texts)
     return [dict(encoder.features([encoding])) for encoding in encodings]
 

@@ -72,7 +72,7 @@ class TextModel:
                 if number not in errors:
                     self.check(row)
             except Refused as error:
-                errors[number] = error
+                errors[number] = forgotten(error)
         return errors
 
     def check(self, row):
@@ -94,7 +94,8 @@ class TextModel:
                 (logits,) = self.engine.infer(["logits"], self.features(chosen))
                 outputs = self.format.answer(self.facts, logits.astype(np.float64), chosen)
             except Exception as error:  # a runtime raises many types; each becomes an error response
-                answers = [error if number in batch else answer for number, answer in enumerate(answers)]
+                failed = forgotten(error)
+                answers = [failed if number in batch else answer for number, answer in enumerate(answers)]
                 continue
             for place, number in enumerate(batch):
                 answers[number] = {name: values[place : place + 1] for name, values in outputs.items()}
@@ -126,6 +127,13 @@ class TextModel:
                 return {batch[0]: RuntimeError(f"the tokenizer failed: {error}")}
             return {number: error for one in batch for number, error in self._encoded(rows, [one]).items()}
         return {}
+
+
+def forgotten(error):
+    """The error without the frames it was raised in: they would keep Triton's requests beyond the life of their shared memory,
+    and the stub would crash when it frees them at its end."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def open_tokenizer(path, facts):

@@ -32,6 +32,8 @@ class Connection(Protocol):
 
     def models(self) -> list[str]: ...
 
+    def statistics(self, model: str) -> list[dict[str, Any]]: ...
+
     def close(self) -> None: ...
 
 
@@ -71,6 +73,9 @@ class HttpConnection:
     def models(self) -> list[str]:
         loaded = self._client.get_inference_statistics(headers=self._headers)
         return [entry["name"] for entry in loaded["model_stats"]]
+
+    def statistics(self, model: str) -> list[dict[str, Any]]:
+        return self._client.get_inference_statistics(model, headers=self._headers)["model_stats"]
 
     def close(self) -> None:
         self._client.close()
@@ -113,6 +118,9 @@ class GrpcConnection:
 
     def models(self) -> list[str]:
         return [entry.name for entry in self._client.get_inference_statistics(**self._options).model_stats]
+
+    def statistics(self, model: str) -> list[dict[str, Any]]:
+        return self._client.get_inference_statistics(model, as_json=True, **self._options)["model_stats"]
 
     def close(self) -> None:
         self._client.close()

@@ -120,6 +120,11 @@ class Proxy:
         return body
 
     async def _read(self, content: asyncio.StreamReader) -> bytes:
+        if content.is_eof():  # it came with the head, as most do
+            body = content.read_nowait()
+            if len(body) > self.limits.max_body:
+                raise too_large(self.limits.max_body)
+            return body
         body = bytearray()
         try:
             while not content.at_eof():

@@ -22,6 +22,7 @@ class VersionFacts:
     - `max_length`: tokens at which texts are cut; `positions`: most tokens of a row that the model takes;
     - `vocabulary`, `type_vocabulary`: numbers of token ids, and of token type ids (None: the model has none);
     - `pad_id`: the id that pads rows; `end_id`: an id that must occur equally often in every row (None: none);
+    - `ends`: ids that end a generated text;
     - `tasks`: the tasks of a model that computes many, by number, each with `name`, `labels` and `kind`; its own labels are ();
     - `runtime`, `precision`: of the model file; `tokenizer_sha256`: of the files in tokenizer/.
     """
@@ -35,6 +36,7 @@ class VersionFacts:
     type_vocabulary: int | None = None
     end_id: int | None = None
     pair: bool = False
+    ends: tuple[int, ...] = ()
     tasks: tuple[dict[str, Any], ...] = ()
     runtime: str = ""
     precision: str = ""
@@ -66,4 +68,5 @@ def _facts(values: dict[str, Any]) -> VersionFacts:
         raise ValueError("tasks is not a list of names and labels")
     if wrong := [key for key in numbers if type(known[key]) is not int]:
         raise ValueError(f"{wrong[0]} is not an integer")
-    return VersionFacts(**known | {"labels": tuple(labels), "tasks": tuple(tasks)})
+    listed = {key: tuple(known.get(key, ())) for key in ("labels", "tasks", "ends")}
+    return VersionFacts(**known | listed)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from compressor.errors import UserError
+from compressor.errors import CheckError, UserError
 from serving.loadtest.senders import Record
-from serving.loadtest.traffic import outputs_of
-
-Outputs = Mapping[str, np.ndarray]
+from serving.loadtest.traffic import Outputs, outputs_of
 
 EQUAL = 1e-4
 """Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal."""
@@ -42,6 +40,15 @@ def first_answers(record: Record, rows: int) -> list[Outputs]:
         fix = "Remove that row, or test with rows that the model takes"
         raise UserError("E748", f"the server refuses a row that comes alone ({error})", fix, where)
     return [found[row] for row in range(rows) if row in found]
+
+
+def require_recorded(recorded: Sequence[Outputs], found: Sequence[Outputs]) -> None:
+    """Raises CheckError E750 where rows that come alone are not answered as when the model was deployed."""
+    verdicts = [compared(*pair) for pair in zip(recorded, found, strict=False)]
+    odd = [(number, worst) for number, (verdict, worst) in enumerate(verdicts) if verdict in ("wrong", "changed")]
+    if odd:
+        what = f"{len(odd)} of {len(verdicts)} rows are not answered as recorded (row {odd[0][0]} differs by {odd[0][1]:.3g})"
+        raise CheckError("E750", what, "Test the model that the run deployed, or give other rows with --texts")
 
 
 def check_answers(expected: Sequence[Outputs], records: Iterable[Record]) -> Checked:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from compressor.errors import UserError
 from serving.loadtest.arrivals import Load, shares
-from serving.loadtest.connections import Endpoint
+from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.senders import Job, Record, send
 from serving.loadtest.traffic import Row, Traffic
 

@@ -41,17 +41,14 @@ def window_update(size: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", size))
 
 
-def request_headers(path: str, authority: str) -> bytes:
+def request_headers(path: str, authority: str, token: str | None = None, *, tls: bool = False) -> bytes:
     """The header block of a call; numbers are indices of HPACK's static table."""
-    literal = b"".join(
-        (
-            number_bytes(4, 4, 0) + text_bytes(path),
-            number_bytes(1, 4, 0) + text_bytes(authority),
-            number_bytes(31, 4, 0) + text_bytes("application/grpc"),
-            b"\0" + text_bytes("te") + text_bytes("trailers"),
-        )
-    )
-    return b"\x83\x86" + literal  # POST, http
+    named = [(4, path), (1, authority), (31, "application/grpc")]
+    if token is not None:
+        named.append((23, f"Bearer {token}"))  # authorization
+    literals = [number_bytes(index, 4, 0) + text_bytes(value) for index, value in named]
+    scheme = b"\x87" if tls else b"\x86"
+    return b"\x83" + scheme + b"".join(literals) + b"\0" + text_bytes("te") + text_bytes("trailers")
 
 
 def number_bytes(value: int, bits: int, high: int) -> bytes:

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from serving.loadtest.answer_check import Outputs, check_answers, first_answers
+from compressor.errors import UserError
+from serving.client import Client, Refusal
+from serving.loadtest.answer_check import check_answers, first_answers, require_recorded
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
-from serving.loadtest.observed import Processes, Watch, server_figures, server_pid, statistics
+from serving.loadtest.observed import Processes, Watch, added_up, server_figures, server_pid
 from serving.loadtest.quantiles import curve, latency_figures, tail
+from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.senders import TIMED_OUT, Record
+from serving.loadtest.traffic import Outputs
 
 BUSY = 0.75
 """Share of a core from which on a client process may be the limit."""
@@ -27,18 +30,22 @@ PASS_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Target:
-    """A served model under test: where its requests go, and where its server answers questions over HTTP."""
+    """A served model under test: where its requests go, and the client that asks its server for statistics."""
 
     endpoint: Endpoint
-    http_host: str
-    http_port: int
+    client: Client
 
     def statistics(self) -> dict[str, int]:
-        return statistics(self.http_host, self.http_port, self.endpoint.model)
+        """Triton's counters. Raises UserError E747 where the server does not give them, E712."""
+        try:
+            return added_up(self.client.statistics(self.endpoint.model))
+        except Refusal as refusal:
+            what = f"the server gives no statistics of '{self.endpoint.model}' ({refusal.reason})"
+            raise UserError("E747", what, "Test a server whose statistics are open", str(self.client.address)) from refusal
 
     def processes(self) -> Processes | None:
-        """The server's processes if it runs on this machine."""
-        pid = server_pid(self.http_host, self.http_port)
+        """The server's processes, if it runs on this machine and is asked over HTTP."""
+        pid = server_pid(self.client.address.host, self.client.address.port)
         return None if pid is None else Processes(pid)
 
 
@@ -127,11 +134,13 @@ def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, ex
 
 def first_pass(fleet: Fleet, target: Target) -> list[Outputs]:
     """The answer to each row that comes alone, for PASS_SECONDS; from then on the fleet sends only the rows that had their
-    turn. Raises UserError E748."""
+    turn. Recorded answers, which they must equal, take their place. Raises UserError E748, CheckError E750."""
     load = Load(concurrency=1, warmup=0, seconds=PASS_SECONDS)
     expected = first_answers(fleet.once(target.endpoint, load), len(fleet.traffic))
     fleet.count = len(expected)
-    return expected
+    recorded = fleet.traffic.recorded[: len(expected)]
+    require_recorded(recorded, expected)
+    return [*recorded, *expected[len(recorded) :]]
 
 
 def client_figures(records: Sequence[Record], p50: float | None) -> dict[str, Any]:

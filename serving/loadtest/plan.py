@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compressor.errors import CheckError, UserError
-from serving.loadtest.answer_check import FEW, Outputs
+from serving.loadtest.answer_check import FEW
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, measure
+from serving.loadtest.traffic import Outputs
 
 CLOSED = (1, 4, 16)
 """Clients of the levels that are measured if none is asked for."""

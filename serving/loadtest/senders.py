@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Answer, Endpoint, Pool, connect
+from serving.loadtest.request_pools import Answer, Endpoint, Pool, connect
 from serving.loadtest.traffic import Row
 
 TICK = 0.02

@@ -12,19 +12,27 @@ import numpy as np
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
 from compressor.errors import UserError
+from serving.deployment.answers import ANSWERS, read_answers
+from serving.layout.text_outputs import PAIR, TEXT
 
 Row = Mapping[str, np.ndarray]
 """The inputs of one request, each with the batch axis."""
-TEXT_INPUTS = ("TEXT", "PAIR")
+TEXT_INPUTS = (TEXT, PAIR)
 MOST_TEXTS = 100_000
+
+
+Outputs = Mapping[str, np.ndarray]
+"""The outputs of one request, each with the batch axis."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The rows that are sent, again and again in random order; `source` says where they come from."""
+    """The rows that are sent, again and again in random order; `source` says where they come from. `recorded` are the outputs
+    that the first rows had when the model was deployed."""
 
     rows: list[Row]
     source: str
+    recorded: Sequence[Outputs] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,6 +66,25 @@ def token_rows(config: Mapping[str, Any], tokens: Sequence[Mapping[str, Sequence
     if missing := types.keys() - tokens[0].keys():
         raise UserError("E745", f"the model expects an input '{min(missing)}'", "Load tests send texts, or their tokens")
     return [{name: np.array([row[name]], dtype=type_) for name, type_ in types.items()} for row in tokens]
+
+
+def recorded_rows(version: Path) -> tuple[list[Row], list[Outputs]]:
+    """Rows and outputs that were recorded in a version's folder when it was deployed; none where there is no record."""
+    if not (version / ANSWERS).is_file():
+        return [], []
+    answers = read_answers(version)
+    rows, outputs = ([_arrays(getattr(answer, side)) for answer in answers] for side in ("inputs", "outputs"))
+    return rows, outputs
+
+
+def _arrays(tensors: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Tensors of JSON as arrays; texts are bytes."""
+    arrays = {}
+    for tensor in tensors:
+        texts = tensor["datatype"] == "BYTES"
+        values = [value.encode() for value in tensor["data"]] if texts else tensor["data"]
+        arrays[tensor["name"]] = np.array(values, triton_to_np_dtype(tensor["datatype"])).reshape(tensor["shape"])
+    return arrays
 
 
 def read_texts(path: Path) -> list[tuple[str, ...]]:

@@ -1,8 +1,10 @@
 """The backends' code without a server: what is computed, what is not, and which settings are refused."""
 
+import gc
 import importlib
 import json
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,6 +33,10 @@ TRITON = SimpleNamespace(
 )
 
 
+class Request(SimpleNamespace):
+    """One that can be referred to weakly."""
+
+
 def request(cancelled=False, **arrays):
     def as_numpy(array):
         if array is None:
@@ -38,7 +44,7 @@ def request(cancelled=False, **arrays):
         return array
 
     tensors = {name: SimpleNamespace(as_numpy=lambda array=array: as_numpy(array)) for name, array in arrays.items()}
-    return SimpleNamespace(tensors=tensors, is_cancelled=lambda: cancelled)
+    return Request(tensors=tensors, is_cancelled=lambda: cancelled)
 
 
 def tokens(ids, mask=None):
@@ -152,6 +158,27 @@ def test_a_failure_of_the_runtime_is_only_of_its_rows(modules, served):
     responses = model.execute([long, short])
     assert responses[0].error.code == "INTERNAL" and "onnx runtime error: no memory" in str(responses[0].error)
     assert responses[1].error is None
+
+
+def test_no_request_outlives_its_response(modules, served):
+    """Its memory is shared with Triton: a request that errors keep alive crashes the stub at its end."""
+    model, _ = start(modules("compress_text", "model"), served(["TEXT"], "TYPE_STRING", ["LABEL"]))
+    model.model.format = SimpleNamespace(**vars(model.model.format) | {"check": fail, "written": str, "answer": None})
+    gc.disable()
+    try:
+        for text in (b"a", b"\xff", b"film"):
+            one = request(TEXT=np.array([[text]], dtype=object))
+            alive = weakref.ref(one)
+            assert model.execute([one])[0].error is not None
+            del one
+            assert alive() is None
+            model.model.format.check = lambda row: None  # now the answer fails
+    finally:
+        gc.enable()
+
+
+def fail(row):
+    raise sys.modules["door"].Refused("no")
 
 
 def test_a_panic_of_the_tokenizer_is_an_error_of_its_row(modules, served):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,22 @@ from pipelines.loadtest.request_rows import traffic_of
 from pipelines.reporting.format import human_seconds
 from pipelines.runs.served import find_repository
 from pipelines.terminal.console_table import table
-from serving.client import Client, parse_url
+from serving.client import Client
+from serving.clients.address import Address
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import PASS_SECONDS, Target, first_pass
 from serving.loadtest.plan import require_answers, run_levels, wishes
+from serving.loadtest.request_pools import Endpoint
 from serving.server import EmbeddedServer
-
-GRPC_PORT = 8001
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server under test: its URL, its gRPC port, and the run whose rows are sent, if any."""
+    """A server under test: the client that asks it, the address that requests go to, and the run whose rows are sent."""
 
-    url: str
-    grpc_port: int
+    client: Client
+    address: Address
     run: Path | None
 
 
@@ -47,7 +46,7 @@ def loadtest(target: str, model: str, **options: Any) -> None:
         tune_model(target, model, **options)
         return
     levels = wishes(options["concurrency"], options["rate"])
-    with server_of(target, options["run"], options["grpc_port"]) as served:
+    with server_of(target, options) as served:
         test = carried_out(served, model, levels, options)
     if options["as_json"]:
         click.echo(json.dumps(test, indent=1, ensure_ascii=False))
@@ -62,37 +61,38 @@ def loadtest(target: str, model: str, **options: Any) -> None:
 
 
 @contextlib.contextmanager
-def server_of(target: str, run: Path | None, grpc_port: int | None) -> Iterator[Served]:
+def server_of(target: str, options: dict[str, Any]) -> Iterator[Served]:
     """The server at a URL, or one that is started on the models of a run, where `target` is a run's folder."""
+    run, protocol = options["run"], options["protocol"]
     if not Path(target).is_dir():
-        yield Served(target, grpc_port or GRPC_PORT, run)
+        url = f"{protocol}://{target}" if protocol and "//" not in target else target
+        with Client(url, ca=options["ca"], token=options["token"]) as client:
+            yield Served(client, client.address, run)
         return
     folder = Path(target)
     found = find_repository(folder)
     note(found.outdated)
-    with EmbeddedServer(found.repository, log_path=folder / "logs" / "loadtest.log") as server:
-        yield Served(server.url, server.ports["grpc"], run or folder)
+    with EmbeddedServer(found.repository, log_path=folder / "logs" / "loadtest.log") as server, Client(server.url) as client:
+        protocol = protocol or client.address.protocol
+        yield Served(client, replace(client.address, protocol=protocol, port=server.ports[protocol]), run or folder)
 
 
 def carried_out(served: Served, model: str, levels: list, options: dict[str, Any]) -> dict[str, Any]:
     """The result of all levels, as written to loadtest.json."""
-    with Client(served.url) as client:
-        rows = {key: options[key] for key in ("texts", "tokenizer")}
-        traffic = traffic_of(client, model, run=served.run, **rows)
-    host, port = parse_url(served.url)
-    protocol = options["protocol"]
-    endpoint = Endpoint(protocol, host, served.grpc_port if protocol == "grpc" else port, model)
+    rows = {key: options[key] for key in ("texts", "tokenizer")}
+    traffic = traffic_of(served.client, model, run=served.run, **rows)
+    endpoint = Endpoint(served.address, model, options["ca"], options["token"])
     limits = Load(**{key: options[key] for key in ("warmup", "seconds", "requests", "timeout")})
     deadline = options["deadline"] and options["deadline"] / 1000
     most = len(levels) * (limits.warmup + limits.seconds) + PASS_SECONDS
     note(f"{len(traffic.rows)} rows, {len(levels)} levels: at most {human_seconds(most)}")
     with Fleet(traffic, options["clients"]) as fleet:
-        expected = first_pass(fleet, under_test := Target(endpoint, host, port))
+        expected = first_pass(fleet, under_test := Target(endpoint, served.client))
         measured = run_levels(fleet, under_test, levels, limits, deadline, expected, lambda level: note(progress(level)))
     return {
         "model": model,
-        "url": endpoint.address,
-        "protocol": protocol,
+        "url": str(served.address),
+        "protocol": served.address.protocol,
         "rows": traffic.source,
         "mean_tokens": traffic.mean_tokens,
         "warmup_seconds": limits.warmup,

@@ -43,7 +43,7 @@ def tune_model(target: str, model: str, **options: Any) -> None:
             traffic = traffic_of(client, model, run=options["run"] or run, **rows)
         with Fleet(traffic, options["clients"]) as fleet:
             config, evidence = tune(
-                found.repository / model, fleet, folder, options["p99_ms"], protocol=options["protocol"], say=note
+                found.repository / model, fleet, folder, options["p99_ms"], protocol=options["protocol"] or "http", say=note
             )
     if options["as_json"]:
         click.echo(json.dumps(evidence, indent=1, ensure_ascii=False))

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from compressor.errors import UserError
-from serving.client import parse_url
-from serving.loadtest.answer_check import Outputs, check_answers
+from serving.client import Client
+from serving.loadtest.answer_check import check_answers
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, first_pass, window
-from serving.loadtest.tune.knobs import Setting, as_text, configured, runtime_of_model
+from serving.loadtest.request_pools import Endpoint
+from serving.loadtest.traffic import Outputs
+from serving.loadtest.tune.setting_grid import Setting, as_text, configured, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
 from serving.repository import read_config
 from serving.server import EmbeddedServer
@@ -66,14 +68,12 @@ class Bench:
             self._write(repository / name, setting)
         ready = READY_SECONDS + READY_SECONDS_EACH * sum(setting.instances for setting in settings)
         log = self.folder / f"{repository.name}.log"
-        with EmbeddedServer(repository, log_path=log, ready_timeout=ready) as server:
-            host, port = parse_url(server.url)
-            ports = {"http": port, "grpc": server.ports["grpc"]}
+        with contextlib.ExitStack() as open_:
+            server = open_.enter_context(EmbeddedServer(repository, log_path=log, ready_timeout=ready))
+            client = open_.enter_context(Client(server.url))
             self._warm.clear()
-            targets = {
-                setting: Target(Endpoint(self.protocol, host, ports[self.protocol], name), host, port)
-                for setting, name in names.items()
-            }
+            address = replace(client.address, protocol=self.protocol, port=server.ports[self.protocol])
+            targets = {setting: Target(Endpoint(address, name), client) for setting, name in names.items()}
             if not self.expected:
                 self.expected = first_pass(self.fleet, next(iter(targets.values())))
             yield targets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from serving.loadtest.tune.knobs import Grid, Setting
+from serving.loadtest.tune.setting_grid import Grid, Setting
 from serving.loadtest.tune.trials import Trial
 
 COARSE_ROUNDS, FINAL_ROUNDS = 2, 3

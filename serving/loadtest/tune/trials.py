@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from serving.loadtest.quantiles import tail
-from serving.loadtest.tune.knobs import Setting
+from serving.loadtest.tune.setting_grid import Setting
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of clients that are tried."""

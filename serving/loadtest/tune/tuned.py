@@ -13,7 +13,7 @@ from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import measure
 from serving.loadtest.tune.bench import Bench
 from serving.loadtest.tune.coarse_to_fine import Search
-from serving.loadtest.tune.knobs import grid_of
+from serving.loadtest.tune.setting_grid import grid_of
 from serving.loadtest.tune.trials import Trial
 
 ARRIVALS = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from compressor.errors import CheckError, UserError
-from serving.loadtest.answer_check import check_answers, compared
+from serving.clients.address import parse_url
+from serving.deployment.answers import Answer, tensor, write_answers
+from serving.loadtest.answer_check import check_answers, compared, require_recorded
 from serving.loadtest.arrivals import Load, poisson_times, shares
-from serving.loadtest.connections import Endpoint, HttpPool, kind_of_error
 from serving.loadtest.levels import client_figures, window
 from serving.loadtest.observed import added_up, server_figures
 from serving.loadtest.plan import Wish, require_answers, wishes
 from serving.loadtest.quantiles import curve, latency_figures, quantile, slope
+from serving.loadtest.request_pools import Endpoint, HttpPool, kind_of_error
 from serving.loadtest.senders import TIMED_OUT, Record
-from serving.loadtest.traffic import http_body, outputs_of, read_texts, text_rows, token_rows
+from serving.loadtest.traffic import http_body, outputs_of, read_texts, recorded_rows, text_rows, token_rows
 
 
 def test_poisson_arrivals_have_their_rate_and_independent_exponential_gaps():
@@ -136,6 +138,17 @@ def test_rows_that_are_mixed_up_fail_the_test():
         require_answers([{"load": "4 clients", "answers": vars(checked)}])
 
 
+def test_recorded_answers_must_be_those_of_the_server(tmp_path):
+    inputs = [tensor("TEXT", np.array([["für"]], dtype=object), "BYTES")]
+    write_answers(tmp_path, [Answer(inputs, [tensor("logits", np.array([[1.0, 5.0]]), "FP32")])])
+    rows, recorded = recorded_rows(tmp_path)
+    assert rows[0]["TEXT"].tolist() == [["für".encode()]] and recorded[0]["logits"].dtype == np.float32
+    require_recorded(recorded, [{"logits": np.array([[1.01, 5.0]], np.float32)}])
+    with pytest.raises(CheckError, match=r"E750 1 of 1 rows are not answered as recorded \(row 0 differs by 0.8\)"):
+        require_recorded(recorded, [{"logits": np.array([[5.0, 5.0]], np.float32)}])
+    assert recorded_rows(tmp_path / "none") == ([], [])
+
+
 def test_rows_of_texts_and_tokens(tmp_path):
     (tmp_path / "texts").write_text("a fine film\tit is good\n\nfür\tdich\n", encoding="utf-8")
     texts = read_texts(tmp_path / "texts")
@@ -179,7 +192,7 @@ def test_connections_that_the_server_closes_are_opened_again():
 
     async def ask():
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        endpoint = Endpoint("http", "127.0.0.1", server.sockets[0].getsockname()[1], "m")
+        endpoint = Endpoint(parse_url(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), "m")
         connections = HttpPool(endpoint, text_rows({"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]}, [("a",)]))
         answers = []
         for _ in range(3):

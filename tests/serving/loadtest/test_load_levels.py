@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 from triton_parts import WORDS
@@ -14,13 +15,13 @@ from pipelines.cli.commands import main
 from pipelines.loadtest.load_page import to_page
 from pipelines.loadtest.load_table import level_rows, notes
 from pipelines.loadtest.request_rows import traffic_of
-from serving.client import Client, parse_url
+from serving.client import Client
+from serving.clients.address import parse_url
 from serving.loadtest.arrivals import Load
-from serving.loadtest.connections import Endpoint
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import Target, first_pass, measure
-from serving.loadtest.observed import statistics
 from serving.loadtest.plan import Wish, run_levels
+from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.traffic import Traffic, token_rows
 
 TEXTS = ("great", "the plot was dull", "a film", "the film was fine")
@@ -48,8 +49,8 @@ def fleet(traffic):
 
 
 def target(server, protocol="http", model="reviews"):
-    host, port = parse_url(server.url)
-    return Target(Endpoint(protocol, host, server.ports[protocol], model), host, port)
+    client = Client(server.url)
+    return Target(Endpoint(replace(client.address, protocol=protocol, port=server.ports[protocol]), model), client)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -82,7 +83,7 @@ def test_requests_that_are_refused_are_counted_by_their_kind(server, fleet, prot
 
 
 def test_a_server_that_is_gone_is_an_error_of_each_request(fleet):
-    endpoint = Endpoint("http", "127.0.0.1", 1, "reviews")
+    endpoint = Endpoint(parse_url("127.0.0.1:1"), "reviews")
     (first, second), _, _ = fleet.run(endpoint, Load(concurrency=2, warmup=0, seconds=5, requests=4), lambda start: None)
     assert first.errors + second.errors == ["connection: ConnectionRefusedError"] * 4
 
@@ -133,13 +134,19 @@ def test_rows_must_come_from_somewhere(server):
 def test_a_server_without_statistics_is_said_so():
     class Closed(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_error(404)
+            live = self.path == "/v2/health/live"
+            body = b"" if live else b'{"error": "closed here"}'
+            self.send_response(200 if live else 400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *_):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Closed) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        with pytest.raises(UserError, match=r"E747 .*gives no statistics of 'm' \(HTTP 404\)"):
-            statistics("127.0.0.1", other.server_port, "m")
+        url = f"127.0.0.1:{other.server_port}"
+        with Client(url) as client, pytest.raises(UserError, match=r"E747 .*gives no statistics of 'm' \(closed here\)"):
+            Target(Endpoint(client.address, "m"), client).statistics()
         other.shutdown()

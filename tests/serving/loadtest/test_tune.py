@@ -2,22 +2,24 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from triton_parts import LABELS, PARAMETERS
+from triton_parts import FACTS
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import CheckError, UserError
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.cli.commands import main
 from pipelines.loadtest.tune_report import conclusions, setting_rows, to_markdown
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.traffic import Traffic, token_rows
-from serving.loadtest.tune import bench, knobs, trials, tuned
+from serving.loadtest.tune import bench, setting_grid, trials, tuned
 from serving.loadtest.tune.bench import grouped
 from serving.loadtest.tune.coarse_to_fine import Search
-from serving.loadtest.tune.knobs import Grid, Setting, configured, grid_of, layouts, runtime_of_model
+from serving.loadtest.tune.setting_grid import Grid, Setting, configured, grid_of, layouts, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
 from serving.loadtest.tune.tuned import tune, within_limit
 from serving.repository import write_repository
@@ -86,14 +88,14 @@ def test_neighbours_differ_by_one_step_of_one_knob():
 def test_a_setting_becomes_fields_of_the_config(tmp_path):
     config = ModelConfig(name="m", backend="openvino", max_batch_size=8)
     config.parameters["task"].string_value = "classification"
-    changed = configured(config, Setting(2, 3, 500), "openvino", "m-1")
+    changed = configured(config, Setting(2, 3, 500), RUNTIMES["openvino"], "m-1")
     assert changed.name == "m-1" and changed.instance_group[0].count == 2 and config.name == "m"
     assert changed.parameters["INFERENCE_NUM_THREADS"].string_value == "3" and "task" in changed.parameters
     assert changed.dynamic_batching.max_queue_delay_microseconds == 500
-    assert not configured(changed, Setting(1, 1, None), "openvino").HasField("dynamic_batching")
+    assert not configured(changed, Setting(1, 1, None), RUNTIMES["openvino"]).HasField("dynamic_batching")
     text = ModelConfig(name="t", backend="compress_text", max_batch_size=8)
     (tmp_path / "2").mkdir()
-    (tmp_path / "2" / "serving.json").write_text('{"runtime": "onnxruntime"}')
+    (tmp_path / "2" / "serving.json").write_text(replace(FACTS, runtime="onnxruntime").to_json())
     runtime = runtime_of_model(tmp_path, text)
     assert configured(text, Setting(1, 1, 0, 512), runtime).parameters["max_batch_tokens"].string_value == "512"
     assert grid_of(text, 2, 10).delays == (0, 500, 2000) and grid_of(config, 2, 10).budgets == (None,)
@@ -121,14 +123,13 @@ def test_only_a_runs_folder_is_tuned(capfd):
 
 @pytest.mark.slow
 def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, monkeypatch):
-    monkeypatch.setattr(knobs, "DELAYS", (None, 0))
+    monkeypatch.setattr(setting_grid, "DELAYS", (None, 0))
     monkeypatch.setattr(tuned, "ARRIVALS", (0.2,))
     monkeypatch.setattr(tuned, "ARRIVAL_SECONDS", 0.5)
     monkeypatch.setattr(bench, "FIRST_SECONDS", 0.2)
     monkeypatch.setattr(bench, "FEWEST", 1)
     monkeypatch.setattr(trials, "LADDER", (1, 2))
-    options = {"labels": LABELS, "tokenizer_folder": tokenizer_folder, "parameters": PARAMETERS}
-    folder = write_repository(tmp_path / "repository", "reviews", classifier, **options)
+    folder = write_repository(tmp_path / "repository", "reviews", classifier, facts=FACTS, tokenizer_folder=tokenizer_folder)
     tokens = [{"input_ids": [2, *range(4, 4 + count), 3], "attention_mask": [1] * (count + 2)} for count in (1, 3, 5)]
     names = {"input": [{"name": name, "data_type": "TYPE_INT64"} for name in tokens[0]]}
     lines, numbers = [], itertools.count()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -12,10 +11,12 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import UserError
+from export.runtimes.runtime import Runtime
+from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
+from serving.layout.text_outputs import TEXT_BACKEND
+from serving.layout.version_file import read_version
 
-THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
-"""The parameter that sets the threads of one instance, by runtime."""
-TEXT_BACKEND, TEXT_BUDGET = "compress_text", "max_batch_tokens"
+BUDGET = "max_batch_tokens"
 DELAYS = (None, 0, 500, 2000, 5000, 10_000)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)
 DELAY_SHARE = 0.25
@@ -90,7 +91,7 @@ def layouts(cores: int) -> tuple[tuple[int, int], ...]:
     )
 
 
-def configured(config: ModelConfig, setting: Setting, runtime: str, name: str | None = None) -> ModelConfig:
+def configured(config: ModelConfig, setting: Setting, runtime: Runtime, name: str | None = None) -> ModelConfig:
     """A copy of a config with a setting, and with another name if one is given; `runtime` is that of its model file."""
     changed = ModelConfig()
     changed.CopyFrom(config)
@@ -99,27 +100,27 @@ def configured(config: ModelConfig, setting: Setting, runtime: str, name: str | 
         changed.instance_group.add()
     for group in changed.instance_group:
         group.count = setting.instances
-    changed.parameters[THREADS[runtime]].string_value = str(setting.threads)
+    changed.parameters[runtime.threads_parameter].string_value = str(setting.threads)
     if setting.delay_us is None:
         changed.ClearField("dynamic_batching")
     else:
         changed.dynamic_batching.max_queue_delay_microseconds = setting.delay_us
     if setting.batch_tokens is not None:
-        changed.parameters[TEXT_BUDGET].string_value = str(setting.batch_tokens)
+        changed.parameters[BUDGET].string_value = str(setting.batch_tokens)
     return changed
 
 
-def runtime_of_model(folder: Path, config: ModelConfig) -> str:
+def runtime_of_model(folder: Path, config: ModelConfig) -> Runtime:
     """The runtime of a model's file: its backend, or for a model of texts what its newest version names. Raises UserError
     E752 for another backend."""
-    runtime = config.backend
-    if runtime == TEXT_BACKEND:
+    name = config.backend
+    if name == TEXT_BACKEND:
         newest = max((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
-        runtime = json.loads((newest / "serving.json").read_text(encoding="utf-8"))["runtime"]
-    if runtime not in THREADS:
-        fix = f"Tune a model of {', '.join(THREADS)} or {TEXT_BACKEND}"
-        raise UserError("E752", f"nothing is known of the settings of the backend '{runtime}'", fix, config.name)
-    return runtime
+        name = read_version(newest).runtime
+    if name not in CPU_RUNTIMES:
+        fix = f"Tune a model of {', '.join(CPU_RUNTIMES)} or {TEXT_BACKEND}"
+        raise UserError("E752", f"nothing is known of the settings of the backend '{name}'", fix, config.name)
+    return RUNTIMES[name]
 
 
 def as_text(config: ModelConfig) -> str:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
+from serving.clients.address import Address
 from serving.loadtest.grpc_frames import CallFailed, GrpcConnection, request_headers
 from serving.loadtest.traffic import Row, grpc_message, http_body
 
@@ -23,17 +26,20 @@ CUT = 90
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go: `protocol` is "http" or "grpc"."""
+    """Where requests go. `ca` is a file of certificates to trust; `token` is sent as a bearer token."""
 
-    protocol: str
-    host: str
-    port: int
+    address: Address
     model: str
+    ca: Path | None = None
+    token: str | None = None
 
-    @property
-    def address(self) -> str:
-        """host:port, as a URL has it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+    def context(self) -> ssl.SSLContext | None:
+        """The settings of TLS; None without it."""
+        if not self.address.tls:
+            return None
+        context = ssl.create_default_context(cafile=self.ca)
+        context.set_alpn_protocols(["h2" if self.address.protocol == "grpc" else "http/1.1"])
+        return context
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Streams:
 
 def connect(endpoint: Endpoint, rows: Sequence[Row]) -> Pool:
     """Connections to an endpoint. They open when they are first needed."""
-    return GrpcPool(endpoint, rows) if endpoint.protocol == "grpc" else HttpPool(endpoint, rows)
+    return GrpcPool(endpoint, rows) if endpoint.address.protocol == "grpc" else HttpPool(endpoint, rows)
 
 
 def kind_of_error(status: object, text: str) -> str:
@@ -74,7 +80,7 @@ class Pool:
     """One connection for each request in flight, kept open for later ones."""
 
     def __init__(self, endpoint: Endpoint):
-        self.endpoint = endpoint
+        self.endpoint, self.context = endpoint, endpoint.context()
         self.idle: list[Connection] = []
 
     async def ask(self, row: int) -> Answer:
@@ -100,7 +106,8 @@ class Pool:
             if not connection.reader.at_eof():  # a server may close what is idle
                 return connection
             abort(connection)
-        return self._opened(*await asyncio.open_connection(self.endpoint.host, self.endpoint.port))
+        address = self.endpoint.address
+        return self._opened(*await asyncio.open_connection(address.host, address.port, ssl=self.context))
 
     def _opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
         raise NotImplementedError
@@ -126,7 +133,8 @@ class HttpPool(Pool):
 
     def __init__(self, endpoint: Endpoint, rows: Sequence[Row]):
         super().__init__(endpoint)
-        head = f"POST /v2/models/{quote(endpoint.model)}/infer HTTP/1.1\r\nHost: {endpoint.address}\r\n"
+        token = "" if endpoint.token is None else f"Authorization: Bearer {endpoint.token}\r\n"
+        head = f"POST /v2/models/{quote(endpoint.model)}/infer HTTP/1.1\r\nHost: {endpoint.address}\r\n{token}"
         self.requests = [_http_request(head, *http_body(row)) for row in rows]
 
     def _opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
@@ -142,7 +150,7 @@ class GrpcPool(Pool):
 
     def __init__(self, endpoint: Endpoint, rows: Sequence[Row]):
         super().__init__(endpoint)
-        self.headers = request_headers(GRPC_INFER, endpoint.address)
+        self.headers = request_headers(GRPC_INFER, str(endpoint.address), endpoint.token, tls=endpoint.address.tls)
         self.requests = [grpc_message(endpoint.model, row) for row in rows]
 
     def _opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:

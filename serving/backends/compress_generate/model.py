@@ -1,0 +1,166 @@
+"""Texts continued, as a stream: a python-based Triton backend for decoders with a key and value cache (decoupled).
+
+A request has one text and sends back pieces of its continuation, the last with FINISH. One thread computes all requests of an
+instance together, token by token; a new one joins at the next token. Triton runs this file in its Python stub; it needs numpy,
+tokenizers, onnxruntime and the files beside it.
+"""
+
+import queue
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from decoding import Batch, Settings, Text
+from door import Refused
+from onnxruntime_engine import Engine
+from text_rows import open_tokenizer, text_of
+from triton_requests import error_response, open_engine, read_config, response_of
+
+MOST_STREAMS, MOST_WAITING = 8, 256
+"""Requests that are computed together, and that wait, where the config has no `max_streams` and `max_waiting`."""
+
+
+class Stream:
+    """One request: its text so far, and where its pieces go."""
+
+    def __init__(self, sender, ids, text, settings, streamed):
+        self.sender, self.ids, self.text, self.settings = sender, ids, text, settings
+        self.streamed, self.pieces = streamed, []
+
+    def add(self, token):
+        """Send what is certain after a token; True where it was the last."""
+        piece = self.text.add(token)
+        if not self.streamed:
+            self.pieces.append(piece)
+            piece = "".join(self.pieces) if self.text.finish else ""
+        if piece or self.text.finish:
+            self.send(piece)
+        return bool(self.text.finish)
+
+    def send(self, piece):
+        arrays = {
+            "TEXT": np.array([piece.encode()], dtype=object),
+            "TOKENS": np.array([self.text.tokens], dtype=np.int32),
+            "FINISH": np.array([self.text.finish.encode()], dtype=object),
+        }
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if self.text.finish else 0
+        self.sender.send(response_of(arrays), flags=final)
+
+    def fail(self, error):
+        self.sender.send(error_response(error, "generation"), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+class TritonPythonModel:
+    """One model instance: one session, and the thread that generates."""
+
+    def initialize(self, args):
+        """Open the version's model and tokenizer. Raises TritonModelException, shown in Triton's log."""
+        config, settings, version, self.facts = read_config(args)
+        if self.facts.get("task") != "generation":
+            raise pb_utils.TritonModelException(f"serving.json of version {version.name} is missing or not of a generation")
+        self.batch = Batch(open_engine(Engine, args, config, settings, version, self.facts).session)
+        self.tokenizer = open_tokenizer(version / "tokenizer" / "tokenizer.json", self.facts)
+        self.tokenizer.no_truncation()
+        self.ends = frozenset(self.facts.get("ends", ()))
+        self.most = int(settings.get("max_streams", MOST_STREAMS))
+        self.waiting = queue.Queue(int(settings.get("max_waiting", MOST_WAITING)))
+        self.thread = threading.Thread(target=self.generate, daemon=True)
+        self.thread.start()
+
+    def execute(self, requests):
+        """Queue the requests; their responses are sent later."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self.waiting.put_nowait(self.read(request, sender))
+            except queue.Full:
+                full = pb_utils.TritonError("too many texts wait to be continued", pb_utils.TritonError.UNAVAILABLE)
+                final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                sender.send(pb_utils.InferenceResponse(error=full), flags=final)
+            except Exception as error:
+                final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                sender.send(error_response(error, "generation"), flags=final)
+
+    def read(self, request, sender):
+        """A request's stream. Raises Refused."""
+        values = {tensor.name(): tensor.as_numpy().reshape(-1) for tensor in request.inputs()}
+        if len(values["TEXT"]) != 1:
+            raise Refused("TEXT must be one text")
+        encoding = self.tokenizer.encode(text_of(values["TEXT"][0]))
+        ids, offsets = encoding.ids, encoding.offsets
+        while offsets and offsets[-1] == (0, 0):  # special tokens that the tokenizer appends end a text
+            ids, offsets = ids[:-1], offsets[:-1]
+        settings = settings_of(values)
+        most = self.facts["positions"]
+        if not ids or len(ids) + settings.max_tokens > most:
+            what = f"a text of {len(ids)} tokens and MAX_TOKENS {settings.max_tokens}"
+            raise Refused(f"{what}: together this model takes from 1 to {most} tokens, at least one in the text")
+        streamed = bool(values["STREAM"][0]) if "STREAM" in values else True
+        return Stream(sender, ids, Text(self.tokenizer, settings, self.ends), settings, streamed)
+
+    def generate(self):
+        """Compute what waits until None comes."""
+        while True:
+            if not self.batch.rows:
+                stream = self.waiting.get()
+                if stream is None:
+                    return
+                self.join(stream)
+            while len(self.batch.rows) < self.most and not self.waiting.empty():
+                stream = self.waiting.get()
+                if stream is None:
+                    return
+                self.join(stream)
+            self.step()
+
+    def join(self, stream):
+        try:
+            if stream.add(self.batch.join(stream, stream.ids)):
+                self.batch.leave({len(self.batch.rows) - 1})
+        except Exception as error:  # a runtime raises many types; each ends this request alone
+            stream.fail(error)
+
+    def step(self):
+        """One token for every row; rows that end, or whose callers have gone, leave."""
+        if not self.batch.rows:
+            return
+        try:
+            tokens = self.batch.step()
+        except Exception as error:
+            for stream in self.batch.rows:
+                stream.fail(error)
+            self.batch.leave(set(range(len(self.batch.rows))))
+            return
+        gone = set()
+        for number, (stream, token) in enumerate(zip(self.batch.rows, tokens, strict=True)):
+            if stream.sender.is_cancelled():
+                stream.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                gone.add(number)
+            elif stream.add(token):
+                gone.add(number)
+        if gone:
+            self.batch.leave(gone)
+
+    def finalize(self):
+        """End the thread and free the model."""
+        self.waiting.put(None)
+        self.thread.join()
+        self.batch = None
+
+
+def settings_of(values):
+    """The Settings of a request's inputs. Raises Refused."""
+    given = {
+        name.lower(): kind(values[name][0])
+        for name, kind in (("MAX_TOKENS", int), ("TEMPERATURE", float), ("TOP_K", int), ("TOP_P", float), ("SEED", int))
+        if name in values
+    }
+    stop = tuple(text_of(cell) for cell in values.get("STOP", ()))
+    limits = {"max_tokens": (1, 2**31), "temperature": (0, 100), "top_k": (0, 2**31), "top_p": (1e-6, 1), "seed": (0, 2**63)}
+    for name, number in given.items():
+        least, largest = limits[name]
+        if not least <= number <= largest:
+            raise Refused(f"{name.upper()} is {number}, not from {least} to {largest}")
+    if len(stop) > 16 or not all(stop):
+        raise Refused("STOP must hold at most 16 texts, none empty")
+    return Settings(**given, stop=stop)

@@ -1,0 +1,62 @@
+"""Repositories of models that continue texts: FOLDER/NAME-text/{config.pbtxt, 1/{model.onnx, tokenizer/, serving.json}}."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from compressor.errors import UserError
+from compressor.models.hub import config_of
+from export.generation.greedy import facts_of
+from export.runtimes.runtime_registry import RUNTIMES
+from serving.layout.generator_config import generator_config
+from serving.layout.text_outputs import TEXT_SUFFIX
+from serving.layout.version_file import VersionFacts
+from serving.repository import write_config, write_version
+
+DEFAULT_POSITIONS = 2048
+
+
+def write_generator(
+    folder: Path, name: str, exported: Path, tokenizer_folder: Path, *, precision: str = "fp32", threads: int | None = None
+) -> Path:
+    """Add the model NAME-text to the repository `folder`; returns its folder.
+
+    `exported` is a folder of `compress export` of a decoder, `tokenizer_folder` one with its tokenizer and config.json. Raises
+    UserError E602 (not such an export, or not of that precision), E720 (name), E723 (tokenizer), E726 (an encoder-decoder).
+    """
+    facts, target = facts_of(exported), Path(folder, f"{name}{TEXT_SUFFIX}")
+    if target.exists():
+        raise UserError("E720", f"the repository already holds a model '{target.name}'", "Choose another name", str(folder))
+    entries = [entry for entry in facts["files"].values() if entry["precision"] == precision]
+    if not entries:
+        raise UserError("E602", f"no model was exported in {precision}", "Export it in that precision", str(exported))
+    if len(entries) > 1:
+        raise UserError("E726", "a model of encoder and decoder is not served", "Deploy a decoder", str(exported))
+    write_version(
+        target / "1",
+        exported / entries[0]["path"],
+        RUNTIMES["onnxruntime"],
+        version_facts(facts["generation"], tokenizer_folder, precision),
+        tokenizer_folder,
+    )
+    for weights in exported.glob(f"{entries[0]['path']}.data"):  # an ONNX file above 2 GB has them beside it
+        shutil.copyfile(weights, target / "1" / weights.name)
+    write_config(generator_config(target.name, threads=threads), target)
+    return target
+
+
+def version_facts(generation: dict, folder: Path, precision: str) -> VersionFacts:
+    """What the backend must know of a decoder."""
+    config = config_of(folder)
+    positions = getattr(config, "max_position_embeddings", None) or DEFAULT_POSITIONS
+    return VersionFacts(
+        task="generation",
+        labels=(),
+        max_length=positions,
+        pad_id=generation["pad"],
+        vocabulary=config.vocab_size,
+        positions=positions,
+        ends=tuple(generation["ends"]),
+        precision=precision,
+    )

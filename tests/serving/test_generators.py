@@ -1,0 +1,224 @@
+"""A decoder on a live server: streams of text, equal to what the bare loop generates, alone and beside others."""
+
+import importlib.util
+import json
+import queue
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from compressor.checkpoint import save_checkpoint
+from compressor.errors import UserError
+from export.generation.greedy import open_generator
+from export.standalone.folder import export_folder
+from serving.backend_files import BACKENDS
+from serving.generator_repository import write_generator
+from serving.repository import read_config
+from serving.server import EmbeddedServer
+from tests.compressor.conftest import tiny
+from tests.compressor.test_heads import GENERATES
+
+END = 1
+PROMPTS = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17", "w20"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A Llama's export, and the folder of its tokenizer and config."""
+    root = tmp_path_factory.mktemp("decoder")
+    torch.manual_seed(3)
+    model = tiny("llama", torch.float32, auto=GENERATES["llama"], max_position_embeddings=128)
+    # a random model says one token for ever
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    words = {f"w{number}": number for number in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token=f"w{END}")
+    fast.save_pretrained(root / "words")
+    model.generation_config.eos_token_id = END
+    save_checkpoint(model, root / "model", root / "words")
+    export_folder(str(root / "model"), root / "onnx", precisions=["fp32"])
+    return root / "onnx", root / "model"
+
+
+@pytest.fixture(scope="module")
+def server(exported, tmp_path_factory, triton):
+    repository = tmp_path_factory.mktemp("served")
+    write_generator(repository, "writer", *exported, threads=1)
+    with EmbeddedServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
+        yield running
+
+
+def bare(exported, prompt, count):
+    """The words that the bare loop generates."""
+    ids = np.array([[int(word[1:]) for word in prompt.split()]])
+    tokens = open_generator(exported[0])(ids, np.ones_like(ids), count)[0].tolist()
+    return [f"w{token}" for token in tokens[: tokens.index(END) if END in tokens else None]]
+
+
+def generate(server, text, **options):
+    """(pieces, tokens, why it ended) by gRPC."""
+    from tritonclient.grpc import InferenceServerClient, InferInput
+
+    kinds = {"MAX_TOKENS": np.int32, "TEMPERATURE": np.float32, "TOP_K": np.int32, "TOP_P": np.float32, "SEED": np.int64}
+    values = {"TEXT": np.array([text.encode() if isinstance(text, str) else text], dtype=object)}
+    for name, option in options.items():
+        if name == "STOP":
+            values[name] = np.array([word.encode() for word in option], dtype=object)
+        else:
+            values[name] = np.array([option], dtype=kinds.get(name, bool))
+    types = {"STOP": "BYTES", "TEXT": "BYTES", "STREAM": "BOOL", "SEED": "INT64"}
+    inputs = []
+    for name, array in values.items():
+        datatype = types.get(name) or ("FP32" if array.dtype == np.float32 else "INT32")
+        tensor = InferInput(name, array.shape, datatype)
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    came = queue.Queue()
+    with InferenceServerClient(f"127.0.0.1:{server.ports['grpc']}") as client:
+        client.start_stream(lambda result, error: came.put((result, error)))
+        client.async_stream_infer("writer-text", inputs)
+        pieces = []
+        while True:
+            result, error = came.get(timeout=60)
+            if error is not None:
+                raise error
+            pieces.append(result.as_numpy("TEXT")[0].decode())
+            if finish := result.as_numpy("FINISH")[0].decode():
+                return pieces, int(result.as_numpy("TOKENS")[0]), finish
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_stream_is_what_the_bare_loop_generates(server, exported, prompt):
+    expected = bare(exported, prompt, 24)
+    pieces, tokens, finish = generate(server, prompt, MAX_TOKENS=24)
+    assert "".join(pieces).split() == expected
+    assert (finish, tokens) == (("length", 24) if len(expected) == 24 else ("end", len(expected) + 1))
+    assert len(pieces) > min(3, len(expected)), "in pieces"
+
+
+def test_many_at_a_time_are_as_alone(server, exported):
+    """They join and leave one batch at different tokens."""
+    asked = [(PROMPTS[number % 4], 3 + 5 * (number % 5)) for number in range(20)]
+    with ThreadPoolExecutor(10) as pool:
+        given = list(pool.map(lambda one: generate(server, one[0], MAX_TOKENS=one[1]), asked))
+    for (prompt, count), (pieces, _, _) in zip(asked, given, strict=True):
+        assert "".join(pieces).split() == bare(exported, prompt, count)
+
+
+def test_a_stop_word_ends_the_text_before_it(server, exported):
+    words = bare(exported, PROMPTS[0], 24)
+    stop = f" {words[4]}"
+    pieces, _, finish = generate(server, PROMPTS[0], MAX_TOKENS=24, STOP=[stop, "never"])
+    whole = " ".join(words)
+    assert finish == "stop" and " ".join("".join(pieces).split()) == whole[: whole.index(stop)].strip()
+
+
+def test_samples_repeat_with_a_seed(server):
+    options = {"MAX_TOKENS": 12, "TEMPERATURE": 5.0, "TOP_K": 40, "TOP_P": 0.95}
+    first, again, other = (generate(server, PROMPTS[0], SEED=seed, **options)[0] for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_whole_texts_over_http(server, exported):
+    def post(path, **body):
+        request = urllib.request.Request(
+            f"http://{server.url}/v2/models/writer-text/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.read().decode()
+
+    expected = bare(exported, PROMPTS[1], 8)
+    whole = json.loads(post("generate", TEXT=PROMPTS[1], MAX_TOKENS=8, STREAM=False))
+    assert whole["TEXT"].split() == expected
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in post("generate_stream", TEXT=PROMPTS[1], MAX_TOKENS=8).split("\n\n")
+        if line
+    ]
+    assert "".join(event["TEXT"] for event in events).split() == expected and events[-1]["FINISH"] in ("length", "end")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("", {}, "from 1 to 128 tokens"),
+        (b"\xff", {}, "not UTF-8"),
+        ("w5", {"MAX_TOKENS": 128}, "from 1 to 128 tokens"),
+        ("w5", {"MAX_TOKENS": 0}, "MAX_TOKENS is 0"),
+        ("w5", {"TEMPERATURE": float("nan")}, "TEMPERATURE is nan"),
+        ("w5", {"TOP_P": 0.0}, "TOP_P is 0.0"),
+        ("w5", {"STOP": [""]}, "STOP must hold"),
+    ],
+)
+def test_requests_that_are_wrong_are_refused_alone(server, exported, text, options, words):
+    from tritonclient.utils import InferenceServerException
+
+    with pytest.raises(InferenceServerException, match=words):
+        generate(server, text, **{"MAX_TOKENS": 4, **options})
+    assert "".join(generate(server, PROMPTS[1], MAX_TOKENS=4)[0]).split() == bare(exported, PROMPTS[1], 4)
+
+
+def test_a_repository_of_generators(exported, tmp_path):
+    folder = write_generator(tmp_path, "writer", *exported)
+    assert read_config(folder).model_transaction_policy.decoupled
+    with pytest.raises(UserError, match="E720"):
+        write_generator(tmp_path, "writer", *exported)
+    with pytest.raises(UserError, match="E602"):
+        write_generator(tmp_path, "other", *exported, precision="int8")
+
+
+@pytest.fixture
+def decoding(monkeypatch):
+    """The backend's module, as the server's stub imports it."""
+    monkeypatch.syspath_prepend(str(BACKENDS))
+    yield importlib.import_module("decoding")
+    sys.modules.pop("decoding", None)
+
+
+class Words:
+    """A decoder that gives the tokens' own texts."""
+
+    def __init__(self, *texts):
+        self.texts = list(texts)
+
+    def step(self, _tokenizer, token):
+        return self.texts[token]
+
+
+@pytest.mark.parametrize(
+    ("texts", "stop", "given"),
+    [
+        (["a", "b", "c"], ("bc",), ["a", "", ""]),
+        (["a", "b", "d"], ("bc",), ["a", "", "bd"]),
+        (["a", "xb", "cy"], ("bc",), ["a", "x", ""]),
+        (["end", "en", "d"], ("end",), [""]),
+        (["a", "aa", "b"], ("aab",), ["", "a", ""]),
+        (["", "a", "b"], (), ["", "a", "b"]),
+    ],
+)
+def test_what_may_become_a_stop_word_is_held_back(decoding, texts, stop, given):
+    text = decoding.Text(None, decoding.Settings(stop=stop), frozenset(), decoder=Words(*texts))
+    said = []
+    for token in range(len(texts)):
+        said.append(text.add(token))
+        if text.finish:
+            break
+    assert said == given
+
+
+def test_draws_follow_the_probabilities(decoding):
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    settings = decoding.Settings(temperature=1.0, top_p=0.7, seed=0)
+    drawn = np.bincount([settings.choose(logits) for _ in range(4000)], minlength=4) / 4000
+    assert drawn == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    settings = decoding.Settings(temperature=1.0, top_k=3, seed=0)
+    drawn = np.bincount([settings.choose(logits) for _ in range(4000)], minlength=4) / 4000
+    assert drawn == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], abs=0.03)
+    assert decoding.Settings().choose(logits) == 0
