@@ -68,6 +68,12 @@ def test_the_score_is_the_most_answers_whose_p99_keeps_the_limit():
     assert low.score == 0 and low.clients is None and low.figures()["answers_a_second"] == 0
 
 
+def test_one_pause_of_the_machine_does_not_decide():
+    calm, paused = (Probe(100, np.full(200, seconds)) for seconds in (0.01, 0.5))
+    assert Trial(Setting(1, 1, None), 0.05, probes={4: [calm, paused, calm], 6: [paused, paused, calm]}).clients == 4
+    assert Trial(Setting(1, 1, None), 0.05, probes={4: [Probe(0, np.empty(0))]}).score == 0
+
+
 def test_a_setting_with_a_wrong_answer_is_never_chosen():
     trial = Trial(Setting(1, 1, None), 1.0, probes={4: [Probe(100, np.full(200, 0.01), right=False)]})
     assert trial.score == 0
