@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,10 +169,19 @@ def overload_turn(
     before = capacity_of(fleet, targets["queue limit"], expected)
     load = Load(rate=factor * before, warmup=1, seconds=SECONDS, timeout=2)
     level = measure(fleet, target, load, deadline_ms / 1000, expected)
+    wait_until_idle(target)
     after = capacity_of(fleet, targets["queue limit"], expected)
-    capacity, refused = (before + after) / 2, sum(level["errors"].values()) / level["requests"]
+    capacity, refused = (before + after) / 2, sum(level["errors"].values()) / max(level["requests"], 1)
     figures = {"capacity": capacity, "moved": abs(after - before) / capacity, "share": level["goodput"] / capacity}
     return {"factor": factor, **figures, "refused": refused, **level}
+
+
+def wait_until_idle(target: Target) -> None:
+    """Until the server has computed what waits in its queue, whose clients have given up."""
+    before, now = None, target.statistics()
+    while now != before:
+        time.sleep(0.5)
+        before, now = now, target.statistics()
 
 
 def until(enough: Callable[[Any], bool], values: Iterable[Any]) -> Iterator[Any]:
