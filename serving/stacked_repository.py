@@ -59,7 +59,9 @@ def write_many_tasks(
     for model, content in models.items():
         home = Path(folder, model)
         number = 1 + int(version_folders(home)[-1].name) if there else 1
-        write_version(home / str(number), path, runtime, facts, stacked)
+        # complete before a server can see it: hidden folders are no versions
+        write_version(home / f".{number}", path, runtime, facts, stacked)
+        (home / f".{number}").rename(home / str(number))
         for relative, data in content.files.items():
             (home / relative).parent.mkdir(exist_ok=True)
             (home / relative).write_bytes(data)

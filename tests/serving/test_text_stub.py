@@ -29,7 +29,7 @@ TRITON = SimpleNamespace(
     TritonModelException=type("TritonModelException", (Exception,), {}),
     Tensor=lambda name, array: (name, array),
     InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=dict(tensors), error=error),
-    get_input_tensor_by_name=lambda request, name: request.tensors[name],
+    get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
 )
 
 
@@ -125,6 +125,22 @@ def test_wrong_requests_cost_no_computation_and_no_neighbour(modules, served):
     assert codes == [None, "INVALID_ARG", "INVALID_ARG", "CANCELLED", "INTERNAL", None]
     assert sizes == [3], "one run with the rows of the good requests"
     assert [len(responses[number].tensors["logits"]) for number in (0, 5)] == [1, 2]
+
+
+def test_wrong_rows_never_compile_an_openvino_model_again(modules, served, tmp_path):
+    """A failed inference breaks the compiled model: it would be compiled again, for seconds, while others wait."""
+    openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
+    arguments = served(("input_ids", "attention_mask"), "TYPE_INT64", ["logits"])
+    openvino.save_model(openvino.Core().read_model(tmp_path / "m.onnx"), tmp_path / "m" / "1" / "model.xml")
+    model, sizes = start(modules("openvino", "model"), arguments)
+    compiled = model.engine.model.compiled
+    wrong = [tokens([[1] * 65]), tokens([[99]]), tokens([[1, 1]], [[1]]), tokens([[-1]])]
+    # 63 and 64 tokens: padding stays within the model's positions
+    right = [tokens([[1] * length]) for length in (63, 64, 3)]
+    responses = model.execute([request(**feed) for feed in (*wrong, *right)])
+    assert [bool(response.error) for response in responses] == [True] * 4 + [False] * 3
+    assert len(sizes) == 3 and model.engine.model.compiled is compiled
+    assert model.engine.model.shortest_failed == 65
 
 
 def test_texts_run_in_sub_batches_of_similar_length(modules, served):
