@@ -114,7 +114,8 @@ class Bench:
 
 
 def grouped(trials: Sequence[Trial], each: float, available: float) -> list[list[Trial]]:
-    """Trials that are served together: they fit in memory, where an instance takes `each` bytes, and start in time. Raises UserError E752 if one alone does not."""
+    """Trials that are served together: at most MOST_INSTANCES (or one trial), which fit in memory, where each takes so many
+    bytes. Raises UserError E752 if one trial alone does not fit."""
     groups: list[list[Trial]] = [[]]
     for trial in trials:
         if trial.setting.instances * each > available:
