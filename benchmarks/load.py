@@ -238,7 +238,8 @@ def tuning(bench: Bench, p99_ms: float, rounds: int) -> dict[str, Any]:
 
 def page(record: dict[str, Any]) -> str:
     """load.md: the parts of the record as tables."""
-    lines = ["# Load tests", "", f"{record['machine']}, {record['cores']} cores for server and clients; {record['rows']}.", ""]
+    where = f"{record['machine']}, {record['cores']} cores for server and clients; {record['rows']}."
+    lines = ["# Load tests", "", f"`python benchmarks/load.py RUN {record['model']} ...`. {where}", ""]
     if rows := record.get("perf_analyzer"):
         lines += [
             "## `compress loadtest` / perf_analyzer",
