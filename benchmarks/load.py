@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,10 +169,19 @@ def overload_turn(
     before = capacity_of(fleet, targets["queue limit"], expected)
     load = Load(rate=factor * before, warmup=1, seconds=SECONDS, timeout=2)
     level = measure(fleet, target, load, deadline_ms / 1000, expected)
+    wait_until_idle(target)
     after = capacity_of(fleet, targets["queue limit"], expected)
-    capacity, refused = (before + after) / 2, sum(level["errors"].values()) / level["requests"]
+    capacity, refused = (before + after) / 2, sum(level["errors"].values()) / max(level["requests"], 1)
     figures = {"capacity": capacity, "moved": abs(after - before) / capacity, "share": level["goodput"] / capacity}
     return {"factor": factor, **figures, "refused": refused, **level}
+
+
+def wait_until_idle(target: Target) -> None:
+    """Until the server has computed what waits in its queue, whose clients have given up."""
+    before, now = None, target.statistics()
+    while now != before:
+        time.sleep(0.5)
+        before, now = now, target.statistics()
 
 
 def until(enough: Callable[[Any], bool], values: Iterable[Any]) -> Iterator[Any]:
@@ -228,7 +238,8 @@ def tuning(bench: Bench, p99_ms: float, rounds: int) -> dict[str, Any]:
 
 def page(record: dict[str, Any]) -> str:
     """load.md: the parts of the record as tables."""
-    lines = ["# Load tests", "", f"{record['machine']}, {record['cores']} cores for server and clients; {record['rows']}.", ""]
+    where = f"{record['machine']}, {record['cores']} cores for server and clients; {record['rows']}."
+    lines = ["# Load tests", "", f"`python benchmarks/load.py RUN {record['model']} ...`. {where}", ""]
     if rows := record.get("perf_analyzer"):
         lines += [
             "## `compress loadtest` / perf_analyzer",

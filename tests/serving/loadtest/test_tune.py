@@ -112,6 +112,7 @@ def test_a_setting_becomes_fields_of_the_config(tmp_path):
 def test_settings_that_do_not_fit_in_memory_together_are_apart():
     several = [Trial(Setting(count, 1, None), 1.0) for count in (1, 2, 2, 4)]
     assert [len(group) for group in grouped(several, each=1.0, available=4.0)] == [2, 1, 1]
+    assert [len(group) for group in grouped(several * 3, each=1.0, available=1e9)] == [6, 5, 1]
     with pytest.raises(UserError, match="E752 4 instances of the model need about"):
         grouped(several, each=1.0, available=3.0)
 
