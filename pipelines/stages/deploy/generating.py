@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,12 @@ from compressor.tasks.reading import read_task
 from export.generation.greedy import facts_of, generate, open_live
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
+from serving.deployment.triton_control import Control, Refused
 from serving.generator_repository import version_facts, write_generator
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.server import EmbeddedServer
 
-PROMPTS, TOKENS, SECONDS = 8, 16, 120
+PROMPTS, TOKENS = 8, 16
 HOP = "local session -> Triton, generated texts"
 
 
@@ -59,7 +57,7 @@ def compare_streamed(
     with EmbeddedServer(repository, log_path=log) as server:
         for prompt in prompts_of(inputs.task):
             expected = local_text(live, tokenizer, prompt, facts)
-            given = served_text(f"http://{server.url}/v2/models/{name}{TEXT_SUFFIX}/generate", prompt)
+            given = served_text(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt)
             if given != expected:
                 what = f"{HOP}: after {prompt!r:.60} the server generates {given!r:.60}, the local session {expected!r:.60}"
                 raise CheckError("E610", what, f"See {log.name}; compress verify RUN repeats the comparison")
@@ -87,12 +85,9 @@ def local_text(live: Any, tokenizer: Tokenizer, prompt: str, facts: dict[str, An
     return "".join(pieces)
 
 
-def served_text(url: str, prompt: str) -> str:
+def served_text(control: Control, model: str, prompt: str) -> str:
     """What the server generates. Raises CheckError E610 with its reason where it refuses."""
-    body = json.dumps({"TEXT": prompt, "MAX_TOKENS": TOKENS, "STREAM": False}).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=SECONDS) as response:
-            return json.loads(response.read())["TEXT"]
-    except urllib.error.HTTPError as error:
-        what = f"{HOP}: the server refuses {prompt!r:.60} ({error.read().decode(errors='replace')[:200]})"
-        raise CheckError("E610", what, "See the server's log") from error
+        return control.generate(model, {"TEXT": prompt, "MAX_TOKENS": TOKENS, "STREAM": False})["TEXT"]
+    except Refused as refusal:
+        raise CheckError("E610", f"{HOP}: the server refuses {prompt!r:.60} ({refusal.reason})", "See its log") from refusal
