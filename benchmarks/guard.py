@@ -1,17 +1,16 @@
 """What the guard in front of Triton's HTTP costs: requests a second and CPU time, with and without it, in turn on one server.
 
     taskset -c 0,1 python benchmarks/guard.py --seconds 4 --rounds 5 --out docs/results
-    taskset -c 0,1 python benchmarks/guard.py --repository FOLDER --model NAME --texts FILE
+    taskset -c 0,1 python benchmarks/guard.py --onnx MODEL.onnx
 
-Without a repository the model is nearly empty, so that the rest shows. The direct way is Triton's Unix socket; a second direct
-series is the control. Client, guard and server share the cores.
+Without a file the model is nearly empty, so that the rest shows; another one gets rows of 32 tokens. The direct way is Triton's
+Unix socket; a second direct series is the control. Client, guard and server share the cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import statistics
@@ -27,16 +26,17 @@ import onnx
 from onnx import TensorProto, helper
 
 from serving.layout.knobs import Knobs
-from serving.repository import write_repository
+from serving.repository import read_config, write_repository
 from serving.server import EmbeddedServer
 
 WAYS = ("direct", "guard", "control")
+NAME = "model"
 CLIENTS = (1, 4, 16)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def write_empty(folder: Path) -> Path:
-    """A repository with the model `empty`: three numbers of the sum of the token ids."""
+def write_empty(path: Path) -> Path:
+    """A model that computes next to nothing: the mean of the token ids, three times."""
     nodes = [
         helper.make_node("Cast", ["input_ids"], ["ids"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["ids"], ["mean"], keepdims=1, axes=[1]),
@@ -45,33 +45,29 @@ def write_empty(folder: Path) -> Path:
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "length"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 3])
     graph = helper.make_graph(nodes, "empty", [ids], [logits])
-    path = folder / "empty.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    write_repository(folder / "repository", "empty", path, knobs=Knobs(threads=1))
-    return folder / "repository"
+    return path
 
 
-def requests(texts: Path | None) -> list[bytes]:
-    """The bodies: 32 token ids, or the lines of a file as texts."""
-    if texts is None:
-        tensors = [{"name": "input_ids", "shape": [1, 32], "datatype": "INT64", "data": list(range(1000, 1032))}]
-        return [json.dumps({"inputs": tensors}).encode()]
-    lines = texts.read_text(encoding="utf-8").splitlines()[:500]
-    tensors = [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [line]} for line in lines]
-    return [json.dumps({"inputs": [tensor]}).encode() for tensor in tensors]
+def write_request(model_folder: Path) -> bytes:
+    """A body with one row of 32 tokens."""
+    values = {"attention_mask": 1, "token_type_ids": 0}
+    tensors = [
+        {"name": tensor.name, "shape": [1, 32], "datatype": "INT64", "data": [values.get(tensor.name, 1000)] * 32}
+        for tensor in read_config(model_folder).input
+    ]
+    return json.dumps({"inputs": tensors}).encode()
 
 
-async def closed_loop(connect, path: str, bodies: list[bytes], clients: int, seconds: float) -> list[float]:
+async def closed_loop(connect, path: str, body: bytes, clients: int, seconds: float) -> list[float]:
     """Milliseconds of each request of `clients` that each send one when the last is answered."""
     end, milliseconds = time.perf_counter() + seconds, []
-    turns = itertools.cycle(
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies
-    )
+    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def client() -> None:
         reader, writer = await connect()
         while (start := time.perf_counter()) < end:
-            writer.write(next(turns))
+            writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200"):
                 raise RuntimeError(head.decode())
@@ -89,7 +85,7 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum(int(each[11]) + int(each[12]) for each in fields) / TICKS
 
 
-def measure(server: EmbeddedServer, model: str, bodies: list[bytes], arguments: argparse.Namespace) -> list[dict]:
+def measure(server: EmbeddedServer, body: bytes, arguments: argparse.Namespace) -> list[dict]:
     """Rows of the table: every way in turn, round by round, for each number of clients."""
     ways = {
         "direct": lambda: asyncio.open_unix_connection(str(server.stage / "http.sock")),
@@ -103,7 +99,7 @@ def measure(server: EmbeddedServer, model: str, bodies: list[bytes], arguments: 
             for way in WAYS:
                 before = {name: cpu_seconds(each) for name, each in pids.items()}
                 connect = ways.get(way, ways["direct"])
-                times = asyncio.run(closed_loop(connect, f"/v2/models/{model}/infer", bodies, clients, arguments.seconds))
+                times = asyncio.run(closed_loop(connect, f"/v2/models/{NAME}/infer", body, clients, arguments.seconds))
                 used = {name: (cpu_seconds(each) - before[name]) * 1e3 / len(times) for name, each in pids.items()}
                 if turn >= 0:
                     figures = {
@@ -134,20 +130,21 @@ def table(rows: list[dict]) -> str:
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repository", type=Path)
-    parser.add_argument("--model", default="empty")
-    parser.add_argument("--texts", type=Path, help="the rows of a model of texts, one a line")
+    parser.add_argument("--onnx", type=Path)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        repository = arguments.repository or write_empty(Path(scratch))
-        with EmbeddedServer(repository, log_path=Path(scratch, "log"), models=[arguments.model]) as server:
-            text = table(measure(server, arguments.model, requests(arguments.texts), arguments))
+        path = arguments.onnx or write_empty(Path(scratch, "empty.onnx"))
+        folder = write_repository(Path(scratch, "repository"), NAME, path, knobs=Knobs(threads=1, instances=2))
+        with EmbeddedServer(folder.parent, log_path=Path(scratch, "log")) as server:
+            text = table(measure(server, write_request(folder), arguments))
     print(text)
     if arguments.out:
-        (arguments.out / "guard.md").write_text(f"# The guard in front of Triton's HTTP, and without it\n\n{text}")
+        name = arguments.onnx.stem if arguments.onnx else "nearly empty"
+        with (arguments.out / "guard.md").open("a") as file:
+            file.write(f"\n## The guard in front of Triton's HTTP, model {name}\n\n{text}")
 
 
 if __name__ == "__main__":

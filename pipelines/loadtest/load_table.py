@@ -9,6 +9,10 @@ from pipelines.reporting.format import percent, significant
 Record = dict[str, Any]
 
 COLUMNS = ("load", "answers/s", "in time/s", "p50 ms", "p90", "p99", "p99.9", "batch", "queue ms", "compute ms", "errors")
+LIMITS = {
+    "busy": "the client was the limit: raise --clients, or send from another machine",
+    "late": "the client had to wait for a core, and that time is in the latencies: stop other programs, or send from elsewhere",
+}
 RISE = 0.01
 """Growth of the server's memory, as a share of it a minute, from which on it is told."""
 
@@ -83,7 +87,7 @@ def client_notes(levels: list[Record]) -> list[str]:
     used = ", ".join(significant(level["client"]["cores"]) for level in levels)
     late = significant(max(level["client"]["late_ms"] for level in levels))
     lines = [f"clients' cores: {used}; at most {late} ms late (99 % of the time)"]
-    limited = [level["load"] for level in levels if level["client"]["limit"]]
-    if limited:
-        lines.append(f"the client was the limit at {', '.join(limited)}: raise --clients, or send from another machine")
+    for limit, advice in LIMITS.items():
+        if limited := [level["load"] for level in levels if level["client"]["limit"] == limit]:
+            lines.append(f"{', '.join(limited)}: {advice}")
     return lines

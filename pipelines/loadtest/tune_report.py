@@ -35,6 +35,9 @@ def conclusions(evidence: Record) -> list[str]:
     written = ", ".join(f"{key}: {value}" for key, value in keys.items() if value is not None)
     lines = [f"measured {len(evidence['settings'])} of {evidence['grid']} settings with {evidence['rows']}"]
     lines.append(f"deploy: {{{written}}}" + ("" if chosen["max_queue_delay_us"] is not None else ", without dynamic batching"))
+    size = max(1, round(chosen["answers_a_second"] * limit / 1000 / 4))
+    refuse = f"max_queue_size: {size}, timeout_ms: {limit / 4:g}"
+    lines.append(f"for overload: {{{refuse}}} refuses early what would come late; see it with --rate 2x --deadline {limit:g}")
     rate = within_limit(evidence["arrivals"])
     if rate is None:
         slowest = significant(evidence["arrivals"][0]["rate"])

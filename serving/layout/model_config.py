@@ -85,14 +85,22 @@ def text_config(name: str, runtime: Runtime, facts: VersionFacts, knobs: Knobs) 
         # what a number is called, for clients
         config.parameters["label"].string_value = facts.labels[0]
     if knobs.max_batch_size > 0:
-        batching = config.dynamic_batching
-        batching.max_queue_delay_microseconds = knobs.max_queue_delay_us
-        policy = batching.default_queue_policy
+        config.dynamic_batching.max_queue_delay_microseconds = knobs.max_queue_delay_us
+        _add_queue_policy(config, knobs)
+    return config
+
+
+def _add_queue_policy(config: ModelConfig, knobs: Knobs) -> None:
+    """Limits of the queue, only where they are set: with any of them, Triton 2.51 lets some requests wait up to 500 ms.
+
+    Its batcher then sleeps unless an instance is idle when a request comes, and is not woken when one becomes idle.
+    """
+    if knobs.max_queue_size or knobs.timeout_ms:
+        policy = config.dynamic_batching.default_queue_policy
         policy.timeout_action = ModelQueuePolicy.REJECT
         policy.allow_timeout_override = True
         policy.max_queue_size = knobs.max_queue_size
         policy.default_timeout_microseconds = round(1000 * (knobs.timeout_ms or 0))
-    return config
 
 
 def _add_instances(config: ModelConfig, runtime: Runtime, facts: VersionFacts | None, knobs: Knobs) -> None:

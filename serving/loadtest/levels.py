@@ -144,11 +144,13 @@ def first_pass(fleet: Fleet, target: Target) -> list[Outputs]:
 
 
 def client_figures(records: Sequence[Record], p50: float | None) -> dict[str, Any]:
-    """How busy the client processes were, how late they ran (99 % of the time less), and whether that was the limit."""
+    """How busy the client processes were, how late they ran (99 % of the time less), and by which of these two the clients
+    themselves limit or distort what was measured, '' for neither."""
     busy = [record.busy for record in records]
     late = [tail(np.sort(record.late)) for record in records]
     distorted = max(late) > max(LATE_SECONDS, LATE_SHARE * (p50 or 0.0) / 1000)
-    return {"processes": len(records), "cores": sum(busy), "late_ms": max(late) * 1000, "limit": max(busy) > BUSY or distorted}
+    limit = "busy" if max(busy) > BUSY else "late" if distorted else ""
+    return {"processes": len(records), "cores": sum(busy), "late_ms": max(late) * 1000, "limit": limit}
 
 
 def _sleep_until(moment: float) -> None:

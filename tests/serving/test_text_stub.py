@@ -29,7 +29,7 @@ TRITON = SimpleNamespace(
     TritonModelException=type("TritonModelException", (Exception,), {}),
     Tensor=lambda name, array: (name, array),
     InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=dict(tensors), error=error),
-    get_input_tensor_by_name=lambda request, name: request.tensors[name],
+    get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
 )
 
 
@@ -127,6 +127,22 @@ def test_wrong_requests_cost_no_computation_and_no_neighbour(modules, served):
     assert [len(responses[number].tensors["logits"]) for number in (0, 5)] == [1, 2]
 
 
+def test_wrong_rows_never_compile_an_openvino_model_again(modules, served, tmp_path):
+    """A failed inference breaks the compiled model: it would be compiled again, for seconds, while others wait."""
+    openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
+    arguments = served(("input_ids", "attention_mask"), "TYPE_INT64", ["logits"])
+    openvino.save_model(openvino.Core().read_model(tmp_path / "m.onnx"), tmp_path / "m" / "1" / "model.xml")
+    model, sizes = start(modules("openvino", "model"), arguments)
+    compiled = model.engine.model.compiled
+    wrong = [tokens([[1] * 65]), tokens([[99]]), tokens([[1, 1]], [[1]]), tokens([[-1]])]
+    # 63 and 64 tokens: padding stays within the model's positions
+    right = [tokens([[1] * length]) for length in (63, 64, 3)]
+    responses = model.execute([request(**feed) for feed in (*wrong, *right)])
+    assert [bool(response.error) for response in responses] == [True] * 4 + [False] * 3
+    assert len(sizes) == 3 and model.engine.model.compiled is compiled
+    assert model.engine.model.shortest_failed == 65
+
+
 def test_texts_run_in_sub_batches_of_similar_length(modules, served):
     arguments = served(["TEXT"], "TYPE_STRING", ["LABEL"], {"max_batch_tokens": "12"})
     model, sizes = start(modules("compress_text", "model"), arguments)
@@ -141,6 +157,21 @@ def test_texts_run_in_sub_batches_of_similar_length(modules, served):
     for response, single in zip(responses, alone, strict=False):
         assert response.tensors["LABEL"] == single["LABEL"] and response.tensors["LABEL"].item().decode() in LABELS
         np.testing.assert_allclose(response.tensors["SCORES"], single["SCORES"], atol=1e-6)
+
+
+def test_no_more_of_a_text_is_tokenized_than_the_model_can_read(modules, served):
+    """A megabyte takes a second: 8 tokens are read here. The answer is that of the whole text."""
+    model, _ = start(modules("compress_text", "model"), served(["TEXT"], "TYPE_STRING", ["LABEL"]))
+    encode, lengths = model.model.encode_batch, []
+    model.model.encode_batch = lambda texts: (lengths.extend(map(len, texts)), encode(texts))[1]
+    # the second makes too few tokens at its beginning, the third has no space there
+    texts = ["the film was great " * 50_000, "x" * 300 + " the film was great" * 50, "y" * 900 + " film", "a " * 9]
+    found = [model.execute([request(TEXT=np.array([[text.encode()]], dtype=object))])[0] for text in texts]
+    assert lengths[0] < 300 and lengths[1:] == [len(text) for text in texts[1:]]
+    model.model.shortened = lambda text: text
+    for text, response in zip(texts, found, strict=True):
+        whole = model.execute([request(TEXT=np.array([[text.encode()]], dtype=object))])[0]
+        np.testing.assert_array_equal(response.tensors["SCORES"], whole.tensors["SCORES"])
 
 
 def test_a_failure_of_the_runtime_is_only_of_its_rows(modules, served):

@@ -13,8 +13,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import grpc
 import pytest
 from triton_parts import processes_of
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from compressor.errors import UserError
 from serving import shared_memory, watch
@@ -37,6 +40,15 @@ def respond(port, path="/v2/models/bare/infer", body=BODY):
         return response.status, response.read().decode()
     finally:
         connection.close()
+
+
+def respond_grpc(port):
+    """The shape of the output of a gRPC request."""
+    request = messages.ModelInferRequest(model_name="bare")
+    for name in ("input_ids", "attention_mask"):
+        request.inputs.add(name=name, datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([1, 1])
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        return list(GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=20).outputs[0].shape)
 
 
 class Over(BaseException):
@@ -131,7 +143,7 @@ def test_a_crash_loop_ends_with_a_coded_error(monkeypatch):
 
 
 def serving(repository, tmp_path, *options):
-    """A `compress serve` of a repository, and its HTTP port."""
+    """A `compress serve` of a repository, and its ports for HTTP and gRPC."""
     command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), *options]
     ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
     process = subprocess.Popen(
@@ -140,7 +152,7 @@ def serving(repository, tmp_path, *options):
     lines = []
     while (line := process.stdout.readline()) and "Ctrl-C" not in line:
         lines.append(line)
-    return process, int(lines[0].split(":")[1])
+    return process, *(int(line.split(":")[1]) for line in lines[:2])
 
 
 @pytest.fixture(scope="module")
@@ -156,17 +168,22 @@ def slow(tmp_path_factory, classifier):
 
 @pytest.mark.usefixtures("triton")
 def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(slow, tmp_path):
-    process, port = serving(slow, tmp_path)
+    process, port, grpc_port = serving(slow, tmp_path)
     answers = []
-    request = threading.Thread(target=lambda: answers.append(respond(port)))
-    request.start()
+    requests = [
+        threading.Thread(target=lambda: answers.append(respond(port)[0])),
+        threading.Thread(target=lambda: answers.append(respond_grpc(grpc_port))),
+    ]
+    for request in requests:
+        request.start()
     time.sleep(0.4)
     process.send_signal(signal.SIGTERM)
     assert "answering the requests in flight" in process.stdout.readline()
     status, body = respond(port)
     assert status == 503 and "E737" in body
-    request.join()
-    assert answers[0][0] == 200
+    for request in requests:
+        request.join()
+    assert sorted(answers, key=str) == [200, [1, 3]]
     assert process.wait(15) == 0 and process.stdout.read() == "stopped\n"
     assert not list(tmp_path.glob("compress-triton-*"))
 
@@ -178,7 +195,7 @@ def cut_off(port):
 
 @pytest.mark.usefixtures("triton")
 def test_a_second_ctrl_c_stops_at_once(slow, tmp_path):
-    process, port = serving(slow, tmp_path, "--drain", "60")
+    process, port, _ = serving(slow, tmp_path, "--drain", "60")
     request = threading.Thread(target=cut_off, args=[port])
     request.start()
     time.sleep(0.4)

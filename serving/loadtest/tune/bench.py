@@ -29,6 +29,8 @@ INSTANCE_BYTES = 250e6
 """Memory of an instance beside its weights: a Python process with a runtime."""
 WEIGHT_COPIES = 2.0
 MEMORY_SHARE = 0.6
+MOST_INSTANCES = 12
+"""Processes of models that one server starts at a time."""
 READY_SECONDS, READY_SECONDS_EACH = 60.0, 10.0
 WARMUP_SECONDS, FIRST_SECONDS = 0.3, 1.0
 FEWEST, MOST_SECONDS = 150, 10.0
@@ -112,14 +114,16 @@ class Bench:
 
 
 def grouped(trials: Sequence[Trial], each: float, available: float) -> list[list[Trial]]:
-    """Trials that fit in memory together, where an instance takes `each` bytes. Raises UserError E752 if one alone does not."""
+    """Trials that are served together: at most MOST_INSTANCES (or one trial), which fit in memory, where each takes so many
+    bytes. Raises UserError E752 if one trial alone does not fit."""
     groups: list[list[Trial]] = [[]]
     for trial in trials:
         if trial.setting.instances * each > available:
             what = f"{trial.setting.instances} instances of the model need about {trial.setting.instances * each / 1e9:.1f} GB"
             raise UserError("E752", f"{what}, and {available / 1e9:.1f} GB are free for them", "Free memory")
         taken = sum(other.setting.instances for other in groups[-1])
-        if (taken + trial.setting.instances) * each > available:
+        instances = taken + trial.setting.instances
+        if taken and (instances * each > available or instances > MOST_INSTANCES):
             groups.append([])
         groups[-1].append(trial)
     return groups

@@ -17,8 +17,8 @@ from serving.layout.text_outputs import TEXT_BACKEND
 from serving.layout.version_file import read_version
 
 BUDGET = "max_batch_tokens"
-DELAYS = (None, 0, 500, 2000, 5000, 10_000)
-BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)
+DELAYS = (None, 0, 500, 2000, 5000)
+BUDGETS = (512, 1024, 2048, 4096, 8192)
 DELAY_SHARE = 0.25
 """Largest share of the latency limit that a request may wait for others."""
 

@@ -73,9 +73,9 @@ class Trial:
         return probe.throughput
 
     def p99(self, clients: int) -> float:
-        """Over all rounds with so many clients, in seconds; the maximum where there were too few requests for it."""
-        latencies = np.sort(np.concatenate([probe.latencies for probe in self.probes[clients]]))
-        return tail(latencies) if len(latencies) else float("inf")
+        """Median over the rounds with so many clients, in seconds (of two the lower: one pause of the machine must not
+        decide); of a round with few requests the maximum."""
+        return statistics.median_low([tail(np.sort(probe.latencies)) or float("inf") for probe in self.probes[clients]])
 
     def kept(self, clients: int) -> bool:
         """Whether the latency limit was kept with so many clients, and every answer was right."""

@@ -71,6 +71,7 @@ def test_codes_are_those_of_grpc():
 
 def test_headers_as_hpack_writes_them():
     assert number_bytes(10, 5, 0x20) == b"\x2a" and number_bytes(1337, 5, 0) == b"\x1f\x9a\x0a"  # RFC 7541, C.1
+    assert ("", "Bearer secret") in headers_in(request_headers("/echo", "a:1", "secret", tls=True))
     block = b"\x20\x88\x40" + text_bytes("grpc-status") + text_bytes("3") + b"\x0f\x10" + text_bytes("x" * 200)
     assert list(headers_in(block)) == [("grpc-status", "3"), ("", "x" * 200)]
     assert list(headers_in(b"\x00\x81\xff\x01a")) == [("?", "a")]

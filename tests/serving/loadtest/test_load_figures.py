@@ -81,7 +81,8 @@ def test_a_client_that_is_busy_or_late_is_the_limit():
     def client(busy, late, p50=10.0):
         return client_figures([Record(busy=busy, late=[late] * 200)], p50)["limit"]
 
-    assert client(0.9, 0) and client(0.1, 0.005) and not client(0.3, 0.0005) and not client(0.3, 0.005, p50=100.0)
+    assert client(0.9, 0) == "busy" and client(0.1, 0.005) == "late"
+    assert client(0.3, 0.0005) == client(0.3, 0.005, p50=100.0) == ""
 
 
 def test_levels_as_they_are_asked_for():
@@ -178,6 +179,15 @@ def test_rows_of_texts_and_tokens(tmp_path):
 def test_errors_that_differ_in_figures_are_one_kind():
     assert kind_of_error(400, "id 17 of\n row 3") == kind_of_error(400, "id 5 of row 99") == "400: id N of row N"
     assert kind_of_error("UNAVAILABLE", "") == "UNAVAILABLE"
+
+
+def test_a_token_is_sent_and_certificates_are_checked():
+    address = parse_url("https://[::1]:8443")
+    (request,) = HttpPool(Endpoint(address, "a model", token="secret"), [{"x": np.zeros((1, 2), np.int64)}]).requests
+    head = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    assert head[:3] == ["POST /v2/models/a%20model/infer HTTP/1.1", "Host: [::1]:8443", "Authorization: Bearer secret"]
+    context = Endpoint(address, "m").context()
+    assert context.check_hostname and Endpoint(parse_url("h:1"), "m").context() is None
 
 
 def test_connections_that_the_server_closes_are_opened_again():

@@ -68,6 +68,12 @@ def test_the_score_is_the_most_answers_whose_p99_keeps_the_limit():
     assert low.score == 0 and low.clients is None and low.figures()["answers_a_second"] == 0
 
 
+def test_one_pause_of_the_machine_does_not_decide():
+    calm, paused = (Probe(100, np.full(200, seconds)) for seconds in (0.01, 0.5))
+    assert Trial(Setting(1, 1, None), 0.05, probes={4: [calm, paused, calm], 6: [paused, paused, calm]}).clients == 4
+    assert Trial(Setting(1, 1, None), 0.05, probes={4: [Probe(0, np.empty(0))]}).score == 0
+
+
 def test_a_setting_with_a_wrong_answer_is_never_chosen():
     trial = Trial(Setting(1, 1, None), 1.0, probes={4: [Probe(100, np.full(200, 0.01), right=False)]})
     assert trial.score == 0
@@ -106,6 +112,7 @@ def test_a_setting_becomes_fields_of_the_config(tmp_path):
 def test_settings_that_do_not_fit_in_memory_together_are_apart():
     several = [Trial(Setting(count, 1, None), 1.0) for count in (1, 2, 2, 4)]
     assert [len(group) for group in grouped(several, each=1.0, available=4.0)] == [2, 1, 1]
+    assert [len(group) for group in grouped(several * 3, each=1.0, available=1e9)] == [6, 5, 1]
     with pytest.raises(UserError, match="E752 4 instances of the model need about"):
         grouped(several, each=1.0, available=3.0)
 

@@ -1,0 +1,116 @@
+"""The guard before a Triton that streams, stalls and dies, played by a Unix socket."""
+
+import asyncio
+import contextlib
+
+import pytest
+from aiohttp import web
+
+from serving.guard.proxy import UP, Limits, Proxy
+from serving.guard.upstream import Upstream
+
+REQUEST = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n"
+
+
+class Played:
+    """Answers by the path: `stream` sends two chunks, the second when told; `stall` nothing; `die` half a response."""
+
+    def __init__(self):
+        self.told, self.gone, self.connections = asyncio.Event(), asyncio.Event(), 0
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await getattr(self, head.split()[1][1:].decode())(reader, writer)
+        writer.close()
+
+    async def well(self, reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine")
+
+    async def stream(self, reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await self.told.wait()
+        writer.write(b"6\r\nsecond\r\n0\r\n\r\n")
+
+    async def stall(self, reader, writer):
+        await reader.read()
+        self.gone.set()
+
+    async def die(self, reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf")
+        writer.close()
+
+    async def close(self, reader, writer):
+        writer.close()
+
+
+def played(tmp_path, check):
+    """Run `check(played, connect, proxy)` with a guard before a played Triton; `connect` opens a connection of a client."""
+
+    async def run():
+        triton, path = Played(), str(tmp_path / "u")
+        upstream = await asyncio.start_unix_server(triton.serve, path)
+        proxy = Proxy(Upstream(path), Upstream(path), Limits(1 << 20))
+        proxy.state = UP
+        server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False)
+        door = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+        port = door.sockets[0].getsockname()[1]
+        async with asyncio.timeout(20):
+            await check(triton, lambda: asyncio.open_connection("127.0.0.1", port), proxy)
+        door.close()
+        upstream.close()
+        await server.shutdown(0)
+        proxy.upstream.close_idle()
+
+    asyncio.run(run())
+
+
+async def status(reader):
+    """The status of a response with a length, whose body is read, too."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    return int(head.split()[1])
+
+
+def test_a_stream_passes_piece_by_piece(tmp_path):
+    async def check(triton, connect, proxy):
+        reader, writer = await connect()
+        writer.write(REQUEST % b"stream")
+        assert b"chunked" in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readuntil(b"first\r\n") == b"5\r\nfirst\r\n"
+        assert proxy.in_flight == 1 and not proxy.idle.is_set()
+        triton.told.set()
+        assert await reader.readuntil(b"0\r\n\r\n") == b"6\r\nsecond\r\n0\r\n\r\n"
+        writer.write(REQUEST % b"well")
+        assert await status(reader) == 200 and triton.connections == 1
+        writer.close()
+
+    played(tmp_path, check)
+
+
+def test_a_request_whose_client_is_gone_is_cancelled(tmp_path):
+    async def check(triton, connect, proxy):
+        _, writer = await connect()
+        writer.write(REQUEST % b"stall")
+        while not proxy.in_flight:
+            await asyncio.sleep(0.01)
+        writer.close()
+        await triton.gone.wait()
+        await proxy.idle.wait()
+
+    played(tmp_path, check)
+
+
+@pytest.mark.parametrize(("path", "expected"), [(b"die", 503), (b"close", 503), (b"well", 200)])
+def test_a_server_that_ends_midway_is_a_503_and_an_old_connection_is_none(tmp_path, path, expected):
+    async def check(triton, connect, proxy):
+        reader, writer = await connect()
+        writer.write(REQUEST % b"well")
+        assert await status(reader) == 200
+        proxy.upstream.idle[0].writer.close()  # as the connections of a Triton that was started again
+        writer.write(REQUEST % path)
+        assert await status(reader) == expected
+        writer.close()
+
+    played(tmp_path, check)
