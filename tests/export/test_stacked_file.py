@@ -53,7 +53,7 @@ def operators(path):
 
 
 def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse, "FEW", 5)  # of the 5 positions of dsee in one way, of the 9 of selective in the other
+    monkeypatch.setattr(sparse, "FEW", 5)  # the 9 positions of selective are stored as short integers
     monkeypatch.setattr(late_gathers, "LEAST", 1)
     cases = ("dsee", "lora", "bitfit", "adapter", "selective", "vera")
     made = stack_files(write_tasks(base, tmp_path, cases), tmp_path / "out")
@@ -65,6 +65,7 @@ def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
     assert operators(made.path).count("Split") and sum(node.name.endswith("/late") for node in graph.node) >= 8
     check_wholly(made.path)
     assert json.loads(notes(made.path)["tasks"])[1] == {"name": "lora", "labels": LABELS[1], "kind": "classification"}
+    assert "ScatterND" not in operators(made.path)  # its sums race in ONNX Runtime's threads
     # VeRA's random matrices, of query and ffn_out, once for both blocks
     shapes = [tuple(tensor.dims) for tensor in onnx.load(made.path).graph.initializer]
     assert shapes.count((32, 2)) == shapes.count((24, 2)) == 1
