@@ -171,7 +171,9 @@ def report(figures: list[dict], options: argparse.Namespace) -> str:
     lines = [
         f"# {options.tasks} tasks in one file",
         "",
-        f"`{options.command}`, {options.threads} threads, {options.rounds} rounds. Random deltas, 2 to 5 classes a task.",
+        f"`{options.command}`",
+        "",
+        f"{options.threads} threads. Random deltas, 2 to 5 classes a task.",
         "",
         "## Memory and answers",
         "",
@@ -219,7 +221,8 @@ def main() -> None:
     if options.memory_of:
         print_resident(options.memory_of, options.tasks, options.threads)
         return
-    options.command = f"python benchmarks/many_tasks.py --model {options.model} --tasks {options.tasks}"
+    command = f"python benchmarks/many_tasks.py --model {options.model} --tasks {options.tasks} --kinds '{options.kinds}'"
+    options.command = f"{command} --rounds {options.rounds}"
     figures = []
     for kind in options.kinds.split(";"):
         with tempfile.TemporaryDirectory() as scratch:

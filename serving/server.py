@@ -222,14 +222,16 @@ class EmbeddedServer:
         if "http" in self.ports:
             running.withdraw(self.ports["http"])
         try:
-            if self.guard is not None:
-                self.guard.stop()
+            if self.guard is not None and self.guard.process is not None:
+                self.guard.tell("drain")  # what comes now is refused, rather than lost with its connection
             if self.triton is not None:
                 self.triton.stop(self.exit_seconds + STOP_SECONDS / 2 if seconds is None else seconds)
         finally:
             self._clean_up()
 
     def _clean_up(self) -> None:
+        if self.guard is not None:
+            self.guard.stop()
         self.guard = self.triton = None
         for listener in self._sockets.values():
             listener.close()

@@ -19,6 +19,7 @@ from export.graph.attention import plain_attention
 from export.graph.rewrite import for_cpu
 from export.graph.rewrites.joined_gathers import joined_gathers
 from export.graph.rewrites.joined_heads import joined_heads
+from export.graph.rewrites.late_gathers import late_gathers
 from export.graph.trace import AXES, stamp, trace_named
 from export.runtimes.onnxruntime import RUNTIME as ONNX_RUNTIME
 from export.runtimes.runtime import Runtime
@@ -55,7 +56,7 @@ def write_stacked(graph: onnx.ModelProto, folder: Path, runtime: Runtime, *, fus
     """Write the traced graph of many tasks for a runtime, in fp32; returns the file. `fuse` as in `Runtime.write`."""
     graph = _once(graph)
     if runtime is ONNX_RUNTIME and fuse:
-        graph = joined_gathers(joined_heads(for_cpu(graph)))
+        graph = late_gathers(joined_gathers(joined_heads(for_cpu(graph))))
     return runtime.write(graph, folder, precisions=["fp32"], fuse=fuse)["fp32"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import CheckError
+from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.served_checks import Served
+from serving.generator_repository import write_generator
 from serving.layout.version_file import read_version
 from serving.repository import TOKENIZER, complete_facts, models_of, read_config, tokenizer_files
 
@@ -55,6 +58,15 @@ def require_same_repository(served: Served, options: dict[str, Any]) -> None:
         facts = complete_facts(options["facts"], served.runtime, tokenizer)
         require_same(f"serving.json of {name}", asdict(read_version(version)), asdict(facts))
         require_same_files(tokenizer_files(tokenizer), version / TOKENIZER, "tokenizer")
+
+
+def require_same_generator(repository: Path, config: DeployConfig, exported: Path, base: Path, precision: str) -> None:
+    """Check that a deployed generating model's files are those that deploying it again writes. Raises CheckError E612."""
+    with tempfile.TemporaryDirectory() as scratch:
+        again = write_generator(Path(scratch), config.name, exported, base, precision=precision, threads=config.threads)
+        files = [path.relative_to(again) for path in sorted(again.rglob("*")) if path.is_file()]
+        for path in files:
+            require_same_files([again / path], repository / again.name / path.parent, "deployed")
 
 
 def _require_same_config(config: ModelConfig, expected: ModelConfig, folder: Path) -> None:

@@ -35,8 +35,9 @@ from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
 from pipelines.runs.finished import FinishedRun, open_run
-from pipelines.runs.same_files import require_same, require_same_files, require_same_repository
+from pipelines.runs.same_files import require_same, require_same_files, require_same_generator, require_same_repository
 from pipelines.stages.deploy.config import DeployConfig
+from pipelines.stages.deploy.generating import compare_streamed, exported_folder
 from pipelines.stages.deploy.run import contents
 from pipelines.stages.export.generators import with_prompts
 from pipelines.stages.export.proving import Prover
@@ -278,6 +279,9 @@ class Verification:
     def _repository_hops(self, made: Artifact, inputs: Inputs, serve: bool) -> Iterator[tuple[str, Callable]]:
         row = next(stage for stage in self.stages if stage["id"] == made.entry)
         config = DeployConfig(**row["config"])
+        if self.data.kind.generates:
+            yield from self._generator_hops(config, made, inputs, serve)
+            return
         runtime, _, path, options = contents(config, inputs, self.data)
         repository, interfaces = made.folder / "repository", tuple(config.interfaces)
         deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs)
@@ -289,6 +293,21 @@ class Verification:
                 return compare_served(chosen, inputs.task, self.data, self.workspace, self.threads)[0]
 
             yield SERVED_HOPS[interface], served
+
+    def _generator_hops(
+        self, config: DeployConfig, made: Artifact, inputs: Inputs, serve: bool
+    ) -> Iterator[tuple[str, Callable]]:
+        exported, precision = exported_folder(config, inputs)
+        repository, log = made.folder / "repository", self.workspace.log_folder / "triton.log"
+        yield (
+            "model, config, tokenizer",
+            lambda: require_same_generator(repository, config, exported, inputs.base.folder, precision),
+        )
+        if serve:
+            yield (
+                "served, generated texts",
+                lambda: compare_streamed(repository, config.name, exported, precision, inputs, log),
+            )
 
 
 SERVED_HOPS = {"tokens": "served", "text": "served, texts"}

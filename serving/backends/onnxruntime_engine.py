@@ -21,6 +21,7 @@ TYPES = {
     "tensor(bool)": "TYPE_BOOL",
 }
 SHRINK = "memory.enable_memory_arena_shrinkage"
+DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 FOR_CUDA = (
     "arena_extend_strategy",
     "cudnn_conv_algo_search",
@@ -63,6 +64,8 @@ def session_options(config, settings):
     options.enable_cpu_mem_arena = settings.get("enable_mem_arena", "1") == "1"
     options.enable_mem_pattern = settings.get("enable_mem_pattern", "1") == "1"
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if DEVICE_ALLOCATOR in settings:
+        options.add_session_config_entry(DEVICE_ALLOCATOR, settings[DEVICE_ALLOCATOR])
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
     if level not in LEVELS:
         raise ValueError(f"graph optimization level {level}, allowed levels are -1, 1 and 2")

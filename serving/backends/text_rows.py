@@ -4,6 +4,7 @@ The server copies this file into the backend's folder, so it imports nothing of 
 """
 
 import os
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,9 @@ from tokenizers import Tokenizer
 
 MOST_BYTES = 2**20
 """Largest text, and of several those tokenized at a time: tokenizing takes about a hundred times the memory of the text."""
+CHARACTERS = 32
+"""Characters for each token that a model reads, several times as many as usual: the rest of a text may be left out."""
+SPACE = re.compile(r"[ \t\n\r]")
 ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -115,10 +119,27 @@ class TextModel:
                 values[: len(row.encoding.ids)] = getattr(row.encoding, ENCODING_FIELDS[name])
         return features
 
+    def _encodings(self, texts):
+        """The encodings of texts, or of pairs of texts."""
+        pairs = (text if isinstance(text, tuple) else (text,) for text in texts)
+        short = [tuple(map(self.shortened, pair)) for pair in pairs]
+        return self.encode_batch([pair if len(pair) > 1 else pair[0] for pair in short])
+
+    def shortened(self, text):
+        """The beginning of a long text, if that alone makes more tokens than the model reads: the others would be dropped.
+
+        It ends before a space: no token there depends on what follows.
+        """
+        end = self.facts["max_length"] * CHARACTERS
+        space = SPACE.search(text, end, 2 * end)
+        if space is None or not self.tokenizer.encode(text[: space.start()]).overflowing:
+            return text
+        return text[: space.start()]
+
     def _encoded(self, rows, batch):
         """Tokenize the rows of these numbers together, or one by one where that fails; returns the errors."""
         try:
-            for number, encoding in zip(batch, self.encode_batch([rows[number].written for number in batch]), strict=True):
+            for number, encoding in zip(batch, self._encodings([rows[number].written for number in batch]), strict=True):
                 rows[number].encoding = encoding
         except BaseException as error:  # a panic of the tokenizer is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -83,6 +83,12 @@ class Control:
         outputs = self._post(f"{path}/infer", {"inputs": inputs})["outputs"]
         return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in outputs]
 
+    def generate(self, model: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The one response of a model that generates, inputs and outputs by name (Triton's generate extension).
+
+        Raises Refused, UserError E712."""
+        return self._post(f"/v2/models/{quote(model)}/generate", body, seconds=LOAD_SECONDS)
+
     def seconds(self, model: str, inputs: list[dict[str, Any]]) -> float:
         """How long one request takes."""
         start = time.perf_counter()

@@ -69,6 +69,8 @@ async def drained(proxy: Proxy, servers: list[web.Server]) -> None:
     await proxy.idle.wait()
     while any(unsent(connection) for server in servers for connection in server.connections):
         await asyncio.sleep(0.02)
+    for upstream in (proxy.upstream, proxy.metrics):
+        upstream.close_idle()  # Triton waits for open connections before it ends
     print("drained", flush=True)
 
 

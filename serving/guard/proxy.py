@@ -76,6 +76,8 @@ class Proxy:
 
     async def handle_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         """Respond to a request of the metrics port."""
+        if self.state == DRAINING:
+            return self._unavailable(WHY[DRAINING])
         if request.method != "GET" or request.path != "/metrics":
             return failure(404, "only GET /metrics is served here")
         try:

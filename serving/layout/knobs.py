@@ -23,7 +23,7 @@ class Knobs:
     max_batch_size: int = 32
     instances: int = 1
     threads: int | None = None
-    max_batch_tokens: int = 512
+    max_batch_tokens: int = 256
     max_queue_delay_us: int = 0
     max_queue_size: int = 0
     timeout_ms: float | None = None

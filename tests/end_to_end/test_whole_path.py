@@ -118,7 +118,7 @@ def test_serve_and_predict(finished, tmp_path):
             timeout=60,
             check=True,
         )
-        first, second = json.loads(told.stdout)
+        first, second = map(json.loads, told.stdout.splitlines())
         assert {"class0", "class1"} == set(first["scores"]) and sum(first["scores"].values()) == pytest.approx(1.0)
         assert (first["label"], second["label"]) == ("class1", "class0")
     finally:

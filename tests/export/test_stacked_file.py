@@ -15,6 +15,7 @@ from compressor.models.hub import SEQUENCES, TOKENS, build, resolve
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
+from export.graph.rewrites import late_gathers
 from export.many.stacked_tasks import stack_files
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
@@ -52,14 +53,19 @@ def operators(path):
 
 
 def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse, "FEW", 5)  # of the 5 positions of dsee in one way, of the 9 of selective in the other
+    monkeypatch.setattr(sparse, "FEW", 5)  # the 9 positions of selective are stored as short integers
+    monkeypatch.setattr(late_gathers, "LEAST", 1)
     cases = ("dsee", "lora", "bitfit", "adapter", "selective", "vera")
     made = stack_files(write_tasks(base, tmp_path, cases), tmp_path / "out")
     assert [task.name for task in made.tasks] == list(cases) and all(result.passed for result in made.parity)
     assert [task.kind for task in made.tasks[:3]] == ["classification", "classification", "regression"]
     assert operators(made.path).count("MultiHeadAttention") == 2
+    # one look-up of all short vectors by the task; those of a block's factors wait for its states
+    graph = onnx.load(made.path).graph
+    assert operators(made.path).count("Split") and sum(node.name.endswith("/late") for node in graph.node) >= 8
     check_wholly(made.path)
     assert json.loads(notes(made.path)["tasks"])[1] == {"name": "lora", "labels": LABELS[1], "kind": "classification"}
+    assert "ScatterND" not in operators(made.path)  # its sums race in ONNX Runtime's threads
     # VeRA's random matrices, of query and ffn_out, once for both blocks
     shapes = [tuple(tensor.dims) for tensor in onnx.load(made.path).graph.initializer]
     assert shapes.count((32, 2)) == shapes.count((24, 2)) == 1

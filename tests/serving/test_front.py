@@ -111,6 +111,7 @@ def test_a_model_that_ranks_nothing_says_so(front):
 def test_health_and_metrics_need_no_key(front):
     assert front.get("/health/ready", headers={"Authorization": ""}).json() == {"status": "ready"}
     front.get("/nothing-of-the-kind")
+    front.post("/predict", json={"texts": TEXTS})
     lines = front.get("/metrics", headers={"Authorization": ""}).text.splitlines()
     counted = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
     assert counted['front_requests_total{path="/predict",status="200"}'] >= 1

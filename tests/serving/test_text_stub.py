@@ -159,6 +159,21 @@ def test_texts_run_in_sub_batches_of_similar_length(modules, served):
         np.testing.assert_allclose(response.tensors["SCORES"], single["SCORES"], atol=1e-6)
 
 
+def test_no_more_of_a_text_is_tokenized_than_the_model_can_read(modules, served):
+    """A megabyte takes a second: 8 tokens are read here. The answer is that of the whole text."""
+    model, _ = start(modules("compress_text", "model"), served(["TEXT"], "TYPE_STRING", ["LABEL"]))
+    encode, lengths = model.model.encode_batch, []
+    model.model.encode_batch = lambda texts: (lengths.extend(map(len, texts)), encode(texts))[1]
+    # the second makes too few tokens at its beginning, the third has no space there
+    texts = ["the film was great " * 50_000, "x" * 300 + " the film was great" * 50, "y" * 900 + " film", "a " * 9]
+    found = [model.execute([request(TEXT=np.array([[text.encode()]], dtype=object))])[0] for text in texts]
+    assert lengths[0] < 300 and lengths[1:] == [len(text) for text in texts[1:]]
+    model.model.shortened = lambda text: text
+    for text, response in zip(texts, found, strict=True):
+        whole = model.execute([request(TEXT=np.array([[text.encode()]], dtype=object))])[0]
+        np.testing.assert_array_equal(response.tensors["SCORES"], whole.tensors["SCORES"])
+
+
 def test_a_failure_of_the_runtime_is_only_of_its_rows(modules, served):
     arguments = served(["TEXT"], "TYPE_STRING", ["LABEL"], {"max_batch_tokens": "8"})
     model, _ = start(modules("compress_text", "model"), arguments)

@@ -13,7 +13,7 @@ THIN = 1 / 1000
 """Density of Ω up to which gathering a value's columns is cheaper than the gradient of the whole matrix."""
 
 FEW = 128
-"""Positions of a slot up to which `_few` is faster than `_many` in ONNX Runtime (matrices of 384 and 768 columns)."""
+"""Positions of a slot up to which they are stored as the integers that runtimes index by: converting them takes an operator."""
 
 
 def add_at(weight: Tensor, index: Tensor, values: Tensor) -> Tensor:
@@ -123,20 +123,7 @@ class SparseStack(Stack):
 
     def product(self, x: Tensor, y: Tensor, slot: Tensor) -> Tensor:
         values, rows, columns = (tensor.index_select(0, slot) for tensor in (self.values, self.rows, self.columns))
-        return (_few if values.shape[2] <= FEW else _many)(x, y, values, rows.long(), columns.long())
-
-
-def _few(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """y with value · x[column] added to [row] of every token; `values`, `rows` and `columns` (batch, 1, |Ω|)."""
-    shape = (-1, x.shape[1], -1)
-    picked = x.gather(-1, columns.expand(*shape)) * values
-    return y.scatter_add(-1, rows.expand(*shape), picked)
-
-
-def _many(x: Tensor, y: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The same by whole columns of x: what is copied and added at a time are the tokens of a row."""
-    batch, count = rows.shape[0], rows.shape[2]
-    number = torch.arange(batch, device=rows.device)[:, None]
-    picked = x.transpose(1, 2)[number, columns[:, 0]] * values.transpose(1, 2)
-    total = x.new_zeros(batch, y.shape[-1], x.shape[1])
-    return y + total.index_put((number.expand(-1, count), rows[:, 0]), picked, accumulate=True).transpose(1, 2)
+        shape = (-1, x.shape[1], -1)
+        picked = x.gather(-1, columns.long().expand(*shape)) * values
+        # scatter_add is ONNX's ScatterElements; index_put would be ScatterND, whose sums race in ONNX Runtime's threads
+        return y.scatter_add(-1, rows.long().expand(*shape), picked)

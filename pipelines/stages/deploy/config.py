@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from compressor.errors import CheckError, UserError
+from compressor.errors import CheckError
 from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
@@ -123,16 +123,6 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", fix)
 
 
-def plan(config: DeployConfig, plan: Plan) -> Plan:
-    """Raises UserError E726 for a generative model."""
-    from compressor.models.hub import GENERATES, auto_class_of
-
-    if auto_class_of(plan.model) == GENERATES:
-        what = "a model that generates is not served: its cache would have to live on the server from token to token"
-        raise UserError("E726", what, "Leave out deploy; `export.generation.greedy` generates with what export writes")
-    return plan
-
-
 SECONDS_A_SERVER = 15.0
 
 
@@ -151,7 +141,6 @@ STAGE = Stage(
     extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,
-    plan=plan,
     estimate=estimate,
     optional=True,
 )

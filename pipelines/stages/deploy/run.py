@@ -13,6 +13,7 @@ from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
+from pipelines.stages.deploy.generating import deploy_generator
 from pipelines.stages.deploy.recording import record_answers
 from pipelines.stages.loading import load_data
 from pipelines.stages.served_checks import Served, compare_served
@@ -58,7 +59,10 @@ def facts_of(inputs: Inputs, data: Data, precision: str) -> VersionFacts:
 
 def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write repository/NAME and NAME-text with the compressed model and its tokenizer; check them on the embedded server."""
-    data, repository = load_data(inputs), workspace.folder / "repository"
+    data = load_data(inputs)
+    if data.kind.generates:
+        return deploy_generator(config, inputs, data, workspace)
+    repository = workspace.folder / "repository"
     runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)
     served = Served(repository, config.name, RUNTIMES[runtime], path, tuple(config.interfaces), config.knobs)

@@ -14,7 +14,7 @@ from triton_requests import array_of, each_read, error_response, open_engine, re
 
 TASK = "TASK"
 """The last input of a model of many tasks: the name of each row's."""
-MOST_TOKENS = 512
+MOST_TOKENS = 256
 """Padded tokens of a sub-batch where the config has no `max_batch_tokens`."""
 
 
