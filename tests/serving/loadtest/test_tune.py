@@ -13,6 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from compressor.errors import CheckError, UserError
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.cli.commands import main
+from pipelines.cli.work.tune_work import write
 from pipelines.loadtest.tune_report import conclusions, setting_rows, to_markdown
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.traffic import Traffic, token_rows
@@ -120,6 +121,18 @@ def test_settings_that_do_not_fit_in_memory_together_are_apart():
 def test_the_rate_of_random_arrivals_that_keeps_the_limit():
     rows = [{"rate": rate, "in_time": share} for rate, share in ((50, 1.0), (60, 0.995), (70, 0.98), (80, 0.991))]
     assert within_limit(rows) == 60 and within_limit(rows[2:]) is None
+
+
+def test_the_evidence_is_written_and_shown(tmp_path, capfd):
+    trial = Trial(Setting(2, 1, 500, 1024), 0.05, probes={4: [Probe(100, np.full(200, 0.01))] * 2})
+    chosen, arrivals = trial.figures(), [{"rate": 50.0, "p99_ms": 20.0, "in_time": 1.0}]
+    evidence = {"model": "m", "p99_ms": 50, "cores": 2, "rows": "3 rows", "grid": 40, "chosen": chosen, "settings": [chosen]}
+    write(tmp_path / "tuned", "name: 'm'\n", evidence | {"arrivals": arrivals})
+    page = (tmp_path / "tuned" / "tune.md").read_text()
+    assert "| 2 x 1 (chosen) | 500 | 1024 | 100 | 0.0 % | 4 | 10.0 |" in page and "up to 50.0 a second" in page
+    assert "deploy: {instances: 2, threads: 1, max_queue_delay_us: 500, max_batch_tokens: 1024}" in page
+    assert json.loads((tmp_path / "tuned" / "tune.json").read_text())["chosen"] == chosen
+    assert (tmp_path / "tuned" / "config.pbtxt").read_text() == "name: 'm'\n" and "config.pbtxt" in capfd.readouterr().err
 
 
 def test_only_a_runs_folder_is_tuned(capfd):
