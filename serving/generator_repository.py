@@ -15,6 +15,8 @@ from serving.layout.version_file import VersionFacts
 from serving.repository import write_config, write_version
 
 DEFAULT_POSITIONS = 2048
+RUNTIME = next(runtime for runtime in RUNTIMES.values() if runtime.generating)
+"""The runtime of generating models."""
 
 
 def write_generator(
@@ -36,7 +38,7 @@ def write_generator(
     write_version(
         target / "1",
         exported / entries[0]["path"],
-        RUNTIMES["onnxruntime"],
+        RUNTIME,
         version_facts(facts["generation"], tokenizer_folder, precision),
         tokenizer_folder,
     )

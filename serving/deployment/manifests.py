@@ -14,14 +14,19 @@ from typing import Any
 import yaml
 
 from compressor.errors import UserError
+from export.runtimes.runtime_registry import RUNTIMES
 from serving.backend_files import backend_names, copy_backend
 
 TRITON = "24.10"
 """Least version of the official container: its ONNX Runtime reads IR 10 and opset 20, and its Triton python-based backends."""
 IMAGE = f"nvcr.io/nvidia/tritonserver:{TRITON}-py3"
 BACKENDS = "backends"
-OWN_PACKAGES = "onnxruntime openvino tokenizers 'numpy<2'"
-"""What the backends of this project import."""
+
+
+def packages() -> str:
+    """What the backends of this project import, as arguments of pip."""
+    served = [runtime for runtime in RUNTIMES.values() if runtime.backend in backend_names()]
+    return " ".join([*(package for runtime in served for package in runtime.packages), "tokenizers", "'numpy<2'"])
 
 
 def _options(models: Sequence[str], repository: str) -> list[str]:
@@ -77,7 +82,7 @@ def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
     service = {
         "image": IMAGE,
         "entrypoint": ["/bin/sh", "-c"],
-        "command": [f"pip install --quiet {OWN_PACKAGES} && exec tritonserver {' '.join(_options(models, '/models'))}"],
+        "command": [f"pip install --quiet {packages()} && exec tritonserver {' '.join(_options(models, '/models'))}"],
         "ports": ["127.0.0.1:8000:8000", "127.0.0.1:8001:8001", "127.0.0.1:8002:8002"],
         "shm_size": "1gb",
         "volumes": [{**mounted, "source": location, "target": "/models"}, *backends],

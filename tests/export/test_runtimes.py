@@ -24,7 +24,7 @@ from export.runtimes.runtime_registry import (
     runtime_of,
 )
 from export.runtimes.sessions import parity_session, run, session
-from serving.bundle import BACKENDS
+from serving.backend_files import BACKENDS
 from tests.export.conftest import encoding
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from export.generation.greedy import facts_of, generate, open_live
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
 from serving.deployment.triton_control import Control, Refused
-from serving.generator_repository import version_facts, write_generator
+from serving.generator_repository import RUNTIME, version_facts, write_generator
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.server import EmbeddedServer
 
@@ -31,8 +31,8 @@ def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace
     write_generator(repository, config.name, exported, inputs.base.folder, precision=precision, threads=config.threads)
     with workspace.progress("generating, locally and through the live server", PROMPTS) as bar:
         compare_streamed(repository, config.name, exported, precision, inputs, workspace.log_folder / "triton.log", bar.advance)
-    runtime = {"runtime": "onnxruntime", "precision": precision}
-    return {"model": config.name, "interfaces": ["text"], **runtime, "parity": []}
+    how = {"runtime": RUNTIME.key, "precision": precision}
+    return {"model": config.name, "interfaces": ["text"], **how, "parity": []}
 
 
 def exported_folder(config: DeployConfig, inputs: Inputs) -> tuple[Path, str]:
