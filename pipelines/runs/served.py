@@ -24,12 +24,13 @@ class Served:
     outdated: str = ""
 
 
-def find_repository(run: Path) -> Served:
+def find_repository(run: Path, *, empty: bool = False) -> Served:
     """The repository of the last deploy in a run folder, its files verified by their sha256s; or `run`, if it is a repository.
 
-    Raises UserError E805 (no run, or nothing deployed) and E803 (damaged).
+    With `empty` an empty folder is a repository, too: models come to it later. Raises UserError E805 (no run, or nothing
+    deployed) and E803 (damaged).
     """
-    if model_names(run):
+    if model_names(run) or (empty and run.is_dir() and not any(run.iterdir())):
         return Served(run, log_folder())
     finished = open_run(run)
     stage = next((stage for stage in reversed(finished.lock["stages"]) if stage["kind"] == "repository"), None)

@@ -12,6 +12,7 @@ import pytest
 from triton_parts import FACTS, KNOBS, write_classifier
 
 from compressor.errors import CheckError, UserError
+from pipelines.runs.served import find_repository
 from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
 from serving.deployment.target import CONFIG, Target
@@ -266,3 +267,12 @@ def test_differences_from_the_record(given, told):
 def test_texts_must_be_equal():
     answer = Answer([], [tensor("LABEL", np.array([["good"]], dtype=object), "BYTES")])
     assert differences([answer], lambda inputs: [tensor("LABEL", np.array([["bad"]], dtype=object), "BYTES")])
+
+
+def test_an_empty_folder_is_a_repository_where_models_come_later(tmp_path):
+    with pytest.raises(UserError, match="E805"):
+        find_repository(tmp_path)
+    assert find_repository(tmp_path, empty=True).repository == tmp_path
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="E805"):
+        find_repository(tmp_path, empty=True)

@@ -35,7 +35,7 @@ def serve(
     if keys is not None and http_front is None:
         raise UserError("E765", "--keys are those of the HTTP front", "Give --http-front PORT, too")
     token = read_token(token_file) if token_file else None
-    served = find_repository(run)
+    served = find_repository(run, empty=model_control)
     note(served.outdated)
     options = {"max_body": max_body << 20, "token": token, "exit_seconds": drain, **ports}
     adopt_orphans()
