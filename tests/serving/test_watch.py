@@ -144,7 +144,10 @@ def test_a_crash_loop_ends_with_a_coded_error(monkeypatch):
 
 def serving(repository, tmp_path, *options):
     """A `compress serve` of a repository, and its ports for HTTP and gRPC."""
-    command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), *options]
+    # a process that was started in the background ignores SIGINT, and so do its children
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    start = f"{listen}; from pipelines.cli.commands import main; main()"
+    command = [sys.executable, "-c", start, "serve", str(repository), *options]
     ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
     process = subprocess.Popen(
         [*command, *ports], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
