@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from compressor.errors import UserError
 from compressor.models.hub import config_of
 from export.generation.greedy import facts_of
-from export.runtimes.runtime_registry import RUNTIMES
+from export.runtimes.runtime_registry import GENERATING
 from serving.layout.generator_config import generator_config
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.layout.version_file import VersionFacts
 from serving.repository import write_config, write_version
 
 DEFAULT_POSITIONS = 2048
-RUNTIME = next(runtime for runtime in RUNTIMES.values() if runtime.generating)
-"""The runtime of generating models."""
 
 
 def write_generator(
@@ -38,12 +35,10 @@ def write_generator(
     write_version(
         target / "1",
         exported / entries[0]["path"],
-        RUNTIME,
+        GENERATING,
         version_facts(facts["generation"], tokenizer_folder, precision),
         tokenizer_folder,
     )
-    for weights in exported.glob(f"{entries[0]['path']}.data"):  # an ONNX file above 2 GB has them beside it
-        shutil.copyfile(weights, target / "1" / weights.name)
     write_config(generator_config(target.name, threads=threads), target)
     return target
 

@@ -15,11 +15,10 @@ from typing import Any
 from google.protobuf import text_format
 
 from compressor.errors import UserError
-from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, end_id
 from export.runtimes.runtime_registry import RUNTIMES
 from export.standalone.folder import SUMMARY
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
+from serving.layout.model_limits import limits_of
 from serving.layout.text_outputs import ANY_KIND
 from serving.layout.version_file import VersionFacts
 from serving.repository import models_of, read_config, version_folders, write_config, write_version
@@ -84,22 +83,17 @@ def read_summary(stacked: Path) -> dict[str, Any]:
 
 def facts_of(stacked: Path, summary: dict[str, Any], max_length: int | None) -> VersionFacts:
     """What the server and its clients must know of the version."""
-    config = config_of(stacked)
-    values = json.loads((stacked / "config.json").read_text(encoding="utf-8"))
-    positions = row_of(values["model_type"]).most_tokens(values) or MOST_TOKENS
+    limits = limits_of(stacked, MOST_TOKENS)
     tasks = tuple({key: task[key] for key in ("name", "labels", "kind")} for task in summary["tasks"])
     tags = tasks[0]["kind"] == "tokens"
     return VersionFacts(
         task="tokens" if tags else ANY_KIND,
         labels=(),
-        max_length=min(max_length or MOST_TOKENS, positions),
+        max_length=min(max_length or MOST_TOKENS, limits["positions"]),
         pad_id=summary["pad_id"],
-        vocabulary=config.vocab_size,
-        positions=positions,
-        type_vocabulary=getattr(config, "type_vocab_size", None) or None,
-        end_id=end_id(stacked),
         tasks=tasks,
         precision=summary["precision"],
+        **limits,
     )
 
 

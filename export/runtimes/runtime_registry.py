@@ -22,6 +22,8 @@ CPU_RUNTIMES = tuple(name for name in RUNNABLE if "cpu" in RUNTIMES[name].device
 """Those with files for the CPU: what a pipeline can serve and prune for."""
 DEFAULT = RUNTIMES[NAMES[0]]
 """Used if no runtime is named."""
+GENERATING = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)
+"""The runtime of models that generate."""
 PRECISIONS = tuple(dict.fromkeys(precision for name in RUNNABLE for precision in RUNTIMES[name].precisions))
 """Every precision that a runtime of RUNNABLE writes."""
 CPU_PRECISIONS = tuple(

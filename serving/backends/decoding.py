@@ -78,6 +78,15 @@ class Text:
         return rest
 
 
+def prompt_ids(tokenizer, prompt):
+    """The tokens of a text that is to be continued: without the special ones that the tokenizer appends, which end a text."""
+    encoding = tokenizer.encode(prompt)
+    ids, offsets = encoding.ids, encoding.offsets
+    while offsets and offsets[-1] == (0, 0):
+        ids, offsets = ids[:-1], offsets[:-1]
+    return ids
+
+
 def overlap(text, stop):
     """Length of the longest end of `text` that begins `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

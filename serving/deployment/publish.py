@@ -11,12 +11,14 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from google.protobuf import text_format
 
+from compressor.digests import sha256_of
 from compressor.errors import CheckError, UserError
 from serving.deployment.answers import Answer, differences, read_answers
 from serving.deployment.target import CONFIG, Target, new_record
@@ -63,15 +65,12 @@ class Source:
         config.name = name
         return self.beside | {CONFIG: text_format.MessageToString(config).encode()}
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Over every file: names and contents."""
-        digest = hashlib.sha256()
-        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-            digest.update(f"{path.relative_to(self.folder).as_posix()} {path.stat().st_size}\n".encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        listed = "".join(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n" for path in files)
+        return hashlib.sha256(listed.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

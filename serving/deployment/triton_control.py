@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from compressor.errors import UserError
+from serving.clients.address import parse_url
 
 CONNECT_SECONDS = 10.0
 LOAD_SECONDS = 600.0
@@ -40,14 +41,12 @@ class Control:
     @classmethod
     def at(cls, url: str, **options: Any) -> Control:
         """From host:port, http:// or https://. Raises UserError E711."""
-        try:
-            parts = urlsplit(url if "//" in url else f"http://{url}")
-            host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else None)
-        except ValueError:
-            host = port = None
-        if not host or not port or parts.scheme not in ("http", "https") or parts.path.strip("/") or parts.query:
-            raise UserError("E711", f"'{url}' is not a server's URL", "Give host:port, http://host:port or https://host:port")
-        return cls(host, port, parts.scheme == "https", **options)
+        address = parse_url(url)
+        if address.protocol != "http":
+            raise UserError(
+                "E711", f"'{url}' is not an address of HTTP", "Give host:port, http://host:port or https://host:port"
+            )
+        return cls(address.host, address.port, address.tls, **options)
 
     def load(self, model: str) -> None:
         """Load a model, or its new versions, from the server's repository; returns when they are ready.

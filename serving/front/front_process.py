@@ -12,10 +12,10 @@ from pathlib import Path
 
 from compressor.errors import UserError
 from serving.bundle import install
+from serving.watch import RESTARTS, WINDOW_SECONDS
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 STOP_SECONDS = 15
-RESTARTS, WINDOW_SECONDS = 3, 60
 
 
 class FrontProcess:

@@ -55,13 +55,23 @@ def joined_attention(proto: onnx.ModelProto, excluded: Collection[str] = ()) -> 
             mask_filter_value=float(np.finfo(np.float32).min / 2),
             _domain=DOMAIN,
         )
-        states.producer().name = name
-        states.dtype, states.shape = output.dtype, output.shape
-        # rows without any token attend to nothing, as in PyTorch
-        return op.Mul(states, op.Squeeze(filled, op.Constant(value_ints=[3])))
+        return without_empty_rows(op, states, filled, output, name)
 
+    return rewritten(proto, RewriteRule(_plain, joined, is_joinable))
+
+
+def without_empty_rows(op, states: Value, filled: Value, output: Value, name: str) -> Value:
+    """The states of a joined attention, which is named as the operator it replaces: 0 in rows without any token, which attend
+    to nothing, as in PyTorch."""
+    states.producer().name = name
+    states.dtype, states.shape = output.dtype, output.shape
+    return op.Mul(states, op.Squeeze(filled, op.Constant(value_ints=[3])))
+
+
+def rewritten(proto: onnx.ModelProto, rule: RewriteRule) -> onnx.ModelProto:
+    """The graph after a rule that joins attentions; `proto` itself where it fits nowhere."""
     program = onnx_ir.from_proto(proto)
-    if not RewriteRule(_plain, joined, is_joinable).apply_to_model(program):
+    if not rule.apply_to_model(program):
         return proto
     for node in program.graph:
         node.metadata_props.clear()

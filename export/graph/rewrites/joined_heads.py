@@ -6,10 +6,17 @@ import numpy as np
 import onnx
 import onnx_ir
 from onnx_ir import DataType, Value
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 from onnxscript.rewriter import RewriteRule
 
-from export.graph.rewrites.joined_attention import DOMAIN, MASK, constant_of, head_size_of, is_padding_mask
+from export.graph.rewrites.joined_attention import (
+    DOMAIN,
+    MASK,
+    constant_of,
+    head_size_of,
+    is_padding_mask,
+    rewritten,
+    without_empty_rows,
+)
 
 
 def joined_heads(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,20 +50,9 @@ def joined_heads(proto: onnx.ModelProto) -> onnx.ModelProto:
             mask_filter_value=float(np.finfo(np.float32).min / 2),
             _domain=DOMAIN,
         )
-        states.producer().name = name
-        states.dtype, states.shape = output.dtype, output.shape
-        # rows without any token attend to nothing, as in PyTorch
-        return op.Mul(states, op.Squeeze(filled, op.Constant(value_ints=[3])))
+        return without_empty_rows(op, states, filled, output, name)
 
-    program = onnx_ir.from_proto(proto)
-    if not RewriteRule(_plain, joined, is_joinable).apply_to_model(program):
-        return proto
-    for node in program.graph:
-        node.metadata_props.clear()
-    # every attention brought its own mask
-    CommonSubexpressionEliminationPass()(program)
-    RemoveUnusedNodesPass()(program)
-    return onnx_ir.to_proto(program)
+    return rewritten(proto, RewriteRule(_plain, joined, is_joinable))
 
 
 def _without_biases(*projections: Value) -> tuple[Value | np.ndarray | None, ...]:

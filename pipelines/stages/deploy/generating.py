@@ -13,10 +13,11 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
 from compressor.tasks.reading import read_task
 from export.generation.greedy import facts_of, generate, open_live
+from export.runtimes.runtime_registry import GENERATING
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
 from serving.deployment.triton_control import Control, Refused
-from serving.generator_repository import RUNTIME, version_facts, write_generator
+from serving.generator_repository import version_facts, write_generator
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.server import EmbeddedServer
 
@@ -31,7 +32,7 @@ def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace
     write_generator(repository, config.name, exported, inputs.base.folder, precision=precision, threads=config.threads)
     with workspace.progress("generating, locally and through the live server", PROMPTS) as bar:
         compare_streamed(repository, config.name, exported, precision, inputs, workspace.log_folder / "triton.log", bar.advance)
-    how = {"runtime": RUNTIME.key, "precision": precision}
+    how = {"runtime": GENERATING.key, "precision": precision}
     return {"model": config.name, "interfaces": ["text"], **how, "parity": []}
 
 
@@ -71,12 +72,9 @@ def prompts_of(task: TaskConfig) -> list[str]:
 
 def local_text(live: Any, tokenizer: Tokenizer, prompt: str, facts: dict[str, Any]) -> str:
     """The greedy continuation, put together as the backend does."""
-    from serving.backends.decoding import Settings, Text
+    from serving.backends.decoding import Settings, Text, prompt_ids
 
-    encoding = tokenizer.encode(prompt)
-    ids = np.array([encoding.ids])
-    while encoding.offsets[ids.shape[1] - 1] == (0, 0):  # special tokens that the tokenizer appends
-        ids = ids[:, :-1]
+    ids = np.array([prompt_ids(tokenizer, prompt)])
     text, pieces = Text(tokenizer, Settings(max_tokens=TOKENS), frozenset(facts["ends"])), []
     for token in generate(live, ids, np.ones_like(ids), TOKENS, ends=facts["ends"], pad=facts["pad_id"])[0].tolist():
         pieces.append(text.add(token))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, end_id
 from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
@@ -17,6 +14,7 @@ from pipelines.stages.deploy.generating import deploy_generator
 from pipelines.stages.deploy.recording import record_answers
 from pipelines.stages.loading import load_data
 from pipelines.stages.served_checks import Served, compare_served
+from serving.layout.model_limits import limits_of
 from serving.layout.version_file import VersionFacts
 from serving.repository import write_repository
 
@@ -39,21 +37,15 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
 
 def facts_of(inputs: Inputs, data: Data, precision: str) -> VersionFacts:
     """What the server and its clients must know of the model."""
-    folder, task = inputs.base.folder, inputs.task
-    config = config_of(folder)
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    task = inputs.task
     return VersionFacts(
         task=task.kind,
         labels=tuple(data.label_names),
         max_length=task.max_length,
         pad_id=data.pad_id,
-        vocabulary=config.vocab_size,
-        # relative and rotary positions have no table that ends: then what was tried is the limit, which bounds memory, too
-        positions=row_of(values["model_type"]).most_tokens(values) or task.max_length,
-        type_vocabulary=getattr(config, "type_vocab_size", None) or None,
-        end_id=end_id(folder),
         pair=len(task.text_columns) == 2,
         precision=precision,
+        **limits_of(inputs.base.folder, task.max_length),
     )
 
 

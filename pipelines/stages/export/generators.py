@@ -12,16 +12,13 @@ from compressor.errors import CheckError
 from compressor.models.hub import tokenizer_of
 from compressor.tasks.data import Data
 from export.graph.files import SINGLE_FILE_LIMIT
-from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES, hop_of
+from export.runtimes.runtime_registry import GENERATING, hop_of
 from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import LoadedModel, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import Exported, left_out, say_result
 from pipelines.stages.export.proving import Prover
-
-RUNTIME = next(RUNTIMES[name] for name in RUNNABLE if RUNTIMES[name].generating)
-"""The runtime of generating models."""
 
 
 def export_generator(
@@ -39,15 +36,15 @@ def export_generator(
     with workspace.progress(f"exporting {name}", 1) as bar:
         loaded, required = with_prompts(model, inputs.base, data), ("fp32",) if prover.gated else ()
         options = {"source": inputs.base, "required": required}
-        facts = write_generating(loaded, folder, config.precision, RUNTIME.can_fuse(model), SINGLE_FILE_LIMIT, **options)
+        facts = write_generating(loaded, folder, config.precision, GENERATING.can_fuse(model), SINGLE_FILE_LIMIT, **options)
         bar.advance()
-    exported = Exported({RUNTIME.key: {}})
+    exported = Exported({GENERATING.key: {}})
     for key, proof in zip(list(facts["files"]), list(facts["parity"]), strict=True):
         file = facts["files"][key]
         if not _proven(prover, folder / file["path"], file["precision"], proof, exported):
             del facts["files"][key]
             facts["parity"].remove(proof)
-    if not exported.files[RUNTIME.key]:
+    if not exported.files[GENERATING.key]:
         raise CheckError(**exported.failures[0])
     (folder / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return exported
@@ -56,24 +53,24 @@ def export_generator(
 def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], exported: Exported) -> bool:
     """Compare a file on the validation rows; `proof` is the comparison of its generated tokens. False where it was to be
     shipped and is left out. Raises CheckError E610 for fp32, E611."""
-    hop = hop_of(prover.name, RUNTIME.key, precision)
-    result = prover.compare(hop, precision, prover.outputs(RUNTIME, path, precision, hop), RUNTIME)
+    hop = hop_of(prover.name, GENERATING.key, precision)
+    result = prover.compare(hop, precision, prover.outputs(GENERATING, path, precision, hop), GENERATING)
     say_result(result, prover.workspace.say)
     if prover.gated and not (result.passed and proof["passed"]):
-        error = not_generated(hop, proof) if result.passed else prover.failure(result, RUNTIME, path)
+        error = not_generated(hop, proof) if result.passed else prover.failure(result, GENERATING, path)
         if precision == "fp32":
             raise error
         prover.workspace.say(f"{hop}: left out ({error.what})")
         exported.failures.append(left_out(error))
-        RUNTIME.remove(path)
+        GENERATING.remove(path)
         return False
     batches = {f"generating, {how}": apart for how, apart in proof["batches"].items()}
     generated = {key: proof[key] for key in ("generated", "generated_agreement")}
     exported.parity.append({**result.to_json(), "batches": {**result.batches, **batches}, **generated})
-    quality = prover.quality(RUNTIME, path, f"{prover.name} {precision}")
-    exported.files[RUNTIME.key][precision] = {
+    quality = prover.quality(GENERATING, path, f"{prover.name} {precision}")
+    exported.files[GENERATING.key][precision] = {
         "path": f"{prover.name}/{path.name}",
-        "bytes": RUNTIME.stored_bytes(path),
+        "bytes": GENERATING.stored_bytes(path),
         "quality": quality,
     }
     return True

@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from decoding import Batch, Settings, Text
+from decoding import Batch, Settings, Text, prompt_ids
 from door import Refused
 from onnxruntime_engine import Engine
 from text_rows import open_tokenizer, text_of
@@ -86,10 +86,7 @@ class TritonPythonModel:
         values = {tensor.name(): tensor.as_numpy().reshape(-1) for tensor in request.inputs()}
         if len(values["TEXT"]) != 1:
             raise Refused("TEXT must be one text")
-        encoding = self.tokenizer.encode(text_of(values["TEXT"][0]))
-        ids, offsets = encoding.ids, encoding.offsets
-        while offsets and offsets[-1] == (0, 0):  # special tokens that the tokenizer appends end a text
-            ids, offsets = ids[:-1], offsets[:-1]
+        ids = prompt_ids(self.tokenizer, text_of(values["TEXT"][0]))
         settings = settings_of(values)
         most = self.facts["positions"]
         if not ids or len(ids) + settings.max_tokens > most:
