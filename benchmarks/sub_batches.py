@@ -1,13 +1,16 @@
 """Time the sub-batches of a deployed model of texts: `python benchmarks/sub_batches.py RUN NAME`, about a minute on two cores.
 
-The texts of the run's validation rows, and each of them repeated up to `max_length`, in merged batches of 32 rows: CPU and wall
-time a row in the server's session, for several `max_batch_tokens`, interleaved; the first is repeated at the end as a control.
+The texts of the run's validation rows, and each of them repeated up to `max_length`, in merged batches: CPU and wall time a row
+in a session as the server opens it, for several `max_batch_tokens` and one or more sub-batches at a time, interleaved; the
+first budget is repeated at the end as a control.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from tokenizers import Tokenizer
 
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
+from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
 from pipelines.runs.finished import open_run
@@ -24,9 +28,7 @@ from serving.layout.version_file import read_version
 from serving.layout.warmup import ENCODING_FIELDS
 from serving.repository import TOKENIZER
 
-BUDGETS = (128, 256, 512, 1024, 2048, 4096, 128)
-ROWS = 32
-"""Rows of a merged batch."""
+BUDGETS = (64, 128, 256, 512, 1024, 2048, 64)
 
 
 def padded(encodings: list, names: list[str]) -> dict[str, np.ndarray]:
@@ -39,16 +41,26 @@ def padded(encodings: list, names: list[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def milliseconds(live, encodings: list, budget: int) -> tuple[float, float]:
-    """CPU and wall time a row, of all merged batches."""
-    names = [value.name for value in live.get_inputs()]
-    cpu, wall = time.process_time(), time.perf_counter()
-    for start in range(0, len(encodings), ROWS):
-        merged = encodings[start : start + ROWS]
-        for batch in sub_batches([len(encoding.ids) for encoding in merged], budget):
-            live.run(["logits"], padded([merged[place] for place in batch], names))
-    scale = 1000 / len(encodings)
-    return scale * (time.process_time() - cpu), scale * (time.perf_counter() - wall)
+class Side:
+    """A session whose threads compute one sub-batch together, or each one of its own (`streams`)."""
+
+    def __init__(self, path: Path, runtime: Runtime, threads: int, streams: int):
+        self.live = session(path, runtime=runtime, threads=threads // streams)
+        self.names = [value.name for value in self.live.get_inputs()]
+        self.pool, self.streams = ThreadPoolExecutor(streams), streams
+
+    def milliseconds(self, encodings: list, budget: int, rows: int) -> tuple[float, float]:
+        """CPU and wall time a row, of all merged batches."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        for start in range(0, len(encodings), rows):
+            merged = encodings[start : start + rows]
+            batches = sub_batches([len(encoding.ids) for encoding in merged], budget, self.streams)
+            list(self.pool.map(self.run, [[merged[place] for place in batch] for batch in batches]))
+        scale = 1000 / len(encodings)
+        return scale * (time.process_time() - cpu), scale * (time.perf_counter() - wall)
+
+    def run(self, encodings: list) -> None:
+        self.live.run(["logits"], padded(encodings, self.names))
 
 
 def main() -> None:
@@ -59,11 +71,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument("--merged", type=int, default=16, help="rows of a merged batch")
     options = parser.parse_args()
     version = find_repository(options.run).repository / f"{options.name}-text" / "1"
     facts = read_version(version)
     runtime = RUNTIMES[facts.runtime]
-    live = session(next(path for path in version.glob(f"model*{runtime.suffix}")), runtime=runtime, threads=options.threads)
+    path = next(path for path in version.glob(f"model*{runtime.suffix}"))
+    # OpenVINO's session computes one run at a time
+    sides = [Side(path, runtime, options.threads, streams) for streams in ((1, options.threads) if runtime.streams else (1,))]
     texts = read_task(TaskConfig(**open_run(options.run).lock["task"])).validation.texts[: options.rows]
     tokenizer = Tokenizer.from_file(str(version / TOKENIZER / "tokenizer.json"))
     tokenizer.no_padding()
@@ -71,14 +86,15 @@ def main() -> None:
     for label, times in (("as they are", 1), ("up to max_length", facts.max_length)):
         repeated = [tuple(" ".join([cell] * times) for cell in cells) for cells in texts]
         encodings = tokenizer.encode_batch([cells if facts.pair else cells[0] for cells in repeated])
-        found = [[milliseconds(live, encodings, budget) for budget in BUDGETS] for _ in range(options.rounds)]
+        ways = list(product(sides, BUDGETS))
+        found = [[side.milliseconds(encodings, budget, options.merged) for side, budget in ways] for _ in range(options.rounds)]
         print(
-            f"\n{facts.runtime} {facts.precision}, {options.threads} threads, texts {label}, mean of "
-            f"{np.mean([len(encoding.ids) for encoding in encodings]):.0f} tokens, medians of {options.rounds} rounds\n"
+            f"\n{facts.runtime} {facts.precision}, {options.threads} threads, {options.merged} rows merged, texts {label}, "
+            f"mean of {np.mean([len(encoding.ids) for encoding in encodings]):.0f} tokens, medians of {options.rounds} rounds\n"
         )
-        print("| max_batch_tokens | CPU ms a row | wall ms a row |\n|--:|--:|--:|")
-        for budget, (cpu, wall) in zip(BUDGETS, np.median(found, axis=0), strict=True):
-            print(f"| {budget} | {cpu:.2f} | {wall:.2f} |")
+        print("| streams | max_batch_tokens | CPU ms a row | wall ms a row |\n|--:|--:|--:|--:|")
+        for (side, budget), (cpu, wall) in zip(ways, np.median(found, axis=0), strict=True):
+            print(f"| {side.streams} | {budget} | {cpu:.2f} | {wall:.2f} |")
 
 
 if __name__ == "__main__":

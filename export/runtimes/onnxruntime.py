@@ -125,6 +125,10 @@ RUNTIME = OnnxRuntime(
     symbols={"fp32": "circle", "int8": "diamond"},
     backend="onnxruntime",
     threads_parameter="intra_op_thread_count",
+    # threads that do not spin are woken for every operator, which costs small ones more than it brings
+    instances=2,
+    text_tokens=128,
+    streams=True,
     providers={"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},
 )
 

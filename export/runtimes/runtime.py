@@ -128,6 +128,12 @@ class Runtime:
     """The Triton backend that serves its files."""
     threads_parameter: str = ""
     """Parameter of a Triton model config with the number of threads of an instance."""
+    instances: int = 1
+    """Instances of a served model, where nothing else is asked for (docs/serving.md has the measurements)."""
+    text_tokens: int = 1024
+    """Padded tokens of a sub-batch of texts, likewise."""
+    streams: bool = False
+    """Whether one session computes several sub-batches at the same time, and on one thread each is faster than on many."""
 
     def file_name(self, precision: str) -> str:
         """File name of a precision in an exported folder."""

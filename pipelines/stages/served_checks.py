@@ -20,10 +20,12 @@ from export.runtimes.sessions import run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS
 from pipelines.stages.parity_checks import outputs_of
+from serving.backends.cpu_threads import cores
 from serving.backends.sub_batches import sub_batches
 from serving.client import Client
 from serving.clients.text_bytes import Text
 from serving.layout.knobs import Knobs
+from serving.layout.model_config import batch_tokens, instances, streams
 from serving.layout.text_outputs import LOGITS
 from serving.predict import predictor
 from serving.server import EmbeddedServer
@@ -49,6 +51,11 @@ class Served:
     def most(self) -> int:
         """Rows of a request. One number on both sides: dynamic int8 scales depend on the other rows of a batch."""
         return min(MOST, self.knobs.max_batch_size or MOST)
+
+    @property
+    def streams(self) -> int:
+        """Sub-batches that an instance computes at the same time in a server on this machine."""
+        return streams(self.knobs, self.runtime) or self.knobs.threads or max(1, cores() // instances(self.knobs, self.runtime))
 
 
 def compare_served(
@@ -106,9 +113,10 @@ def compare_texts(
     split, answers = read_task(task).validation, ANSWERS[task.kind]
     texts = [as_sent(split.texts[place]) for place in places]
     predict = predictor(client, served.name)
+    batched = partial(sub_batches, most_tokens=batch_tokens(served.knobs, served.runtime), streams=served.streams)
 
     def reference(start: int, end: int) -> np.ndarray:
-        return answers.expected(local_logits(local, rows, range(start, end), data.pad_id, served.knobs.max_batch_tokens))
+        return answers.expected(local_logits(local, rows, range(start, end), data.pad_id, batched))
 
     def candidate(start: int, end: int) -> np.ndarray:
         return answers.given(predict(texts[start:end]), data.label_names)
@@ -135,10 +143,12 @@ def as_sent(cells: tuple) -> Text:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def local_logits(local: Forward, rows: TokenRows, chosen: range, pad_id: int, most_tokens: int) -> np.ndarray:
-    """Logits (predictions, outputs) of rows in the sub-batches in which the server computes one request."""
+def local_logits(
+    local: Forward, rows: TokenRows, chosen: range, pad_id: int, batched: Callable[[list[int]], list[list[int]]]
+) -> np.ndarray:
+    """Logits (predictions, outputs) of rows in the sub-batches, made of lengths, in which the server computes one request."""
     logits: dict[int, np.ndarray] = {}
-    for batch in sub_batches([len(rows.tokens[row]["input_ids"]) for row in chosen], most_tokens):
+    for batch in batched([len(rows.tokens[row]["input_ids"]) for row in chosen]):
         numbers = [chosen[place] for place in batch]
         logits |= zip(numbers, predictions_of(local, rows.tokens, numbers, pad_id, rows.labels), strict=True)
     return np.concatenate([logits[row] for row in chosen])

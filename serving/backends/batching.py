@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from door import Door
-from triton_requests import array_of, each_read, error_response, open_engine, read_config, response_of
+from triton_requests import array_of, drop_cancelled, each_read, error_response, open_engine, read_config, response_of
 
 
 class BatchingModel:
@@ -28,6 +28,7 @@ class BatchingModel:
     def execute(self, requests):
         """One response per request, in order. Requests of equal shape run as one batch; a bad one fails alone."""
         feeds, responses = each_read(requests, self.read)
+        drop_cancelled(requests, feeds, responses)
         for group in self.group(feeds):
             responses |= zip(group, self.respond([feeds[index] for index in group]), strict=True)
         return [responses[index] for index in range(len(requests))]

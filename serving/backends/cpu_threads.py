@@ -1,4 +1,4 @@
-"""Number of threads of a model instance: by default all instances together have one thread per core of this server.
+"""Threads and streams of a model instance: by default all instances together have one thread per core of this server.
 
 The server copies this file into each backend's folder; like model.py there it imports nothing of this project.
 """
@@ -16,6 +16,11 @@ def threads_of(config, settings, key):
     given = int(settings.get(key, 0))
     instances = sum(group.get("count", 1) for group in config.get("instance_group", ())) or 1
     return given or max(1, cores() // instances)
+
+
+def streams_of(settings, threads):
+    """`settings["streams"]`, the runs that one session computes at the same time: by default 1, with "0" one a thread."""
+    return int(settings.get("streams", 1)) or threads
 
 
 def cores():

@@ -5,7 +5,7 @@ mean what they mean to the native backend (its README, "Model Config Options"); 
 """
 
 import onnxruntime as ort
-from cpu_threads import threads_of
+from cpu_threads import streams_of, threads_of
 
 # -1 is basic, 1 adds fusions, 2 turns everything off, and without a level all optimizations are on
 LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
@@ -40,7 +40,12 @@ class Engine:
 
     def __init__(self, path, config, args, settings, facts):
         check_config(config, settings, args["model_instance_kind"])
-        self.session = ort.InferenceSession(str(path), session_options(config, settings), providers=providers(args))
+        # never 0 threads: ONNX Runtime would then pin its own, also to cores outside the process's CPU set
+        threads = threads_of(config, settings, "intra_op_thread_count")
+        # a GPU computes the runs of one session one after the other
+        self.streams = streams_of(settings, threads) if args["model_instance_kind"] != "GPU" else 1
+        options = session_options(config, settings, max(1, threads // self.streams))
+        self.session = ort.InferenceSession(str(path), options, providers=providers(args))
         if args["model_instance_kind"] == "GPU" and "CUDAExecutionProvider" not in self.session.get_providers():
             raise ValueError("this instance is for a GPU, and ONNX Runtime could not use CUDA")
         self.run_options = ort.RunOptions()
@@ -50,15 +55,14 @@ class Engine:
         self.inputs, self.outputs = ({tensor.name: TYPES.get(tensor.type, tensor.type) for tensor in side} for side in sides)
 
     def infer(self, names, feeds):
-        """The arrays of the outputs `names`, in order, from {input name: array}."""
+        """The arrays of the outputs `names`, in order, from {input name: array}. For several threads at a time."""
         return self.session.run(names, feeds, self.run_options)
 
 
-def session_options(config, settings):
+def session_options(config, settings, threads):
     """SessionOptions of a model config. Threads never spin: between requests the cores are free for others."""
     options = ort.SessionOptions()
-    # never 0: ONNX Runtime would then pin its threads, also to cores outside the process's CPU set
-    options.intra_op_num_threads = threads_of(config, settings, "intra_op_thread_count")
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = int(settings.get("inter_op_thread_count", 0))
     options.execution_mode = ort.ExecutionMode(int(settings.get("execution_mode", 0)))
     options.enable_cpu_mem_arena = settings.get("enable_mem_arena", "1") == "1"

@@ -28,10 +28,14 @@ class Engine:
 
     title = "openvino"
     file = "model.xml"
+    streams = 1
+    """Runs at the same time: its threads share the work of one run well, and a failed one would break the others."""
 
     def __init__(self, path, config, args, settings, facts):
         if args["model_instance_kind"] == "GPU":
             raise ValueError("this instance is for a GPU, and this backend runs OpenVINO on the CPU")
+        if settings.get("streams", "1") != "1":
+            raise ValueError(f"streams is {settings['streams']}, and this backend computes one batch of OpenVINO at a time")
         self.model = PaddedModel(path, options(config, settings, facts))
         if facts.get("positions"):
             # rows are never padded beyond it: a failed run would compile the model again

@@ -5,8 +5,9 @@ The server copies this file into the backend's folder, so it imports nothing of 
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class TextModel:
             raise ValueError(f"the model expects an input '{min(unknown)}', which a tokenizer does not produce")
         self.facts, self.engine, self.inputs, self.most_tokens = facts, engine, inputs, most_tokens
         self.format = FORMATS[facts["task"]]
+        self.pool = ThreadPoolExecutor(engine.streams) if engine.streams > 1 else None
         self.tokenizer = open_tokenizer(version / "tokenizer" / "tokenizer.json", facts)
         # no answer needs the characters of tokens but that about words
         self.encode_batch = self.tokenizer.encode_batch if self.format.offsets else self.tokenizer.encode_batch_fast
@@ -91,19 +93,21 @@ class TextModel:
 
     def answers(self, rows):
         """The outputs {name: array (1, values)} of every tokenized row, in order, or the runtime's error."""
-        answers = [None] * len(rows)
-        for batch in sub_batches([len(row.encoding.ids) for row in rows], self.most_tokens):
-            chosen = [rows[number] for number in batch]
-            try:
-                (logits,) = self.engine.infer(["logits"], self.features(chosen))
-                outputs = self.format.answer(self.facts, logits.astype(np.float64), chosen)
-            except Exception as error:  # a runtime raises many types; each becomes an error response
-                failed = forgotten(error)
-                answers = [failed if number in batch else answer for number, answer in enumerate(answers)]
-                continue
-            for place, number in enumerate(batch):
-                answers[number] = {name: values[place : place + 1] for name, values in outputs.items()}
-        return answers
+        batches = sub_batches([len(row.encoding.ids) for row in rows], self.most_tokens, self.engine.streams)
+        # one alone is not worth the way to another thread
+        each = self.pool.map if self.pool and len(batches) > 1 else map
+        found = each(self.computed, [[rows[number] for number in batch] for batch in batches])
+        answers = dict(zip(chain(*batches), chain.from_iterable(found), strict=True))
+        return [answers[number] for number in range(len(rows))]
+
+    def computed(self, rows):
+        """The outputs of rows in one run, or the runtime's error for each of them."""
+        try:
+            (logits,) = self.engine.infer(["logits"], self.features(rows))
+            outputs = self.format.answer(self.facts, logits.astype(np.float64), rows)
+        except Exception as error:  # a runtime raises many types; each becomes an error response
+            return [forgotten(error)] * len(rows)
+        return [{name: values[place : place + 1] for name, values in outputs.items()} for place in range(len(rows))]
 
     def features(self, rows):
         """The model's inputs, arrays (rows, longest), right-padded: input_ids with `pad_id`, everything else with 0."""

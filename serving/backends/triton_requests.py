@@ -11,10 +11,6 @@ import triton_python_backend_utils as pb_utils
 from door import Refused, read_facts
 
 
-class Cancelled(Exception):
-    """The caller has withdrawn the request."""
-
-
 def read_config(args):
     """(config, its parameters as strings, the version folder, its serving.json) from Triton's arguments of `initialize`."""
     config = json.loads(args["model_config"])
@@ -39,12 +35,20 @@ def each_read(requests, read):
     inputs, responses = {}, {}
     for index, request in enumerate(requests):
         try:
-            if request.is_cancelled():
-                raise Cancelled
             inputs[index] = read(request)
         except Exception as error:
             responses[index] = error_response(error)
     return inputs, responses
+
+
+def drop_cancelled(requests, inputs, responses):
+    """Move those of the `inputs` whose callers have withdrawn them to the `responses`.
+
+    Triton's own process is asked, which takes 0.1 ms a request.
+    """
+    for index in [index for index in inputs if requests[index].is_cancelled()]:
+        del inputs[index]
+        responses[index] = _error("the request was cancelled", pb_utils.TritonError.CANCELLED)
 
 
 def array_of(request, name):
@@ -61,8 +65,6 @@ def error_response(error, title=""):
     """The response to a request that failed: 400 where the caller must correct it, else an internal error."""
     if isinstance(error, Refused):
         return _error(str(error), pb_utils.TritonError.INVALID_ARG)
-    if isinstance(error, Cancelled):
-        return _error("the request was cancelled", pb_utils.TritonError.CANCELLED)
     return _error(f"{title} error: {error}".strip(), pb_utils.TritonError.INTERNAL)
 
 

@@ -14,16 +14,20 @@ class Knobs:
 
     - `max_batch_size`: most rows of a request, and of a merged batch of texts; 0 leaves the batch axis to the caller;
     - `instances`: copies of the model that compute at the same time; `threads` of each (None: the cores, shared equally);
-    - `max_batch_tokens`: most padded tokens that texts are computed with at a time;
+    - `max_batch_tokens`: most padded tokens of a sub-batch of texts; `streams`: sub-batches that an instance computes at the
+      same time, its threads shared equally;
     - `max_queue_delay_us`: how long a text waits for others to share its batch; `max_queue_size`: texts that wait at most,
       more are refused (0: any number); `timeout_ms`: the longest wait (None: any);
     - `warmup`: whether each instance computes one short and one long row before it is ready.
+
+    `instances`, `max_batch_tokens` and `streams` that are None are what is fastest in the runtime (export/runtimes).
     """
 
     max_batch_size: int = 32
-    instances: int = 1
+    instances: int | None = None
     threads: int | None = None
-    max_batch_tokens: int = 256
+    max_batch_tokens: int | None = None
+    streams: int | None = None
     max_queue_delay_us: int = 0
     max_queue_size: int = 0
     timeout_ms: float | None = None

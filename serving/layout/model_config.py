@@ -80,7 +80,8 @@ def text_config(name: str, runtime: Runtime, facts: VersionFacts, knobs: Knobs) 
         if tensor == "SCORES" and facts.labels:
             output.label_filename = LABELS_FILE
     _add_instances(config, runtime, facts, knobs)
-    config.parameters["max_batch_tokens"].string_value = str(knobs.max_batch_tokens)
+    config.parameters["max_batch_tokens"].string_value = str(batch_tokens(knobs, runtime))
+    config.parameters["streams"].string_value = str(streams(knobs, runtime))
     if len(facts.labels) == 1:
         # what a number is called, for clients
         config.parameters["label"].string_value = facts.labels[0]
@@ -88,6 +89,26 @@ def text_config(name: str, runtime: Runtime, facts: VersionFacts, knobs: Knobs) 
         config.dynamic_batching.max_queue_delay_microseconds = knobs.max_queue_delay_us
         _add_queue_policy(config, knobs)
     return config
+
+
+def instances(knobs: Knobs, runtime: Runtime) -> int:
+    """Copies of the model that compute at the same time."""
+    return knobs.instances or runtime.instances
+
+
+def batch_tokens(knobs: Knobs, runtime: Runtime) -> int:
+    """Padded tokens of a sub-batch of texts, at most."""
+    return knobs.max_batch_tokens or runtime.text_tokens
+
+
+def streams(knobs: Knobs, runtime: Runtime) -> int:
+    """Sub-batches at the same time, 0 for one a thread. Raises UserError E744 for more than the runtime computes."""
+    if knobs.streams is None:
+        return 0 if runtime.streams else 1
+    if knobs.streams > 1 and not runtime.streams:
+        fix = "Leave it out: all threads compute each sub-batch"
+        raise UserError("E744", f"streams is {knobs.streams}, and {runtime.title} computes one sub-batch at a time", fix)
+    return knobs.streams
 
 
 def _add_queue_policy(config: ModelConfig, knobs: Knobs) -> None:
@@ -104,7 +125,7 @@ def _add_queue_policy(config: ModelConfig, knobs: Knobs) -> None:
 
 
 def _add_instances(config: ModelConfig, runtime: Runtime, facts: VersionFacts | None, knobs: Knobs) -> None:
-    group = config.instance_group.add(count=knobs.instances)
+    group = config.instance_group.add(count=instances(knobs, runtime))
     if facts is not None and runtime.precisions.get(facts.precision) == ("cpu",):
         # without a kind, a server with a GPU would place int8 there
         group.kind = ModelInstanceGroup.KIND_CPU

@@ -9,6 +9,7 @@ from triton_parts import FACTS, KNOBS, LABELS
 from compressor.errors import UserError
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.layout.knobs import Knobs
+from serving.layout.model_config import text_config
 from serving.layout.version_file import read_version
 from serving.repository import model_names, models_of, read_config, tokenizer_sha256, version_folders, write_repository
 
@@ -79,7 +80,9 @@ def test_a_model_without_a_version_is_refused(tmp_path):
 
 def test_the_config_says_what_the_model_is(tmp_path, classifier, tokenizer_folder):
     options = {"facts": replace(FACTS, precision="int8"), "tokenizer_folder": tokenizer_folder, "interfaces": BOTH}
-    knobs = Knobs(instances=2, threads=3, max_queue_delay_us=70, max_queue_size=9, timeout_ms=1.5, max_batch_tokens=600)
+    knobs = Knobs(
+        instances=2, threads=3, streams=3, max_queue_delay_us=70, max_queue_size=9, timeout_ms=1.5, max_batch_tokens=600
+    )
     config = read_config(write_repository(tmp_path, "m", classifier, knobs=knobs, **options))
     text = read_config(tmp_path / "m-text")
     assert (config.name, config.backend, config.max_batch_size) == ("m", "onnxruntime", 32)
@@ -94,11 +97,25 @@ def test_the_config_says_what_the_model_is(tmp_path, classifier, tokenizer_folde
     batching, policy = text.dynamic_batching, text.dynamic_batching.default_queue_policy
     assert (batching.max_queue_delay_microseconds, policy.max_queue_size, policy.default_timeout_microseconds) == (70, 9, 1500)
     assert text.parameters["max_batch_tokens"].string_value == "600"
+    assert text.parameters["streams"].string_value == "3" and "streams" not in config.parameters
     for each in (config, text):
         # a server with a GPU must not place int8 there
         assert [(group.count, group.kind) for group in each.instance_group] == [(2, 2)]
         assert each.parameters["intra_op_thread_count"].string_value == "3"
         assert [sample.name for sample in each.model_warmup] == ["short", "long"]
+
+
+@pytest.mark.parametrize(("runtime", "tokens", "streams"), [("onnxruntime", "128", "0"), ("openvino", "1024", "1")])
+def test_the_runtime_says_how_texts_are_computed(runtime, tokens, streams):
+    config = text_config("m-text", RUNTIMES[runtime], FACTS, Knobs())
+    assert (config.parameters["max_batch_tokens"].string_value, config.parameters["streams"].string_value) == (tokens, streams)
+    assert config.instance_group[0].count == (2 if runtime == "onnxruntime" else 1)
+
+
+def test_more_sub_batches_at_a_time_than_the_runtime_computes_are_refused():
+    with pytest.raises(UserError, match=r"E744 .*streams is 2, and OpenVINO computes one sub-batch at a time"):
+        text_config("m-text", RUNTIMES["openvino"], FACTS, Knobs(streams=2))
+    assert text_config("m-text", RUNTIMES["openvino"], FACTS, Knobs(streams=1)).parameters["streams"].string_value == "1"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ FACTS = VersionFacts(
     positions=POSITIONS,
     precision="fp32",
 )
-KNOBS = Knobs(threads=1, max_batch_size=32)
+KNOBS = Knobs(instances=1, threads=1, max_batch_size=32)
 
 
 def write_classifier(path, seed=0):
@@ -105,7 +105,7 @@ def write_served(folder, classifier, tokenizer_folder, *, delay_us=5000):
     config = read_config(model)
     config.dynamic_batching.max_queue_delay_microseconds = delay_us
     write_config(config, model)
-    write_repository(folder, "bare", classifier, knobs=Knobs(max_batch_size=0))
+    write_repository(folder, "bare", classifier, knobs=Knobs(instances=1, max_batch_size=0))
     return folder
 
 

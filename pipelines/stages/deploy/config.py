@@ -46,11 +46,11 @@ class DeployConfig(StageConfig):
         le=limits.BATCH,
         description="maximum rows of a request, and of a merged batch",
     )
-    instances: int = Field(
+    instances: int | None = Field(
         default=DEFAULT_KNOBS.instances,
         ge=1,
         le=limits.THREADS,
-        description="copies of the model that compute at the same time",
+        description="copies of the model that compute at the same time, default by the runtime",
     )
     threads: int | None = Field(
         default=DEFAULT_KNOBS.threads,
@@ -58,11 +58,17 @@ class DeployConfig(StageConfig):
         le=limits.THREADS,
         description="threads of each instance, default the server's cores divided by the instances",
     )
-    max_batch_tokens: int = Field(
+    max_batch_tokens: int | None = Field(
         default=DEFAULT_KNOBS.max_batch_tokens,
         ge=1,
         le=limits.BATCH_TOKENS,
-        description="maximum padded tokens that texts are computed with at a time",
+        description="maximum padded tokens of a sub-batch of texts, default by the runtime",
+    )
+    streams: int | None = Field(
+        default=DEFAULT_KNOBS.streams,
+        ge=1,
+        le=limits.THREADS,
+        description="sub-batches of texts that an instance computes at the same time, default by the runtime",
     )
     max_queue_delay_us: int = Field(
         default=DEFAULT_KNOBS.max_queue_delay_us,
@@ -137,7 +143,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=(*DEFAULT.packages, "nvidia-pytriton", "tritonclient", "tokenizers"),
-    version=4,
+    version=5,
     extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,

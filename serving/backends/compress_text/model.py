@@ -10,11 +10,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from door import Refused
 from text_rows import TextModel, read_inputs
-from triton_requests import array_of, each_read, error_response, open_engine, read_config, response_of
+from triton_requests import array_of, drop_cancelled, each_read, error_response, open_engine, read_config, response_of
 
 TASK = "TASK"
 """The last input of a model of many tasks: the name of each row's."""
-MOST_TOKENS = 256
+MOST_TOKENS = 128
 """Padded tokens of a sub-batch where the config has no `max_batch_tokens`."""
 
 
@@ -25,7 +25,7 @@ class TritonPythonModel:
         """Open the version's model and tokenizer. Raises TritonModelException, shown in Triton's log."""
         config, settings, version, facts = read_config(args)
         self.inputs = [tensor["name"] for tensor in config["input"]]
-        self.batched = config["max_batch_size"] > 0
+        self.most_rows = config["max_batch_size"]
         runtime = facts.get("runtime", "")
         if runtime not in ("onnxruntime", "openvino"):
             raise pb_utils.TritonModelException(f"serving.json of version {version.name} is missing or names no known runtime")
@@ -40,6 +40,10 @@ class TritonPythonModel:
     def execute(self, requests):
         """One response per request, in order. All rows are tokenized and computed together; a bad request fails alone."""
         read, responses = each_read(requests, self.read)
+        sizes = [len(rows) for rows in read.values()]
+        if sum(sizes) + max(sizes, default=0) > self.most_rows:
+            # more may wait, so that callers give up: only then to ask for each costs less than it saves
+            drop_cancelled(requests, read, responses)
         rows = [row for request_rows in read.values() for row in request_rows]
         owners = [(index, number) for index, request_rows in read.items() for number in range(len(request_rows))]
         for place, error in self.model.tokenize(rows).items():

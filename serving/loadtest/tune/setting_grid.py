@@ -18,7 +18,7 @@ from serving.layout.version_file import read_version
 
 BUDGET = "max_batch_tokens"
 DELAYS = (None, 0, 500, 2000, 5000)
-BUDGETS = (512, 1024, 2048, 4096, 8192)
+BUDGETS = (64, 128, 256, 512, 1024, 2048)
 DELAY_SHARE = 0.25
 """Largest share of the latency limit that a request may wait for others."""
 
