@@ -13,7 +13,7 @@ started again. Speed-ups are ONNX Runtime's, fp32, 8 x 128 tokens, against the d
 The dense model is tuned and then trained further (all weights, three epochs), as a student can hardly be better than it. A
 recovery trains further, too, from which the dense model would gain as well: the control is the dense model three epochs later.
 
-Writes quality-TASK.json and quality-TASK.md to --out, by default --work. A run whose figures stand there is not made again.
+Writes quality-TASK.json, .md and .svg to --out, by default --work. A run whose figures stand there is not made again.
 Exit code 0, 2 for a wrong argument.
 """
 
@@ -32,6 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.grid import rows_of, run_file, train_file, write_rows
+from benchmarks.quality_picture import picture
 from benchmarks.record import Record, plain, spread
 from compressor.models.hub import resolve
 from compressor.tasks.task_kind import Metric, kind_of
@@ -230,31 +231,57 @@ class Grid:
         return kind_of(self.file.get("kind", "classification")).metric
 
 
-def table(grid: Grid, cells: list[Cell], seeds: list[int]) -> Iterator[str]:
-    """The table as Markdown, from what is there; it is made on the way where `grid` trains."""
-    controls = {seed: found for seed in seeds if (found := grid.control(seed))}
+@dataclass(frozen=True)
+class Results:
+    """What is there of a grid, or is made on the way where the grid trains: by seed, and by cell and seed."""
+
+    grid: Grid
+    controls: dict[int, dict]
+    cells: dict[Cell, dict[int, dict]]
+
+    @classmethod
+    def of(cls, grid: Grid, cells: list[Cell], seeds: list[int]) -> Results:
+        controls = {seed: found for seed in seeds if (found := grid.control(seed))}
+        made = {cell: {seed: found for seed in controls if (found := grid.figures(cell, seed))} for cell in cells}
+        return cls(grid, controls, {cell: found for cell, found in made.items() if found})
+
+    def against(self, cell: Cell) -> list[float]:
+        """Differences from the control, a seed each, in points."""
+        return [found["quality"] - self.controls[seed]["control"] for seed, found in self.cells[cell].items()]
+
+    def mean(self, cell: Cell, key: str) -> float:
+        return statistics.fmean(found[key] for found in self.cells[cell].values())
+
+    def lines(self) -> dict[str, list[tuple[float, float]]]:
+        """(measured speed-up, mean difference from the control) of every arm."""
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for cell in self.cells:
+            lines.setdefault(cell.arm, []).append((self.mean(cell, "measured"), statistics.fmean(self.against(cell))))
+        return lines
+
+
+def table(results: Results) -> Iterator[str]:
+    """The table as Markdown."""
+    grid, controls = results.grid, results.controls
     if not controls:
         return
     told = ", ".join(f"{name} {spread([found[name] for found in controls.values()])}" for name in ("tuned", "dense", "control"))
-    teacher = grid.teacher_figures() if any(cell.arm == "larger teacher" for cell in cells) else None
+    teacher = grid.teacher_figures() if any(cell.arm == "larger teacher" for cell in results.cells) else None
     told += f", larger teacher {teacher['quality']:.1f}" if teacher else ""
     yield f"{grid.metric.name} x 100: {told}. Means over seeds, ± standard deviation."
     yield ""
     yield "| asked | measured | arm | quality | against the control | seeds | minutes |"
     yield "|---:|---:|---|---:|---:|---:|---:|"
-    for cell in cells:
-        made = {seed: found for seed in controls if (found := grid.figures(cell, seed))}
-        if not made:
-            continue
-        against = spread([found["quality"] - controls[seed]["control"] for seed, found in made.items()], "+")
+    for cell, made in results.cells.items():
+        against = spread(results.against(cell), "+")
         if cell.arm == "larger teacher":
             taught = [
                 found["quality"] - control["quality"] for seed, found in made.items() if (control := grid.taught_control(seed))
             ]
             against += f" (with that teacher, too: {spread(taught, '+')})" if taught else ""
-        speed, minutes = (statistics.fmean(found[key] for found in made.values()) for key in ("measured", "seconds"))
+        speed, minutes = results.mean(cell, "measured"), results.mean(cell, "seconds") / 60
         shown = (f"{cell.speedup:g}x", f"{speed:.2f}x", cell.arm, spread([found["quality"] for found in made.values()]))
-        yield f"| {' | '.join((*shown, against, str(len(made)), f'{minutes / 60:.1f}'))} |"
+        yield f"| {' | '.join((*shown, against, str(len(made)), f'{minutes:.1f}'))} |"
     yield ""
 
 
@@ -263,17 +290,16 @@ def seeds_of(given: str) -> list[int]:
     return [int(seed) for seed in given.split(",")] if "," in given else [*range(int(given))]
 
 
-def markdown(grid: Grid, options: argparse.Namespace) -> str:
-    """The page: command, machine and a table a task."""
-    facts = grid.record.facts
+def markdown(results: Results, options: argparse.Namespace) -> str:
+    """The page: command, machine and the table."""
+    grid, facts = results.grid, results.grid.record.facts
     place = f"{facts['cpu']}, {options.threads} threads; {', '.join(filter(None, facts['packages'].values()))}."
     command = f"python benchmarks/quality.py --model {plain(options.model)} --glue DIR --tasks {grid.task}"
     command += f" --arms {options.arms!r} --speedups {options.speedups} --seeds {options.seeds}"
     command += f" --teacher {plain(options.teacher)}" if options.teacher else ""
     lines = [f"# Quality at speed, against a control: {grid.task}", "", f"    {command}", "", place, ""]
     lines += ["Minutes are those of a run's own stages: what earlier runs left in the store is not counted.", ""]
-    cells = [Cell(grid.task, float(speedup), arm) for speedup in options.speedups.split(",") for arm in options.arms.split(",")]
-    return "\n".join([*lines, *table(grid, cells, seeds_of(options.seeds))])
+    return "\n".join([*lines, *table(results)])
 
 
 def facts_of(options: argparse.Namespace) -> dict:
@@ -312,9 +338,13 @@ def main() -> None:
         except ValueError as error:
             parser.error(str(error))
         grid = Grid(task, file, options.model, options.teacher, options.work, record, options.threads, not options.summary)
-        text = markdown(grid, options)
+        cells = [Cell(task, float(speedup), arm) for speedup in options.speedups.split(",") for arm in options.arms.split(",")]
+        results = Results.of(grid, cells, seeds_of(options.seeds))
+        text = markdown(results, options)
         path.with_suffix(".md").write_text(text, encoding="utf-8")
-        print(f"{text}\nwritten: {path} and .md", flush=True)
+        if lines := results.lines():
+            path.with_suffix(".svg").write_text(picture(lines, grid.metric.name), encoding="utf-8")
+        print(f"{text}\nwritten: {path}, .md and .svg", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 import csv
 import json
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import yaml
 
 from benchmarks import quality
+from benchmarks.quality_picture import HEIGHT, WIDTH, picture
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_model
@@ -75,3 +77,26 @@ def test_every_arm_is_a_pipeline(arm, glue, tmp_path):
     file = {"name": "arm", "model": str(model), "task": task, "stages": [{"tune": quality.LORA}, *stages]}
     path.write_text(yaml.safe_dump(json.loads(json.dumps(file))))
     run_pipeline(load_pipeline(path), tmp_path / "runs", dry_run=True)
+
+
+def test_table_and_picture_are_of_what_is_recorded(tmp_path):
+    """Nothing is trained: a cell without figures is left out, differences are to the control of the same seed."""
+    runs = {f"sst2-control-{seed}": {"tuned": 85.0, "dense": 86.0, "control": 86.0 + seed} for seed in (0, 1)}
+    for seed, measured in ((0, 2.0), (1, 2.1)):
+        runs[f"sst2-2x-labels-{seed}"] = {"dense": 86.0, "quality": 85.5 + seed, "measured": measured, "seconds": 60.0}
+    runs["sst2-3x-labels-0"] = {"dense": 86.0, "quality": 84.0, "measured": 3.0, "seconds": 60.0}
+    (tmp_path / "record.json").write_text(json.dumps({"facts": {}, "runs": runs}))
+    record = quality.Record(tmp_path / "record.json", {})
+    grid = quality.Grid("sst2", {}, "MODEL", None, tmp_path, record, 2, train=False)
+    cells = [quality.Cell("sst2", speedup, arm) for arm in ("labels", "texts") for speedup in (2.0, 3.0)]
+    results = quality.Results.of(grid, cells, [0, 1, 2])
+    lines = list(quality.table(results))
+    assert lines[0].startswith("accuracy x 100: tuned 85.0 ± 0.0, dense 86.0 ± 0.0, control 86.5 ± 0.7")
+    assert lines[4:6] == [
+        "| 2x | 2.05x | labels | 86.0 ± 0.7 | -0.5 ± 0.0 | 2 | 1.0 |",
+        "| 3x | 3.00x | labels | 84.0 | -2.0 | 1 | 1.0 |",
+    ]
+    assert results.lines() == {"labels": [(2.05, -0.5), (3.0, -2.0)]}
+    drawn = list(ElementTree.fromstring(picture(results.lines(), "accuracy")).iter("{http://www.w3.org/2000/svg}text"))
+    assert {"labels", "control", "2x", "3x"} <= {one.text for one in drawn}
+    assert all(0 < float(one.get("y")) < HEIGHT and 0 < float(one.get("x")) < WIDTH for one in drawn)
