@@ -27,10 +27,11 @@ Tensors = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """One request and its outputs."""
+    """One request and its outputs; `generated`: of a model that generates, which is asked for all of its text at once."""
 
     inputs: Tensors
     outputs: Tensors
+    generated: bool = False
 
 
 def tensor(name: str, values: np.ndarray, datatype: str) -> dict[str, Any]:
@@ -53,9 +54,9 @@ def read_answers(version: Path) -> list[Answer]:
         raise UserError("E754", f"no recorded answers ({error})", "Run the pipeline's deploy stage again", str(path)) from error
 
 
-def differences(answers: Sequence[Answer], infer: Callable[[Tensors], Tensors], tolerance: float = TOLERANCE) -> list[str]:
-    """What differs from the record, a line for each request; [] where nothing does. `infer` may raise."""
-    lines = (_difference(answer.outputs, infer(answer.inputs), tolerance) for answer in answers)
+def differences(answers: Sequence[Answer], asked: Callable[[Answer], Tensors], tolerance: float = TOLERANCE) -> list[str]:
+    """What differs from the record, a line a request; [] where nothing does. `asked` gives the outputs now, or raises."""
+    lines = (_difference(answer.outputs, asked(answer), tolerance) for answer in answers)
     return [f"request {number}: {line}" for number, line in enumerate(lines, 1) if line]
 
 

@@ -161,7 +161,7 @@ WHAT_NEXT = "What was served before goes on; see the server's log, and compress 
 
 def _require_answers(model: str, answers: Sequence[Answer], control: Control, name: str, version: int | None = None) -> None:
     try:
-        wrong = differences(answers, lambda inputs: control.infer(name, inputs, version))
+        wrong = differences(answers, lambda answer: control.ask(name, answer, version))
     except Refused as refusal:
         raise _failed(model, f"it refuses a recorded request: {refusal.reason}") from refusal
     if wrong:
@@ -199,7 +199,7 @@ def _quartile(milliseconds: list[float] | None) -> float | None:
 def _seconds(name: str, answer: Answer, control: Control) -> float | None:
     """None where the version that is served does not take these inputs."""
     try:
-        return control.seconds(name, answer.inputs)
+        return control.seconds(name, answer)
     except Refused:
         return None
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from compressor.errors import UserError
 from serving.clients.address import parse_url
+from serving.deployment.answers import Answer, Tensors
 
 CONNECT_SECONDS = 10.0
 LOAD_SECONDS = 600.0
@@ -71,27 +72,34 @@ class Control:
 
     def ready(self, model: str, version: int | None = None) -> bool:
         """Whether a version, or any, is ready. Raises UserError E712."""
-        path = f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version is not None else "")
-        return self._request("GET", f"{path}/ready")[0] == 200
+        return self._request("GET", f"{_path(model, version)}/ready")[0] == 200
 
-    def infer(self, model: str, inputs: list[dict[str, Any]], version: int | None = None) -> list[dict[str, Any]]:
+    def infer(self, model: str, inputs: Tensors, version: int | None = None) -> Tensors:
         """The outputs of one request, both as the Open Inference Protocol has them in JSON: name, shape, datatype, data.
 
         Raises Refused, UserError E712."""
-        path = f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version is not None else "")
-        outputs = self._post(f"{path}/infer", {"inputs": inputs})["outputs"]
+        outputs = self._post(f"{_path(model, version)}/infer", {"inputs": inputs})["outputs"]
         return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in outputs]
 
-    def generate(self, model: str, body: dict[str, Any]) -> dict[str, Any]:
+    def generate(self, model: str, body: dict[str, Any], version: int | None = None) -> dict[str, Any]:
         """The one response of a model that generates, inputs and outputs by name (Triton's generate extension).
 
         Raises Refused, UserError E712."""
-        return self._post(f"/v2/models/{quote(model)}/generate", body, seconds=LOAD_SECONDS)
+        return self._post(f"{_path(model, version)}/generate", body, seconds=LOAD_SECONDS)
 
-    def seconds(self, model: str, inputs: list[dict[str, Any]]) -> float:
-        """How long one request takes."""
+    def ask(self, model: str, answer: Answer, version: int | None = None) -> Tensors:
+        """The outputs of a recorded request now. Raises Refused, UserError E712."""
+        if not answer.generated:
+            return self.infer(model, answer.inputs, version)
+        # each input of such a model is one value, or a list of texts
+        body = {one["name"]: one["data"] if len(one["data"]) > 1 else one["data"][0] for one in answer.inputs}
+        given = self.generate(model, body, version)
+        return [{**output, "data": [given[output["name"]]]} for output in answer.outputs if output["name"] in given]
+
+    def seconds(self, model: str, answer: Answer) -> float:
+        """How long a recorded request takes."""
         start = time.perf_counter()
-        self.infer(model, inputs)
+        self.ask(model, answer)
         return time.perf_counter() - start
 
     def require_live(self) -> None:
@@ -133,3 +141,7 @@ class Control:
             return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
         context = ssl.create_default_context(cafile=self.ca)
         return http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=context)
+
+
+def _path(model: str, version: int | None) -> str:
+    return f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version is not None else "")

@@ -1,6 +1,7 @@
 """A text for each prompt, all the way: tuned, cut, recovered from a live teacher, exported with its cache, and it says it."""
 
 import json
+import shutil
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from compressor import load
+from compressor.errors import CheckError
 from compressor.models.hub import GENERATES, auto_class_of, tokenizer_of
 from export.generation.greedy import open_generator
 from export.latency.table import exported
@@ -18,7 +20,13 @@ from export.runtimes.sessions import session
 from pipelines.cli.commands import main
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from pipelines.runs.served import find_repository
 from pipelines.runs.verify import verify
+from serving.deployment.answers import read_answers, write_answers
+from serving.deployment.publish import Options, deploy
+from serving.deployment.target import Target
+from serving.deployment.triton_control import Control
+from serving.server import EmbeddedServer
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import write_pipeline
 
@@ -85,6 +93,27 @@ def test_every_hop_is_proven_and_verified_again(run):
     checks = verify(run.folder)
     assert [check.fault for check in checks if not check.passed] == []
     assert sum(check.hop.endswith(", generating") for check in checks) == 4 and checks[-1].hop == "served, generated texts"
+
+
+@pytest.mark.slow
+def test_it_is_published_on_a_live_server(run, tmp_path):
+    """The second version says otherwise than it was recorded to: the first goes on."""
+    repository = tmp_path / "run"
+    shutil.copytree(find_repository(run.folder).repository, repository)
+    published = tmp_path / "published"
+    published.mkdir()
+    token = "a-token-of-this-test-and-no-other"
+    with EmbeddedServer(published, log_path=tmp_path / "log", token=token) as server:
+        control = Control.at(server.url, header=("Authorization", f"Bearer {token}"))
+        target = Target.at(str(published))
+        (first,) = deploy(repository, target, control, Options(run="first"))
+        assert (first.model, first.version) == ("writer-text", 1)
+        answers = read_answers(repository / "writer-text" / "1")
+        answers[0].outputs[0]["data"] = ["something else"]
+        write_answers(repository / "writer-text" / "1", answers)
+        with pytest.raises(CheckError, match=r"E758 .*1 of 8 recorded answers differ: request 1: TEXT is"):
+            deploy(repository, target, control, Options(run="second"))
+        assert target.versions("writer-text") == [1] and control.ready("writer-text", 1)
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_versions_come_and_go_without_a_failed_request(make_run, target, control
         for number, run in enumerate(runs[1:], 2):
             (done,) = deploy(run, target, control, Options(f"run {number}"))
             assert (done.version, done.before, done.fresh) == (number, number - 1, True) and done.ms > 0
-            assert not differences(read_answers(run / NAME / "1"), lambda inputs: control.infer(NAME, inputs))
+            assert not differences(read_answers(run / NAME / "1"), lambda answer: control.ask(NAME, answer))
         (back,) = roll_back([NAME], target, control, Options(""))
         time.sleep(0.2)
     assert (back.version, target.versions(NAME)[-1]) == (changes, changes)

@@ -17,7 +17,10 @@ from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
 from export.generation.greedy import open_generator
 from export.standalone.folder import export_folder
+from pipelines.stages.deploy.generating import served_answer
 from serving.backend_files import BACKENDS
+from serving.deployment.answers import differences, read_answers, write_answers
+from serving.deployment.triton_control import Control
 from serving.generator_repository import write_generator
 from serving.repository import read_config
 from serving.server import EmbeddedServer
@@ -92,6 +95,18 @@ def generate(server, text, **options):
             pieces.append(result.as_numpy("TEXT")[0].decode())
             if finish := result.as_numpy("FINISH")[0].decode():
                 return pieces, int(result.as_numpy("TOKENS")[0]), finish
+
+
+def test_recorded_texts_are_asked_for_again(server, exported, tmp_path):
+    """What `compress deploy` proves a new version with."""
+    control = Control.at(server.url)
+    write_answers(tmp_path, [served_answer(control, "writer-text", prompt) for prompt in PROMPTS])
+    answers = read_answers(tmp_path)
+    assert not differences(answers, lambda answer: control.ask("writer-text", answer, 1))
+    assert control.seconds("writer-text", answers[0]) > 0
+    answers[1].outputs[0]["data"] = ["something else"]
+    (line,) = differences(answers, lambda answer: control.ask("writer-text", answer))
+    assert line.startswith("request 2: TEXT is [") and line.endswith("recorded ['something else']")
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

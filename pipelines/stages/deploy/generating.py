@@ -16,9 +16,11 @@ from export.generation.greedy import facts_of, generate, open_live
 from export.runtimes.runtime_registry import GENERATING
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
+from serving.deployment.answers import Answer, tensor, write_answers
 from serving.deployment.triton_control import Control, Refused
 from serving.generator_repository import version_facts, write_generator
-from serving.layout.text_outputs import TEXT_SUFFIX
+from serving.layout.generator_config import PIECES
+from serving.layout.text_outputs import TEXT, TEXT_SUFFIX
 from serving.server import EmbeddedServer
 
 PROMPTS, TOKENS = 8, 16
@@ -31,7 +33,9 @@ def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace
     repository = workspace.folder / "repository"
     write_generator(repository, config.name, exported, inputs.base.folder, precision=precision, threads=config.threads)
     with workspace.progress("generating, locally and through the live server", PROMPTS) as bar:
-        compare_streamed(repository, config.name, exported, precision, inputs, workspace.log_folder / "triton.log", bar.advance)
+        log = workspace.log_folder / "triton.log"
+        answers = compare_streamed(repository, config.name, exported, precision, inputs, log, bar.advance)
+    write_answers(repository / f"{config.name}{TEXT_SUFFIX}" / "1", answers)
     how = {"runtime": GENERATING.key, "precision": precision}
     return {"model": config.name, "interfaces": ["text"], **how, "parity": []}
 
@@ -46,23 +50,25 @@ def exported_folder(config: DeployConfig, inputs: Inputs) -> tuple[Path, str]:
 
 def compare_streamed(
     repository: Path, name: str, exported: Path, precision: str, inputs: Inputs, log: Path, advance=lambda steps: None
-) -> None:
-    """Require that a live server continues validation prompts as a local session does.
+) -> list[Answer]:
+    """What a live server generates after validation prompts, which must be what a local session does.
 
     Raises CheckError E610, UserError E7xx."""
     facts = vars(version_facts(facts_of(exported)["generation"], inputs.base.folder, precision))
     tokenizer = Tokenizer.from_file(str(inputs.base.folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True  # as the backend: special tokens spelt in a text are text
-    live = open_live(exported, precision, threads=inputs.threads)
+    live, answers = open_live(exported, precision, threads=inputs.threads), []
     with EmbeddedServer(repository, log_path=log) as server:
         for prompt in prompts_of(inputs.task):
             expected = local_text(live, tokenizer, prompt, facts)
-            given = served_text(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt)
+            answers.append(served_answer(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt))
+            (given,) = answers[-1].outputs[0]["data"]
             if given != expected:
                 what = f"{HOP}: after {prompt!r:.60} the server generates {given!r:.60}, the local session {expected!r:.60}"
                 raise CheckError("E610", what, f"See {log.name}; compress verify RUN repeats the comparison")
             advance(1)
+    return answers
 
 
 def prompts_of(task: TaskConfig) -> list[str]:
@@ -83,9 +89,14 @@ def local_text(live: Any, tokenizer: Tokenizer, prompt: str, facts: dict[str, An
     return "".join(pieces)
 
 
-def served_text(control: Control, model: str, prompt: str) -> str:
-    """What the server generates. Raises CheckError E610 with its reason where it refuses."""
+def served_answer(control: Control, model: str, prompt: str) -> Answer:
+    """What the server generates: TEXT first. Raises CheckError E610 with its reason where it refuses."""
+    asked = {TEXT: (prompt, "BYTES"), "MAX_TOKENS": (TOKENS, "INT32"), "STREAM": (False, "BOOL")}
     try:
-        return control.generate(model, {"TEXT": prompt, "MAX_TOKENS": TOKENS, "STREAM": False})["TEXT"]
+        given = control.generate(model, {name: value for name, (value, _) in asked.items()})
     except Refused as refusal:
         raise CheckError("E610", f"{HOP}: the server refuses {prompt!r:.60} ({refusal.reason})", "See its log") from refusal
+    inputs = [tensor(name, np.array([value], dtype=object), type_) for name, (value, type_) in asked.items()]
+    types = {name: type_.replace("TYPE_STRING", "BYTES").removeprefix("TYPE_") for name, type_, _ in PIECES}
+    outputs = [tensor(name, np.array([given[name]], dtype=object), type_) for name, type_ in types.items()]
+    return Answer(inputs, outputs, generated=True)
