@@ -55,6 +55,12 @@ class Control:
             raise Refused(400, error.code, str(error).removeprefix(f"{error.code} ")) from None
 
 
+def is_load(target: str) -> bool:
+    """Whether it is the path of a load request, which Triton answers when the model is loaded."""
+    match = PATH.fullmatch(target)
+    return bool(match and match["verb"] == "load")
+
+
 def refuse_contents(body: bytes) -> None:
     """Raise Refused where a load request carries a config or files: models come from the repository's folder alone."""
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from serving.guard.model_control import Control
+from serving.guard.model_control import Control, is_load
 from serving.guard.request_limits import Refused, check_depth, check_shapes, json_part, too_large, uncompressed
 from serving.guard.upstream import Answer, Upstream
 
@@ -102,7 +102,8 @@ class Proxy:
         if (accepted := headers.get("Accept-Encoding")) is not None:
             lines.append(f"Accept-Encoding: {accepted}")
         head = "\r\n".join(lines).encode("latin-1", errors="replace")
-        return await self._relay(request, await self.upstream.send(head + b"\r\n\r\n" + body))
+        send = self.upstream.send_apart if self.control and is_load(target) else self.upstream.send
+        return await self._relay(request, await send(head + b"\r\n\r\n" + body))
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         """The body, uncompressed and checked. Raises Refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -11,14 +12,19 @@ LARGEST_HEAD = 1 << 16
 PIECE = 1 << 18
 KEPT = 64
 """Idle connections that stay open."""
+QUIET_SECONDS, BEGUN_SECONDS = 0.5, 0.05
+"""How long the requests in flight may take to end before one that blocks a thread, and how long that takes to begin."""
+PROBE = b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\n\r\n"
+PROBE_SECONDS, PROBES = 0.25, 8
 
 
 @dataclass
 class Connection:
-    """One connection; `used` when a request went over it before."""
+    """One connection; `used` when a request went over it before, `era` which of the upstream's it was opened in."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    era: int
     used: bool = False
 
 
@@ -62,14 +68,46 @@ class Answer:
 
 
 class Upstream:
-    """The Unix socket `path` of a Triton server."""
+    """The Unix socket `path` of a Triton server.
+
+    A thread of Triton's HTTP endpoint serves many connections, often one all of them, and a request to load a model blocks it
+    until the model is loaded: every request on these connections would wait. `send_apart` sends such a request. What is in
+    flight ends first, and requests meanwhile go over connections that are new, which no blocked thread accepts.
+    """
 
     def __init__(self, path: str):
         self.path = path
         self.idle: list[Connection] = []
+        self.busy: set[int] = set()
+        self.era = 0
+        self.blocking = False
+        self._open, self._quiet, self._one = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._open.set()
+        self._quiet.set()
+
+    async def send_apart(self, request: bytes) -> Answer:
+        """`send`, for a request that blocks the thread which reads it; one at a time."""
+        async with self._one:
+            sent = None
+            try:
+                self._open.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._quiet.wait(), QUIET_SECONDS)
+                self.close_idle()
+                self.era, self.blocking = self.era + 1, True
+                sent = asyncio.create_task(self._exchange(await self._connect_blindly(), request))
+                await asyncio.wait([sent], timeout=BEGUN_SECONDS)
+                self._open.set()
+                return await sent
+            finally:
+                self._open.set()
+                self.blocking = False
+                if sent:
+                    sent.cancel()
 
     async def send(self, request: bytes) -> Answer:
         """Send a request and read the head of its response. Raises OSError or EOFError where the server is gone."""
+        await self._open.wait()
         connection = self.idle.pop() if self.idle else await self._connect()
         try:
             return await self._exchange(connection, request)
@@ -83,9 +121,29 @@ class Upstream:
         return await self._exchange(await self._connect(), request)
 
     async def _connect(self) -> Connection:
-        return Connection(*await asyncio.open_unix_connection(self.path, limit=LARGEST_HEAD))
+        """A new connection; while a thread is blocked, one that is answered at once."""
+        for _ in range(PROBES if self.blocking else 0):
+            connection = await self._connect_blindly()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await (await self._exchange(connection, PROBE)).body()
+                self._end(connection)
+                return connection
+            self._end(connection)
+        return await self._connect_blindly()
+
+    async def _connect_blindly(self) -> Connection:
+        return Connection(*await asyncio.open_unix_connection(self.path, limit=LARGEST_HEAD), self.era)
+
+    def _end(self, connection: Connection) -> None:
+        """Note that nothing is in flight on a connection any more."""
+        self.busy.discard(id(connection))
+        if not self.busy:
+            self._quiet.set()
 
     async def _exchange(self, connection: Connection, request: bytes) -> Answer:
+        self.busy.add(id(connection))
+        self._quiet.clear()
         try:
             connection.writer.write(request)
             if len(request) > PIECE:
@@ -93,6 +151,7 @@ class Upstream:
             lines = (await connection.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         except BaseException:
             connection.writer.close()
+            self._end(connection)
             raise
         pairs = [line.split(": ", 1) for line in lines[1:] if line]
         named = {name.lower(): value for name, value in pairs}
@@ -104,7 +163,8 @@ class Upstream:
     def put_back(self, connection: Connection, reusable: bool) -> None:
         """Keep a connection for the next request, or close it."""
         connection.used = True
-        if reusable and len(self.idle) < KEPT:
+        self._end(connection)
+        if reusable and connection.era == self.era and len(self.idle) < KEPT:
             self.idle.append(connection)
         else:
             connection.writer.close()

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import shutil
+import threading
 import time
 
 import grpc
@@ -41,6 +42,33 @@ def send(server, path, body=None, headers=MINE, method="POST"):
         connection.close()
 
 
+class Asked:
+    """Clients that keep their connection and ask one after the other for as long as the block lasts; (start, end) of each."""
+
+    def __init__(self, server, clients=4):
+        self.server, self.times, self.over = server, [], threading.Event()
+        self.threads = [threading.Thread(target=self.ask) for _ in range(clients)]
+
+    def ask(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.ports["http"], timeout=60)
+        while not self.over.is_set():
+            start = time.monotonic()
+            connection.request("GET", "/v2/models/bare/ready")
+            assert connection.getresponse().read() == b""
+            self.times.append((start, time.monotonic()))
+        connection.close()
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
 def index(server):
     return [(row["name"], row.get("version"), row.get("state")) for row in json.loads(send(server, "repository/index")[1])]
 
@@ -54,7 +82,13 @@ def test_a_new_version_is_loaded_and_a_model_unloaded(opened):
     shutil.copytree(model, opened.repository / "second")
     config = opened.repository / "second" / "config.pbtxt"
     config.write_text(config.read_text().replace('"bare"', '"second"'))
-    assert send(opened, "repository/models/second/load", {})[0] == 200
+    with Asked(opened) as asked:
+        start = time.monotonic()
+        assert send(opened, "repository/models/second/load", {})[0] == 200
+        end = time.monotonic()
+    during = [times for times in asked.times if start < times[0] < end]
+    # a load blocks a thread of Triton's HTTP endpoint; without care the guard's connections are all this thread's
+    assert len(during) > 20 and max(ended - started for started, ended in during) < (end - start) / 2
     assert send(opened, "models/second/ready", None, {}, "GET")[0] == 200
     opened.triton.find_stubs()
     assert set(opened.triton.stubs.values()) == {"bare", "second"}
