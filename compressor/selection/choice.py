@@ -57,9 +57,9 @@ def choose_places(scores: Sequence[Tensor], count: int, where: str = "the model"
     require_ranks(flat, f"the scores of {where}")
     candidates = int((flat > 0).sum())
     if candidates < count:
-        short = (
-            f"only {candidates} of {flat.numel()} positions have a score" if candidates else f"all {flat.numel()} scores are 0"
-        )
+        short = f"only {candidates} of {flat.numel()} positions have a score"
+        if not candidates:
+            short = f"nothing to choose, as all {flat.numel()} scores are 0"
         fix = "Ask for a smaller select.count or select.ratio, or name another score"
         raise UserError("E401", f"{where}: {short}, {count} were requested", fix)
     chosen = top_mask(flat, count).split([score.numel() for score in scores])
@@ -88,10 +88,12 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
 def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:
     """Scores of one matrix (out, in) from its weights alone; `settings` are the options of the score.
 
-    Raises UserError E409, which names `path`, if a weight is not finite, or implausibly large.
+    Raises UserError E409, which names `path`, if a weight is not finite, or implausibly large, or a score is NaN.
     """
-    require_finite(weight, f"the weights of {path}", most=LARGEST_WEIGHT)
-    return WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
+    require_finite(weight, f"score {score}: the weights of {path}", most=LARGEST_WEIGHT)
+    scores = WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
+    require_ranks(scores, f"score {score}: the scores of {path}")
+    return scores
 
 
 def select(weight: Tensor, score: str, count: int, seed: int) -> Tensor:

@@ -15,15 +15,22 @@ LARGEST_WEIGHT = 1e15
 infinity."""
 
 
-def require_finite(values: Tensor, name: str, fix: str = FIX, most: float | None = None) -> None:
-    """Raise UserError E409 where `values`, of any shape, contain NaN or infinity, or exceed `most`; `name` names them in the
-    error: "the weights of PATH".
+def finite_fault(values: Tensor, name: str, most: float | None = None) -> str | None:
+    """What is wrong with `values`, of any shape, that contain NaN or infinity, or exceed `most`; None if nothing is. `name`
+    names them: "the weights of PATH".
     """
     limit = torch.finfo(values.dtype).max if most is None else most
-    if wrong := int((~(values.abs() <= limit)).sum()):  # a comparison with NaN is false
-        beyond = "" if most is None else f" or beyond {most:g}"
-        what = f"{name} hold {wrong:,} of {values.numel():,} values that are not finite (NaN or infinity){beyond}"
-        raise UserError("E409", what, fix)
+    wrong = int((~(values.abs() <= limit)).sum())  # a comparison with NaN is false
+    if not wrong:
+        return None
+    beyond = "" if most is None else f" or beyond {most:g}"
+    return f"{name} hold {wrong:,} of {values.numel():,} values that are not finite (NaN or infinity){beyond}"
+
+
+def require_finite(values: Tensor, name: str, fix: str = FIX, most: float | None = None) -> None:
+    """Raise UserError E409 where `values` have a `finite_fault`."""
+    if fault := finite_fault(values, name, most):
+        raise UserError("E409", fault, fix)
 
 
 def require_ranks(scores: Tensor, name: str, fix: str = FIX) -> None:

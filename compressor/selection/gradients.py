@@ -78,5 +78,5 @@ def gradient_scores(
         for matrix in matrices
     }
     for path, values in scores.items():
-        require_finite(values, f"the gradient scores of {path}")
+        require_finite(values, f"score {score}: the gradient scores of {path}")
     return scores

@@ -7,7 +7,7 @@ they keep their bits. A position added late has its own step count, so Adam's bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +99,16 @@ class Growth(Change):
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         return (self.matrix[:used] == number).nonzero().flatten()
 
+    def by_matrix(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Path of each matrix, and the part of a vector (B,) that belongs to its chosen entries."""
+        return ((matrix.path, values[self.slots(number)]) for number, matrix in enumerate(self.matrices))
+
+    def scores(self, matrix: Matrix, gradient: Tensor, step: int) -> Tensor:
+        """Scores (out, in) of the entries of a matrix by its gradient. Raises UserError E409 where one is not finite."""
+        scores = self.heuristic(gradient, matrix.weight)
+        require_finite(scores, f"in step {step} the scores |g|/(|θ|+eps)^exp of {matrix.path}", "Use an exp closer to 0")
+        return scores
+
     def add_gradient(self, number: int, gradient: Tensor) -> None:
         """Accumulate a micro-batch's gradient (out, in) of matrix `number`."""
         total = self.gradients.get(number)
@@ -153,10 +163,11 @@ class Grower:
             self.on_stop(int(self.growth.count))
 
     @torch.no_grad()
-    def choose(self, step: int, optimizer: ScalarAdamW) -> None:
+    def choose(self, step: int, optimizer: ScalarAdamW, require: Callable[[Tensor, str], None] = require_finite) -> None:
         """Choose entries between backward and the optimizer's step, and give new entries the gradient they would have had.
 
-        Raises UserError E409 where a gradient is not finite.
+        `require` is called with the gradients of every matrix and their name, and raises where they are not finite. Raises
+        UserError E409 where the scores of finite gradients are not.
         """
         if step not in self.targets:
             return
@@ -164,10 +175,10 @@ class Grower:
         gradients = [growth.gradients[number] for number in range(len(growth.matrices))]
         _average(gradients)
         for gradient, matrix in zip(gradients, growth.matrices, strict=True):
-            require_finite(gradient, f"at step {step} the gradients of {matrix.path}", "Lower the learning rate")
+            require(gradient, f"the gradients of {matrix.path}")
         scores = torch.cat(
             [
-                growth.heuristic(gradient, matrix.weight).flatten()
+                growth.scores(matrix, gradient, step).flatten()
                 for gradient, matrix in zip(gradients, growth.matrices, strict=True)
             ]
         )

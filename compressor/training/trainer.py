@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,6 @@ from compressor.deltas.backward import by_factors
 from compressor.deltas.inserts import settle_inserts
 from compressor.deltas.kinds.dense import Dense, dense_links, gates_of, project, reseed
 from compressor.deltas.links import Change, settle_links
-from compressor.deltas.sources import Scores
-from compressor.errors import UserError
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
 from compressor.tasks.features import pad
@@ -30,6 +29,7 @@ from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
 from compressor.tasks.task_kind import TaskKind
 from compressor.training.distillation import HiddenTeacher
+from compressor.training.divergence import Watch, mask_parameters
 from compressor.training.schedule import Schedule
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
 
@@ -91,7 +91,8 @@ class TaskTrainer(Trainer):
     """Trainer with the loss of the task's kind (as a mean over the batch, or distillation), separate parameter groups, deltas
     trained by the gradients of their factors, and checkpoints of the trained tensors instead of the whole model.
 
-    `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
+    `watch` checks that all stays finite. `grower` is given where Ω grows while training; gradients are then clipped after it
+    has chosen. `dense` are the links
     that may add to the loss, `share` is the learning rate at a step (from 0) relative to its peak, if it is not one linear
     decay; `teacher` is a model in memory; without `dropout`, only changes of weights are in training mode.
     """
@@ -99,6 +100,7 @@ class TaskTrainer(Trainer):
     def __init__(
         self,
         *,
+        watch: Watch,
         mask_learning_rate: float | None = None,
         grower: Grower | None = None,
         dense: Sequence[Dense] = (),
@@ -108,7 +110,7 @@ class TaskTrainer(Trainer):
         **arguments,
     ):
         super().__init__(**arguments)
-        self.teacher, self.dropout = teacher, dropout
+        self.watch, self.teacher, self.dropout = watch, teacher, dropout
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
         # encoders take **kwargs, from which Trainer concludes that their loss is a sum over tokens: accumulation would double
         # it
@@ -146,16 +148,15 @@ class TaskTrainer(Trainer):
         if self.optimizer is not None:
             return self.optimizer
         decayed = set(self.get_decay_parameter_names(self.model))
-        scores = {id(p) for module in self.model.modules() if isinstance(module, Scores) for p in module.parameters()}
-        scores |= {id(link.alpha) for link in gates_of(self.dense)}
+        masks = {id(parameter) for parameter in self.watch.masks}
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                groups.setdefault((id(parameter) in scores, name in decayed), []).append(parameter)
+                groups.setdefault((id(parameter) in masks, name in decayed), []).append(parameter)
         rates = {True: self.mask_learning_rate or self.args.learning_rate, False: self.args.learning_rate}
         described = [
-            {"params": group, "lr": rates[masks], "weight_decay": self.args.weight_decay if decay else 0.0}
-            for (masks, decay), group in groups.items()
+            {"params": group, "lr": rates[of_masks], "weight_decay": self.args.weight_decay if decay else 0.0}
+            for (of_masks, decay), group in groups.items()
         ]
         kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         if self.grower is None:
@@ -169,10 +170,17 @@ class TaskTrainer(Trainer):
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.share)
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        return self.watch.clip(self.state.global_step + 1, self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor:
+        return self.watch.gradient_norm(self.state.global_step + 1) if grad_norm is None else grad_norm
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         save_changing(self.accelerator.unwrap_model(self.model), Path(output_dir))
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        self.watch.require_trained(self.state.global_step)
         super()._save_checkpoint(model, trial)
         seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
 
@@ -191,28 +199,29 @@ def without_dropout(model: nn.Module) -> None:
 class _Grow(TrainerCallback):
     """Callback that grows Ω between backward and the optimizer's step, then clips gradients as Trainer would have."""
 
-    def __init__(self, grower: Grower, clip: float):
-        self.grower, self.clip = grower, clip
+    def __init__(self, grower: Grower, watch: Watch):
+        self.grower, self.watch = grower, watch
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.grower.before(state.global_step + 1)
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
-        self.grower.choose(state.global_step + 1, getattr(optimizer, "optimizer", optimizer))
-        if self.clip:
-            nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], self.clip)
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        step = state.global_step + 1
+        self.grower.choose(step, getattr(optimizer, "optimizer", optimizer), partial(self.watch.require, step))
+        self.watch.clip(step, CLIP)
 
 
 class _Dense(TrainerCallback):
     """Callback for dense links: seeds their random draws, fixes gates after `first` steps, thins clipped gradients."""
 
-    def __init__(self, links: Sequence[Dense], seed: int, first: int):
-        self.links, self.seed, self.first = links, seed, first
+    def __init__(self, links: Sequence[Dense], watch: Watch, first: int):
+        self.links, self.watch, self.first = links, watch, first
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
-        reseed(self.links, self.seed, state.global_step)
+        reseed(self.links, self.watch.schedule.seed, state.global_step)
         gated = gates_of(self.links)
         if gated and state.global_step == self.first:
+            self.watch.require_trained(state.global_step)
             project(gated)
             optimizer.state.clear()  # a new training begins, without momentum of the removed positions
 
@@ -269,17 +278,14 @@ def train(
     """Train the parameters with `requires_grad`, in place; returns the logged losses ({"step", "loss"}).
 
     Uses the GPU if torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a checkpoint
-    is written to `work`; a call that finds one there resumes from it. Raises UserError E406 when a parameter is no longer
-    finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen.
+    is written to `work`; a call that finds one there resumes from it. Raises UserError E406 when a gradient or a parameter is
+    no longer finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen.
     """
     callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
     trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)
     checkpoint = newest(work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
-        raise UserError(
-            "E406", f"training diverged at learning_rate {schedule.learning_rate:g}", "Lower it, e.g. to a third of that"
-        )
+    trainer.watch.require_trained(trainer.state.global_step)
     # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
     model.cpu().eval()
     settle(model)
@@ -348,14 +354,15 @@ def trainer_of(
     steps = schedule.steps(len(dataset), settings.world_size)
     settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
-    first = steps // 2
-    method_callbacks = [_Grow(grower, CLIP)] if grower else [_Dense(dense, schedule.seed, first)] if dense else []
+    first, watch = steps // 2, Watch(model, schedule, steps, mask_parameters(model))
+    method_callbacks = [_Grow(grower, watch)] if grower else [_Dense(dense, watch, first)] if dense else []
     trainer = TaskTrainer(
         model=model,
         args=settings,
         train_dataset=dataset,
         data_collator=Collator(pad_id),
         callbacks=[*callbacks, *method_callbacks],
+        watch=watch,
         mask_learning_rate=schedule.mask_learning_rate,
         grower=grower,
         dense=dense,

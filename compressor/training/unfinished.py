@@ -51,10 +51,10 @@ def seal(folder: Path) -> None:
 
 
 def newest(work: Path) -> Path | None:
-    """The newest complete checkpoint below `work`; damaged ones are deleted in favour of the one before."""
+    """The newest complete and finite checkpoint below `work`; others are deleted in favour of the one before."""
     folders = sorted(work.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
     for folder in folders:
-        if is_complete(folder):
+        if is_complete(folder) and is_finite(folder):
             return folder
         shutil.rmtree(folder)
     return None
@@ -68,3 +68,8 @@ def is_complete(folder: Path) -> bool:
         return False
     present = {path.name for path in folder.iterdir()} - {MANIFEST}
     return present == set(digests) and all(sha256_of(folder / name) == digest for name, digest in digests.items())
+
+
+def is_finite(folder: Path) -> bool:
+    """Whether no tensor of `save_changing` contains NaN or infinity, from which a training cannot recover."""
+    return all(tensor.isfinite().all() for tensor in load_file(folder / CHANGING).values())

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import settings as fuzz
 from hypothesis import strategies as st
 
+from compressor.account import Places
 from compressor.errors import UserError
-from compressor.selection.choice import choose_places, select
+from compressor.methods import Options
+from compressor.selection.choice import choose_all, choose_places, select, weight_score
 from compressor.selection.finite import LARGEST_WEIGHT
 from compressor.selection.rpca import decompose, penalty, schedule, shrink, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting, SettingName
@@ -174,11 +176,31 @@ def test_full_rank_leaves_nothing_to_choose():
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_every_setting_repeats_and_takes_a_zero_matrix(setting):
+def test_every_setting_repeats(setting):
     weight = noise(40, 32).float()
     assert torch.equal(sparse_residual(weight, seed=3, setting=setting), sparse_residual(weight, seed=3, setting=setting))
     assert not torch.equal(decompose(weight, SETTINGS[setting], seed=3).V, decompose(weight, SETTINGS[setting], seed=4).V)
-    assert torch.equal(sparse_residual(torch.zeros(12, 9), seed=0, setting=setting), torch.zeros(12, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_matrix_of_rank_0_or_1_leaves_nothing_to_choose(setting, rank, dtype):
+    """U V explains all of it: finite, with an empty S, which is an error and not an empty choice."""
+    weight = 0.19 * (noise(24, rank) @ noise(rank, 18, seed=1)).to(dtype)
+    result = decompose(weight, SETTINGS[setting], seed=0)
+    assert all(tensor.isfinite().all() for tensor in (result.U, result.V, result.S)) and not result.S.any()
+    assert torch.allclose(result.U @ result.V, weight, atol=1e-5)
+    scores = weight_score(weight, "rpca", 0, path="layer.0.query", setting=setting)
+    with pytest.raises(UserError, match=r"E401 layer\.0\.query: nothing to choose, as all 432 scores are 0, 4 were requested"):
+        choose_all({"layer.0.query": scores}, {}, Places(Options(), "matrix", count=4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_spike_on_a_matrix_of_rank_1_is_found(dtype):
+    weight = 0.19 * (noise(24, 1) @ noise(1, 18, seed=1)).to(dtype)
+    weight[5, 7] += 2.0
+    assert select(weight, "rpca", 1, seed=0).tolist() == [5 * 18 + 7]
 
 
 def test_setting_names_load_no_torch():

@@ -1,6 +1,7 @@
 """Ω: exactly N places, deterministic ties, and no silent "everything"."""
 
 import itertools
+import re
 from typing import get_args
 
 import pytest
@@ -16,7 +17,7 @@ from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
 from compressor.selection.choice import WEIGHT_SCORES, choose_all, choose_places, select, weight_score
 from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
-from compressor.selection.score_names import DATA_SCORES
+from compressor.selection.score_names import DATA_SCORES, SCORES
 from pipelines.stages.select.config import SelectConfig
 from tests.compressor.conftest import encoding, tiny
 
@@ -148,7 +149,9 @@ def test_a_weight_that_is_not_finite_is_an_error(score, value):
     """RPCA halved an infinite threshold for ever; by magnitude a NaN left the choice a place short."""
     weight = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     weight[2, 3] = value
-    with pytest.raises(UserError, match=r"E409 the weights of layer\.0\.query hold 1 of 48 values that are not finite"):
+    with pytest.raises(
+        UserError, match=rf"E409 score {score}: the weights of layer\.0\.query hold 1 of 48 values that are not finite"
+    ):
         weight_score(weight, score, 0, path="layer.0.query")
     with pytest.raises(UserError, match="E409"):
         select(weight, score, 5, seed=0)
@@ -173,7 +176,7 @@ def test_exactly_n_places_or_an_error(score, zeros, power, count, data):
 @pytest.mark.parametrize(
     ("scope", "place"),
     [
-        ("matrix", r"1\.q: all 24 scores are 0, 2 were"),
+        ("matrix", r"1\.q: nothing to choose, as all 24 scores are 0, 2 were"),
         ("layer", "layer 1: only 1 of 40"),
         ("global", "the model: only 3 of 80"),
     ],
@@ -198,13 +201,26 @@ def test_scores_that_are_no_number_name_their_matrix():
         )
 
 
-def test_gradients_that_are_not_finite_name_their_matrix():
-    model = tiny("bert", torch.float32)
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_that_are_not_finite_name_their_matrix_and_themselves(score, dtype, value):
+    """Weights of one matrix, or its gradients: an error that names it, whatever ranks by it."""
+    model = tiny("bert", dtype)
     matrices = matrices_of(model, ("query",))
-    with torch.no_grad():
-        model.classifier.weight[0, 0] = float("nan")
-    with pytest.raises(UserError, match=r"E409 the gradient scores of .*0\.attention\.self\.query hold 1,024 of 1,024"):
-        gradient_scores(model, matrices, "fish", [(encoding(), torch.tensor([0, 1, 2]))])
+    spoilt = matrices[1]
+    says = rf"E409 score {score}: the (weights|gradient scores) of {re.escape(spoilt.path)} hold 1 of 1,024 values"
+    if score in WEIGHT_SCORES:
+        with torch.no_grad():
+            spoilt.original[3, 4] = value
+        with pytest.raises(UserError, match=says):
+            [weight_score(matrix.original, score, 0, path=matrix.path) for matrix in matrices]
+        return
+    spoilt.original.register_hook(
+        lambda gradient: gradient.index_put((torch.tensor(3), torch.tensor(4)), torch.tensor(value, dtype=dtype))
+    )
+    with pytest.raises(UserError, match=says):
+        gradient_scores(model, matrices, score, [(encoding(), torch.tensor([0, 1, 2]))])
 
 
 def test_entries_to_hide_by_what_is_no_number_are_an_error():

@@ -2,14 +2,17 @@
 
 import gc
 import pickle
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from compressor.deltas.kinds.prefix import Prefix
 from compressor.deltas.kinds.sparse import Sparse
@@ -130,6 +133,10 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path):
     stored.write_bytes(stored.read_bytes()[:-1] + b"x")
     assert newest(tmp_path).name == "checkpoint-47"
     assert not stored.exists()
+    poisoned = shutil.copytree(tmp_path / "checkpoint-47", tmp_path / "checkpoint-48") / "changing.safetensors"
+    save_file({name: tensor / 0 for name, tensor in load_file(poisoned).items()}, poisoned)
+    seal(poisoned.parent)
+    assert newest(tmp_path).name == "checkpoint-47", "sealed, but not finite"
     (tmp_path / "checkpoint-47" / "manifest.json").unlink()
     assert newest(tmp_path) is None
 
@@ -164,6 +171,67 @@ def test_diverged_training_is_an_error_not_a_model(tmp_path):
     prepared(model, "lora", MODULES)
     with pytest.raises(UserError, match="E406"):
         train(model, rows_of(64), 1, Schedule(epochs=2, learning_rate=1e38, batch_size=8), tmp_path)
+
+
+def after(step: int, act) -> tuple[list, Callable[[str], None]]:
+    """The steps done so far, and a callback that calls `act` once `step` are."""
+    done = []
+
+    def on_step(note: str) -> None:
+        done.append(note)
+        if len(done) == step:
+            act()
+
+    return done, on_step
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_ends_every_method_there(case, value, tmp_path):
+    """In the last tensor that the method trains: the error has its name, or its matrix where Ω grows. The checkpoint stays."""
+    model = tiny("bert", torch.float32)
+    prepared(model, case, MODULES, places=100)
+    name, parameter = [row for row in model.named_parameters() if row[1].requires_grad and "classifier" not in row[0]][-1]
+    done, on_step = after(1, lambda: parameter.register_hook(lambda gradient: torch.full_like(gradient, value)))
+    with pytest.raises(UserError, match=r"E406 training diverged at (mask_)?learning_rate 0\.005, in step 2 of 8: ") as error:
+        train(model, rows_of(64), 1, replace(FAST, epochs=1), tmp_path, on_step, save_every=0.0)
+    if case in GROWING:
+        growth = model.growth
+        name = growth.matrices[int(growth.matrix[: growth.count].max())].path
+    assert f"the gradients of {name} hold" in str(error.value) and str(error.value).endswith("e.g. to a third of that")
+    assert len(done) == 1 and newest(tmp_path).name == "checkpoint-1"
+
+
+@pytest.mark.parametrize(
+    ("case", "trained", "key"),
+    [
+        ("propetl", ".layer.", "mask_learning_rate"),
+        ("diff_pruning", ".alpha", "mask_learning_rate"),
+        ("lora", ".A", "learning_rate"),
+    ],
+)
+@pytest.mark.parametrize("save_every", [0.0, None])
+def test_a_value_that_is_not_finite_ends_the_training_before_it_is_stored(case, trained, key, save_every, tmp_path):
+    """A NaN among scores or gates: the masks, the loss and the gradients stay finite."""
+    model = tiny("bert", torch.float32)
+    prepared(model, case, MODULES)
+    name, parameter = next(
+        row for row in model.named_parameters() if row[1].requires_grad and trained in row[0].replace("layer.0", "")
+    )
+    done, on_step = after(3, lambda: parameter.detach().view(-1)[:2].fill_(float("nan")))
+    says = rf"E406 training diverged at {key} 0\.005, after step 3 of 8: the values of {re.escape(name)} hold 2 of"
+    with pytest.raises(UserError, match=says):
+        train(model, rows_of(64), 1, replace(FAST, epochs=1), tmp_path, on_step, save_every=save_every)
+    assert len(done) == 3
+    assert save_every is None or newest(tmp_path).name == "checkpoint-2"
+
+
+def test_a_model_that_is_not_finite_is_told_before_training(tmp_path):
+    model = tiny("bert", torch.float32)
+    prepared(model, "lora", MODULES)
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight[:, 0] = float("nan")
+    with pytest.raises(UserError, match=r"E406 .* in step 1 of 48: .* Nothing was trained yet: use a model whose weights"):
+        train(model, rows_of(64), 1, FAST, tmp_path)
 
 
 @pytest.mark.parametrize(("case", "trainings"), [("bitfit", 1), ("diff_pruning", 2)])
