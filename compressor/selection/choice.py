@@ -58,9 +58,10 @@ def choose_places(scores: Sequence[Tensor], count: int, where: str = "the model"
     candidates = int((flat > 0).sum())
     if candidates < count:
         short = f"only {candidates} of {flat.numel()} positions have a score"
+        fix = "Ask for a smaller select.count or select.ratio, or name another score"
         if not candidates:
             short = f"nothing to choose, as all {flat.numel()} scores are 0"
-        fix = "Ask for a smaller select.count or select.ratio, or name another score"
+            fix = "Name another score, a wider select.scope, or other select.modules"
         raise UserError("E401", f"{where}: {short}, {count} were requested", fix)
     chosen = top_mask(flat, count).split([score.numel() for score in scores])
     return [mask.nonzero().flatten().to(torch.int32) for mask in chosen]

@@ -94,7 +94,7 @@ class Watch:
     def _diverged(self, where: str, finished: int, faults: Sequence[Fault]) -> UserError:
         """The error for `faults` after `finished` steps. It names the last one: nearest to the loss, from where NaN spreads."""
         what, parameter = faults[-1]
-        more = f", the last of {len(faults)} such tensors" if len(faults) > 1 else ""
+        more = f", as do those of {len(faults) - 1} tensors before it" if len(faults) > 1 else ""
         what = f"training diverged at {self._rate(parameter)}, {where} of {self.steps}: {what}{more}"
         if finished:
             return UserError("E406", what, "Lower it, e.g. to a third of that")
