@@ -20,6 +20,7 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.block_passes import BlockPasses, Inputs, require_finite, streams_of
 from compressor.pruning.refit import RIDGE
 from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
+from compressor.selection import finite
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
 
@@ -49,7 +50,7 @@ def units_of(model: nn.Module, structure: Structure) -> list[int]:
 def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, changes: Changes) -> list[Tensor]:
     """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a unit's rows and columns: one tensor (units,) per block.
 
-    Raises UserError E502 when the criterion is delta and no matrix of the structure has one.
+    Raises UserError E502 when the criterion is delta and no matrix of the structure has one, E409 where a weight is not finite.
     """
     scores = []
     for layer, units in zip(layers_of(model), units_of(model, structure), strict=True):
@@ -60,8 +61,9 @@ def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, 
             raise UserError("E502", what, "Tune one of these modules, or use taylor or weight")
         total = torch.zeros(units)
         for matrix, rows in matrices if units else ():
-            values = _magnitudes(matrix, criterion, changes)
-            total = total + values.sum(dim=1 if rows else 0).view(units, -1).sum(dim=1).cpu()
+            sums = _magnitudes(matrix, criterion, changes).sum(dim=1 if rows else 0)
+            finite.require_finite(sums, f"criterion {criterion}: the scores of {matrix.path}")
+            total = total + sums.view(units, -1).sum(dim=1).cpu()
         scores.append(total)
     return scores
 
@@ -131,7 +133,8 @@ def loss_scores(
                 effect = effect.view(len(effect), len(totals[number]), -1).sum(dim=2)
                 totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0).cpu()
             on_batch(len(labels))
-    require_finite("gradients", *totals)
+    for layer, total in zip(layers_of(model), totals, strict=True):
+        require_finite(f"criterion {criterion}: gradients at the {structure} of {layer.path}", total)
     return totals
 
 
@@ -161,7 +164,7 @@ def reconstruction_scores(
                 gram += seen.inputs.double().T @ seen.inputs.double()
                 power += (seen.stream + seen.output).double().square().sum()
                 on_batch(len(inputs["input_ids"]))
-        require_finite("hidden states", gram, power)
+        require_finite(f"criterion reconstruction: hidden states at the {structure} of {layer.path}", gram, power)
         scores.append((_errors_without_units(weight, gram, units) / power).cpu())
     return scores
 
@@ -189,7 +192,8 @@ def _errors_without_blocks(model: nn.Module, batches: Sequence[Inputs], on_batch
             for number, (added, after) in probe.seen.items():
                 totals[number] += torch.stack([states[real].double().square().sum() for states in (added, after)]).cpu()
             on_batch(len(inputs["input_ids"]) * len(totals))
-    require_finite("hidden states", totals)
+    for layer, total in zip(layers_of(model), totals, strict=True):
+        require_finite(f"criterion reconstruction: hidden states of {layer.path}", total)
     return [(added / whole)[None] for added, whole in totals]
 
 

@@ -19,7 +19,7 @@ from compressor.errors import UserError
 from compressor.models.anatomy import Matrix, layers_of
 from compressor.pruning.scores import Changes
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
-from compressor.selection.finite import require_ranks
+from compressor.selection.finite import require_finite, require_ranks
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
 
@@ -30,7 +30,8 @@ HIDDEN = -1.0
 def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: Changes, seed: int) -> dict[str, Tensor]:
     """Score (out, in) of every entry, by the matrix's path: |ΔW|, |W|, |W + ΔW|, |ΔW| or |W|, or uniform draws.
 
-    W is the frozen weight, as in DSEE. Raises UserError E502 when the criterion is delta and a matrix has none.
+    W is the frozen weight, as in DSEE. Raises UserError E502 when the criterion is delta and a matrix has none, E409 for scores
+    that are not finite.
     """
     generator, scores = torch.Generator().manual_seed(seed), {}
     for matrix in matrices:
@@ -45,7 +46,7 @@ def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: 
         else:
             what = f"weights by criterion delta: nothing was tuned on {matrix.path}"
             raise UserError("E502", what, "Name the tuned modules, or use delta_or_weight")
-    return {matrix.path: _hidden_first(matrix, scores[matrix.path]) for matrix in matrices}
+    return _candidates(matrices, scores, criterion)
 
 
 def loss_importance(
@@ -60,7 +61,7 @@ def loss_importance(
     """Σ over batches of |w · g| (taylor) or of (w · g)² (fisher), (out, in) by path: first-order loss change without a weight.
 
     w is W + ΔW and g the gradient of a batch's summed loss at it; within a batch rows may cancel. `encodings` are
-    (inputs, labels). `model` is left alone.
+    (inputs, labels). `model` is left alone. Raises UserError E409 for scores that are not finite.
     """
     merged = merged_copy(model).eval().requires_grad_(False)
     names = {matrix.path for matrix in matrices}
@@ -75,6 +76,13 @@ def loss_importance(
             totals[owner] += (weight.detach() * gradient).abs().pow(LOSS_POWER[criterion])
         on_batch(len(labels))
     scores = {matrix.path: matrix.place.read(totals[id(matrix.owner)]) for matrix in copies}
+    return _candidates(matrices, scores, criterion)
+
+
+def _candidates(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], criterion: WeightCriterion) -> dict[str, Tensor]:
+    """The scores of `matrices`, with those of masked weights HIDDEN. Raises UserError E409 where one is not finite."""
+    for matrix in matrices:
+        require_finite(scores[matrix.path], f"criterion {criterion}: the scores of {matrix.path}")
     return {matrix.path: _hidden_first(matrix, scores[matrix.path]) for matrix in matrices}
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from compressor.errors import UserError
 
-FIX = "Take a model from before training went wrong, or another score"
+FIX = "Take a model from before training went wrong, or another score or criterion"
 
 
 LARGEST_WEIGHT = 1e15

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from compressor.deltas.links import merged_copy
+from compressor.deltas.links import chain, merged_copy
 from compressor.errors import UserError
-from compressor.models.anatomy import layers_of
+from compressor.models.anatomy import layers_of, matrices_of
 from compressor.models.modules import MODULES, STRUCTURES
 from compressor.pruning.groups import complement
 from compressor.pruning.refit import RIDGE
@@ -20,6 +20,8 @@ from compressor.pruning.scores import (
     weight_scores,
 )
 from compressor.pruning.surgery import remove
+from compressor.pruning.weights import importance, loss_importance
+from compressor.pruning_criteria import LOSS_POWER
 from tests.compressor.conftest import encoding, plan_of, tiny, tuned
 
 LABELS = torch.tensor([0, 2, 1])
@@ -181,3 +183,35 @@ def test_hidden_states_that_are_not_finite_have_no_scores(structure):
         with pytest.raises(UserError, match="E521"):
             score()
     assert not any("forward" in vars(layer.module) for layer in layers_of(model))
+
+
+def scored(model, structure: str, criterion: str) -> object:
+    """Scores of the units of a structure, or of single weights, by any criterion but random."""
+    changes, batch = changes_of(model), (encoding(), LABELS)
+    if criterion == "reconstruction":
+        return reconstruction_scores(model, structure, [batch[0]])
+    if structure == "weights":
+        matrices = matrices_of(model, ("query",))
+        by_loss = criterion in LOSS_POWER
+        return loss_importance(model, matrices, criterion, [batch]) if by_loss else importance(matrices, criterion, changes, 0)
+    if criterion in LOSS_POWER:
+        return loss_scores(model, structure, criterion, [batch])
+    return weight_scores(model, structure, criterion, changes)
+
+
+CRITERIA = ("delta", "weight", "weight_plus_delta", *LOSS_POWER)
+
+
+@pytest.mark.parametrize("structure", ["heads", "neurons", "layers", "weights"])
+@pytest.mark.parametrize("criterion", [*CRITERIA, "reconstruction"])
+def test_scores_that_are_not_finite_name_their_place_and_criterion(structure, criterion):
+    """One NaN in ΔW or W of the second block; in the loss it is everywhere, so that the first block is named."""
+    if structure == "weights" and criterion == "reconstruction":
+        criterion = "delta_or_weight"  # of single weights alone, as reconstruction is of units
+    model = tuned(tiny("bert"), "lora", ("query", "value", "ffn_in"))
+    matrix = layers_of(model)[1].matrix("ffn_in" if structure == "neurons" else "query")
+    spoilt = chain(matrix.owner)[0].source.B if criterion.startswith("delta") else matrix.original
+    spoilt.detach()[0, 0] = torch.nan
+    block = 0 if criterion in LOSS_POWER else 1
+    with pytest.raises(UserError, match=rf"E(409|521) criterion {criterion}: .*encoder\.layer\.{block}"):
+        scored(model, structure, criterion)
