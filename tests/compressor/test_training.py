@@ -202,27 +202,29 @@ def test_a_gradient_that_is_not_finite_ends_every_method_there(case, value, tmp_
 
 
 @pytest.mark.parametrize(
-    ("case", "trained", "key"),
+    ("case", "trained", "key", "step"),
     [
-        ("propetl", ".layer.", "mask_learning_rate"),
-        ("diff_pruning", ".alpha", "mask_learning_rate"),
-        ("lora", ".A", "learning_rate"),
+        ("propetl", ".layer.", "mask_learning_rate", 3),
+        ("diff_pruning", ".alpha", "mask_learning_rate", 3),
+        ("diff_pruning", ".values", "learning_rate", 4),  # when the gates become a mask
+        ("diff_pruning", ".values", "final_learning_rate", 8),
+        ("lora", ".A", "learning_rate", 8),
     ],
 )
 @pytest.mark.parametrize("save_every", [0.0, None])
-def test_a_value_that_is_not_finite_ends_the_training_before_it_is_stored(case, trained, key, save_every, tmp_path):
+def test_a_value_that_is_not_finite_ends_the_training_before_it_is_stored(case, trained, key, step, save_every, tmp_path):
     """A NaN among scores or gates: the masks, the loss and the gradients stay finite."""
     model = tiny("bert", torch.float32)
     prepared(model, case, MODULES)
     name, parameter = next(
         row for row in model.named_parameters() if row[1].requires_grad and trained in row[0].replace("layer.0", "")
     )
-    done, on_step = after(3, lambda: parameter.detach().view(-1)[:2].fill_(float("nan")))
-    says = rf"E406 training diverged at {key} 0\.005, after step 3 of 8: the values of {re.escape(name)} hold 2 of"
+    done, on_step = after(step, lambda: parameter.detach().view(-1)[:2].fill_(float("nan")))
+    says = rf"E406 training diverged at {key} 0\.005, after step {step} of 8: the values of {re.escape(name)} hold 2 of"
     with pytest.raises(UserError, match=says):
         train(model, rows_of(64), 1, replace(FAST, epochs=1), tmp_path, on_step, save_every=save_every)
-    assert len(done) == 3
-    assert save_every is None or newest(tmp_path).name == "checkpoint-2"
+    assert len(done) == step
+    assert save_every is None or newest(tmp_path).name == f"checkpoint-{step - 1}"
 
 
 def test_a_model_that_is_not_finite_is_told_before_training(tmp_path):
