@@ -109,6 +109,8 @@ class TaskTrainer(Trainer):
     ):
         super().__init__(**arguments)
         self.teacher, self.dropout = teacher, dropout
+        self.mean_rows: float | None = None
+        """Rows of a mean batch of the current step, if it has several."""
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
         # encoders take **kwargs, from which Trainer concludes that their loss is a sum over tokens: accumulation would double
         # it
@@ -130,7 +132,15 @@ class TaskTrainer(Trainer):
             logits = outputs.logits
             loss = kind.loss(logits, labels) if teacher_logits is None else kind.distillation(logits, teacher_logits, labels)
         loss = loss + sum(link.penalty() for link in self.dense)
+        if self.mean_rows is not None:
+            loss = loss * (len(labels) / self.mean_rows)
         return (loss, outputs) if return_outputs else loss
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The batches of a step. Trainer averages their losses; the last of an epoch may have fewer rows, and counts less."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.mean_rows = sum(len(batch["labels"]) for batch in batches) / len(batches) if len(batches) > 1 else None
+        return batches, items
 
     def _get_train_sampler(self, train_dataset: TrainingRows | None = None) -> torch.utils.data.Sampler:
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
@@ -142,7 +152,7 @@ class TaskTrainer(Trainer):
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW: decay as in Trainer, separate rates for scores and gates, and a step count per scalar for a growing Ω."""
+        """AdamW: decay as in Trainer, for scores and gates another rate and no decay, a step count a scalar of a growing Ω."""
         if self.optimizer is not None:
             return self.optimizer
         decayed = set(self.get_decay_parameter_names(self.model))
@@ -154,7 +164,7 @@ class TaskTrainer(Trainer):
                 groups.setdefault((id(parameter) in scores, name in decayed), []).append(parameter)
         rates = {True: self.mask_learning_rate or self.args.learning_rate, False: self.args.learning_rate}
         described = [
-            {"params": group, "lr": rates[masks], "weight_decay": self.args.weight_decay if decay else 0.0}
+            {"params": group, "lr": rates[masks], "weight_decay": self.args.weight_decay if decay and not masks else 0.0}
             for (masks, decay), group in groups.items()
         ]
         kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
