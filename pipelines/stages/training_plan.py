@@ -82,7 +82,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
 def _learned(config: TrainingConfig, rows: dict[str, Any]) -> tuple[int, int]:
     """Number of rows of a training, texts without labels included, and the tokens of a mean one."""
     texts = rows.get("texts", {"rows": 0, "mean": 0})
-    count = texts["rows"] if config.steps is None else min(texts["rows"], config.steps * config.batch_size)
+    count = texts["rows"] if config.steps is None else min(texts["rows"], config.steps * config.step_size)
     learned = rows["train"] + count
     return learned, max(int((rows["train"] * rows["mean"] + count * texts["mean"]) / learned), 1)
 

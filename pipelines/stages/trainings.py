@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def train_model(
     is trained. `on_stop` is called at each of the config's checkpoints of a growing Ω."""
     schedule = schedule_of(config, row, inputs.seed)
     taught = None if logits is None else by_row(logits, data.train.labels)
-    dataset = TrainingRows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
+    dataset = rows_of(config, data, taught)
     title = f"training {what}{trainable_counts(model)['body']:,} parameters"
     with workspace.progress(title, schedule.steps(len(dataset))) as bar:
         inputs.require_unchanged()
@@ -100,16 +100,25 @@ def train_model(
         return train(model, dataset, data.pad_id, schedule, work, stepping(bar), **options)
 
 
+def rows_of(config: TrainingConfig, data: Data, teacher: Sequence[np.ndarray] | None = None) -> TrainingRows:
+    """The training rows with the loss of their kind, and the teacher's outputs for each."""
+    kind = data.kind.with_smoothing(config.label_smoothing) if config.label_smoothing else data.kind
+    return TrainingRows(data.train.tokens, data.train.labels.tolist(), teacher, kind)
+
+
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
     """Training length and learning rate of this stage, defaults filled in."""
     rate = config.learning_rate or row.rate(config)
+    decay = 0.01 if row.trains_base else 0.0
     return Schedule(
         epochs=config.epochs,
         learning_rate=rate,
         mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
         final_learning_rate=config.final_learning_rate or 10 * rate,
         batch_size=config.batch_size,
-        weight_decay=0.01 if row.trains_base else 0.0,
+        accumulate=config.accumulate or 1,
+        warmup=Schedule.warmup if config.warmup is None else config.warmup,
+        weight_decay=decay if config.weight_decay is None else config.weight_decay,
         seed=seed,
         max_steps=config.steps,
         dropout=config.uses_dropout,

@@ -15,11 +15,12 @@ from pipelines.stages.training_plan import estimate
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}
+KEYS = {"accumulate": 2, "warmup": 0.3, "weight_decay": 0.2, "label_smoothing": 0.1}
 TUNE = {"tune": {"method": "lora", "rank": 2, **FAST}}
 PRUNE = {"prune": [{"structure": name, "criterion": "random", "remove": 1} for name in ("heads", "layers")]}
 RECOVERIES = {
     "same, hidden states": [{"recover": {"distill": "hidden", **FAST}}],
-    "full, logits": [{"recover": {"method": "full", **FAST}}],
+    "full, logits": [{"recover": {"method": "full", **KEYS, **FAST}}],
     "twice": [{"recover": FAST}, {"recover": {"method": "lora", "rank": 3, "modules": "all", "distill": False, **FAST}}],
 }
 
@@ -105,6 +106,8 @@ def test_the_estimate_of_a_run_counts_it():
     learned = rows | {"texts": {"rows": 300, "mean": 10}}
     of_texts = estimate(RecoverConfig(texts="texts.txt", steps=10, control=False), plan, plan, learned)
     assert of_texts["flops"] == (2 * 10 * 32 + 50) * pruned.flops(10) + 400 * dense.flops(10)
+    accumulated = estimate(RecoverConfig(texts="texts.txt", steps=5, accumulate=2, control=False), plan, plan, learned)
+    assert accumulated == of_texts, "as many rows in each of the batches"
     taught = estimate(RecoverConfig(texts="texts.txt", steps=10), plan, plan, learned)
     assert taught["flops"] - of_texts["flops"] == (2 * 3 * 100 + 50) * dense.flops(10), "at most three passes over the labels"
     unpruned = replace(plan, shape=dense, tuned=None)

@@ -112,7 +112,7 @@ class ControlTraining:
         return fingerprint(
             {
                 "version": STAGE.version,
-                "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}),
+                "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}, exclude_none=True),
                 "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
                 "rows": hashlib.sha256(json.dumps([rows, positions]).encode()).hexdigest(),
                 "logits": None if logits is None else hashlib.sha256(np.ascontiguousarray(logits)).hexdigest(),
