@@ -30,6 +30,7 @@ from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
 from compressor.tasks.task_kind import TaskKind
 from compressor.training.distillation import HiddenTeacher
+from compressor.training.keep_best import KeepBest
 from compressor.training.schedule import Schedule
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
 
@@ -93,7 +94,8 @@ class TaskTrainer(Trainer):
 
     `grower` is given where Ω grows while training; gradients are then clipped here, after it has chosen. `dense` are the links
     that may add to the loss, `share` is the learning rate at a step (from 0) relative to its peak, if it is not one linear
-    decay; `teacher` is a model in memory; without `dropout`, only changes of weights are in training mode.
+    decay; `teacher` is a model in memory; without `dropout`, only changes of weights are in training mode; `best` is stored in
+    checkpoints.
     """
 
     def __init__(
@@ -105,10 +107,11 @@ class TaskTrainer(Trainer):
         share: Callable[[int], float] | None = None,
         teacher: HiddenTeacher | None = None,
         dropout: bool = True,
+        best: KeepBest | None = None,
         **arguments,
     ):
         super().__init__(**arguments)
-        self.teacher, self.dropout = teacher, dropout
+        self.teacher, self.dropout, self.best = teacher, dropout, best
         self.mean_rows: float | None = None
         """Rows of a mean batch of the current step, if it has several."""
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
@@ -181,6 +184,8 @@ class TaskTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         save_changing(self.accelerator.unwrap_model(self.model), Path(output_dir))
+        if self.best is not None:
+            self.best.save(Path(output_dir))
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         super()._save_checkpoint(model, trial)
@@ -188,6 +193,8 @@ class TaskTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_changing(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
+        if self.best is not None:
+            self.best.load(Path(resume_from_checkpoint))
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -275,15 +282,17 @@ def train(
     stops: Collection[int] = (),
     on_stop: Callable[[int], None] = lambda places: None,
     teacher: HiddenTeacher | None = None,
+    best: KeepBest | None = None,
 ) -> list[dict]:
     """Train the parameters with `requires_grad`, in place; returns the logged losses ({"step", "loss"}).
 
     Uses the GPU if torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a checkpoint
     is written to `work`; a call that finds one there resumes from it. Raises UserError E406 when a parameter is no longer
-    finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen.
+    finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen. With `best` (only
+    where Ω does not grow and nothing is projected) the model gets the best parameters instead of the last.
     """
     callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
-    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)
+    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher, best)
     checkpoint = newest(work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters() if parameter.requires_grad):
@@ -292,6 +301,8 @@ def train(
         )
     # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
     model.cpu().eval()
+    if best is not None:
+        best.restore(model)
     settle(model)
     if trainer.grower is not None:
         del model.growth
@@ -328,6 +339,7 @@ def trainer_of(
     stops: Collection[int] = (),
     on_stop: Callable[[int], None] = lambda places: None,
     teacher: HiddenTeacher | None = None,
+    best: KeepBest | None = None,
     **overrides,
 ) -> TaskTrainer:
     """The Trainer of one training; `overrides` replace its TrainingArguments."""
@@ -365,13 +377,14 @@ def trainer_of(
         args=settings,
         train_dataset=dataset,
         data_collator=Collator(pad_id),
-        callbacks=[*callbacks, *method_callbacks],
+        callbacks=[*callbacks, *method_callbacks, *([best] if best is not None else [])],
         mask_learning_rate=schedule.mask_learning_rate,
         grower=grower,
         dense=dense,
         share=schedule.halves(first, steps) if gates_of(dense) else None,
         teacher=teacher,
         dropout=schedule.dropout,
+        best=best,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

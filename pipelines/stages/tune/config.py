@@ -49,6 +49,8 @@ def with_tasks(config: TuneConfig, many: bool, kinds: Sequence[str]) -> Iterable
             "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
         )
         yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", fix, ("method",))
+    if many and config.keep_best:
+        yield Problem("E403", "keep_best is not used with several tasks, each with its metric", "Remove it", ("keep_best",))
     for key in () if many else ("combine", "temperature"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used with one task", "Remove the key, or list several under tasks", (key,))
