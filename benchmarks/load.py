@@ -52,11 +52,27 @@ WINDOW_MS = 700
 SECONDS, OVERLOAD_ROUNDS, TRIES, STEADY = 4.0, 3, 3, 0.2
 
 
-class Bench:
-    """A run's model on a server of its own, and the clients with the run's rows."""
+@contextlib.contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """This process, and what it starts meanwhile, on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
-    def __init__(self, run: Path, model: str, scratch: Path):
-        self.model, self.scratch = model, scratch
+
+def cores_of(text: str) -> set[int]:
+    """'0,1' -> {0, 1}."""
+    return {int(core) for core in text.split(",")}
+
+
+class Bench:
+    """A run's model on a server of its own, on the `cores`, and the clients with the run's rows."""
+
+    def __init__(self, run: Path, model: str, scratch: Path, cores: set[int]):
+        self.model, self.scratch, self.cores = model, scratch, cores
         self.folder = find_repository(run).repository / model
         with self.serve() as server, Client(server.url) as client:
             self.traffic: Traffic = traffic_of(client, model, run=run)
@@ -72,7 +88,9 @@ class Bench:
         if config is not None:
             (copy / "config.pbtxt").unlink()
             (copy / "config.pbtxt").write_text(text_format.MessageToString(config))
-        with EmbeddedServer(repository, log_path=repository / "triton.log") as server:
+        with contextlib.ExitStack() as stack:
+            with on_cores(self.cores):
+                server = stack.enter_context(EmbeddedServer(repository, log_path=repository / "triton.log"))
             yield server
 
     def target(self, server: EmbeddedServer, protocol: str = "http") -> Target:
@@ -224,7 +242,7 @@ def limited(config: ModelConfig, capacity: float, deadline_ms: float) -> ModelCo
 def tuning(bench: Bench, p99_ms: float, rounds: int) -> dict[str, Any]:
     """The search's choice, scored by the measurements of the whole grid, which are independent of the search's."""
     options = {"say": lambda line: print(line, file=sys.stderr, flush=True)}
-    with Fleet(bench.traffic) as fleet:
+    with Fleet(bench.traffic) as fleet, on_cores(bench.cores):
         _, search = tune(bench.folder, fleet, bench.scratch / "search", p99_ms, **options)
         _, grid = tune(bench.folder, fleet, bench.scratch / "grid", p99_ms, exhaustive_rounds=rounds, **options)
     keys = ("instances", "threads", "max_queue_delay_us", "max_batch_tokens")
@@ -238,7 +256,7 @@ def tuning(bench: Bench, p99_ms: float, rounds: int) -> dict[str, Any]:
 
 def page(record: dict[str, Any]) -> str:
     """load.md: the parts of the record as tables."""
-    where = f"{record['machine']}, {record['cores']} cores for server and clients; {record['rows']}."
+    where = f"{record['machine']}, the server on {record['cores']} cores, clients on {record['clients_on']}; {record['rows']}."
     lines = ["# Load tests", "", f"`python benchmarks/load.py RUN {record['model']} ...`. {where}", ""]
     if rows := record.get("perf_analyzer"):
         lines += [
@@ -270,6 +288,16 @@ def grid_lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
     return [f"| {' | '.join(row)} |" for row in (*head, *rows)]
 
 
+def shared_out(given: set[int] | None) -> tuple[set[int], set[int]]:
+    """Cores of the server, and the others, for the clients."""
+    cores = given or os.sched_getaffinity(0)
+    return cores, os.sched_getaffinity(0) - cores
+
+
+def told(others: set[int]) -> str:
+    return f"{len(others)} others" if others else "the same"
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
@@ -281,12 +309,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--p99-ms", type=float, default=50.0)
     parser.add_argument("--rounds", type=int, default=4, help="rounds of the whole grid")
+    parser.add_argument("--server-cores", type=cores_of, metavar="N,N,..", help="the clients use the others [all]")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for load.json and load.md")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(options.run, options.model, Path(scratch))
-        cores = len(os.sched_getaffinity(0))
-        facts = {"machine": processor()["cpu"], "cores": cores, "model": options.model, "rows": bench.traffic.source}
+    cores, others = shared_out(options.server_cores)
+    with tempfile.TemporaryDirectory() as scratch, on_cores(others or cores):
+        bench = Bench(options.run, options.model, Path(scratch), cores)
+        facts = {"machine": processor()["cpu"], "cores": len(cores), "clients_on": told(others), "model": options.model}
+        facts |= {"rows": bench.traffic.source}
         record = options.out / "load.json"
         found = {**(json.loads(record.read_text()) if record.is_file() else {}), **facts}
         if options.perf_analyzer:

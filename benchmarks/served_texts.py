@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
@@ -31,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tokenizers import Tokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from benchmarks.load import Bench, grid_lines
+from benchmarks.load import Bench, cores_of, grid_lines, on_cores, shared_out, told
 from benchmarks.record import write_record
 from benchmarks.sub_batches import padded
 from compressor.processor import processor
@@ -49,17 +47,6 @@ from serving.repository import TOKENIZER, read_config
 
 CLIENTS = (1, 16, 32)
 SECONDS = 2.0
-
-
-@contextlib.contextmanager
-def on_cores(cores: set[int]) -> Iterator[None]:
-    """This process, and what it starts meanwhile, on these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 class Bare:
@@ -110,25 +97,25 @@ def settings_of(config: ModelConfig, cores: int, runtime: Runtime) -> dict[str, 
     return {"as deployed": config, **grid}
 
 
-def measured(bench: Bench, cores: set[int], rounds: int) -> list[dict[str, Any]]:
+def measured(bench: Bench, rounds: int) -> list[dict[str, Any]]:
     """One row for each way of computing and number of clients: medians of the rounds, and of each round's share of what the
     bare sessions reached in it."""
     config, version = read_config(bench.folder), bench.folder / "1"
     runtime, budget = runtime_of_model(bench.folder, config), int(config.parameters[BUDGET].string_value)
     texts = [row["TEXT"].item().decode() for row in bench.traffic.rows]
     # all threads on one batch do better with larger ones
-    bares = {"one session": (1, max(budget, 1024)), **({"in parallel": (len(cores), budget)} if runtime.streams else {})}
+    bares = {"one session": (1, max(budget, 1024)), **({"in parallel": (len(bench.cores), budget)} if runtime.streams else {})}
     found: dict[tuple[str, str | int], list[dict[str, float]]] = defaultdict(list)
     with contextlib.ExitStack() as stack, Fleet(bench.traffic) as fleet:
-        with on_cores(cores):
+        with on_cores(bench.cores):
             pools = {way: stack.enter_context(multiprocessing.get_context("spawn").Pool(1)) for way in bares}
-            settings = settings_of(config, len(cores), runtime).items()
-            servers = {title: stack.enter_context(bench.serve(changed)) for title, changed in settings}
+        settings = settings_of(config, len(bench.cores), runtime).items()
+        servers = {title: stack.enter_context(bench.serve(changed)) for title, changed in settings}
         expected = first_pass(fleet, bench.target(servers["as deployed"]))
         for _ in range(rounds):
             for way, (streams, most) in bares.items():
                 for together, size in (*zip(CLIENTS, CLIENTS, strict=True), ("all", len(texts))):
-                    rate = pools[way].apply(bare_rate, (version, texts, len(cores), streams, size, most))
+                    rate = pools[way].apply(bare_rate, (version, texts, len(bench.cores), streams, size, most))
                     found[f"bare, {way}", together].append({"rate": rate})
             for (title, server), protocol in product(servers.items(), ("http", "grpc")):
                 for clients in CLIENTS:
@@ -173,20 +160,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("name")
-    parser.add_argument("--server-cores", type=lambda text: {int(core) for core in text.split(",")}, metavar="N,N,..")
+    parser.add_argument("--server-cores", type=cores_of, metavar="N,N,..")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for served_texts.json and .md")
     options = parser.parse_args(arguments)
-    cores = options.server_cores or os.sched_getaffinity(0)
-    others = os.sched_getaffinity(0) - cores
+    cores, others = shared_out(options.server_cores)
     with tempfile.TemporaryDirectory() as scratch, on_cores(others or cores):
-        bench = Bench(options.run, f"{options.name}-text", Path(scratch))
-        rows = measured(bench, cores, options.rounds)
+        bench = Bench(options.run, f"{options.name}-text", Path(scratch), cores)
+        rows = measured(bench, options.rounds)
         facts = read_version(bench.folder / "1")
     record = {
         "machine": processor()["cpu"],
         "server_cores": len(cores),
-        "clients_on": f"{len(others)} others" if others else "the same",
+        "clients_on": told(others),
         "name": options.name,
         "model": f"{facts.runtime} {facts.precision}",
         "texts": bench.traffic.source,
