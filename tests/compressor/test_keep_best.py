@@ -29,7 +29,7 @@ def quick_collections():
 
 
 def trained(best: KeepBest | None, work, case="lora", on_step=lambda note: None, **options):
-    model = tiny("bert", torch.float32)
+    model = tiny("bert", torch.float32, hidden_dropout_prob=0.2)
     prepared(model, case, MODULES)
     return model, train(model, rows_of(48), 1, FAST, work, on_step, best=best, **options)
 
