@@ -261,7 +261,7 @@ class ScalarAdamW(torch.optim.AdamW):
         return self.state[values]
 
     def _step_values(self, gradient: Tensor) -> None:
-        """AdamW's update (Loshchilov and Hutter 2019, algorithm 2) with a step count per scalar, without weight decay."""
+        """AdamW's update (Loshchilov and Hutter 2019, algorithm 2) with a step count per scalar."""
         values, state = self.growth.values, self._own_state()
         group = next(group for group in self.param_groups if any(parameter is values for parameter in group["params"]))
         beta1, beta2 = group["betas"]
@@ -270,6 +270,7 @@ class ScalarAdamW(torch.optim.AdamW):
         step += 1
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        values[used] *= 1 - group["lr"] * group["weight_decay"]
         size = group["lr"] / (1 - beta1**step)
         values[used] -= size * mean / ((square / (1 - beta2**step)).sqrt() + group["eps"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class TaskKind:
     - `start`: (model, training targets) -> None: initializes a fresh task head;
     - `loss`: (outputs as the model gives them, labels (rows, ...), reduction over rows "mean" or "sum") -> a scalar;
     - `distillation`: (student's outputs, teacher's outputs, labels) -> a scalar, the mean over rows;
+    - `smooths`: whether both take a `label_smoothing`;
     - `imitation`: the same by the teacher's outputs alone: `labels` only mark where the model predicts;
     - `texts`: (a row's cells, the task, its file and line) -> its texts; raises UserError E206;
     - `metrics`: the first is the one for checks, intervals and reports;
@@ -112,7 +114,7 @@ class TaskKind:
     lacks: Callable[[Labels, list[str]], str | None]
     start: Callable[[nn.Module, Labels], None]
     loss: Callable[..., Tensor]
-    distillation: Callable[[Tensor, Tensor, Tensor], Tensor]
+    distillation: Callable[..., Tensor]
     imitation: Callable[[Tensor, Tensor, Tensor], Tensor]
     metrics: tuple[Metric, ...]
     agreement: Agreement
@@ -127,6 +129,7 @@ class TaskKind:
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
     metric_inputs: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
     gates: Metric | None = None
+    smooths: bool = False
 
     @property
     def metric(self) -> Metric:
@@ -147,6 +150,11 @@ class TaskKind:
     def unlabelled(self) -> TaskKind:
         """The same kind for rows without labels: the only loss is the distance from the teacher."""
         return replace(self, distillation=self.imitation, loss=lambda outputs, labels, reduction="mean": 0 * outputs.sum())
+
+    def with_smoothing(self, share: float) -> TaskKind:
+        """The same kind with labels smoothed in the loss: `share` of their probability is spread evenly over all classes."""
+        losses = {name: partial(getattr(self, name), label_smoothing=share) for name in ("loss", "distillation")}
+        return replace(self, **losses)
 
     def quality(self, predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         """Every metric of the arrays from `metric_inputs`, the main one with its 95 % bootstrap interval, as recorded in

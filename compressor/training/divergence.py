@@ -42,7 +42,7 @@ class Watch:
     def gradient_norm(self, step: int) -> Tensor:
         """Norm of all gradients together in `step` (from 1). Raises UserError E406 if it, or a score or gate, is not finite."""
         norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        if not math.isfinite(norm + nn.utils.get_total_norm(self.masks, math.inf)):
+        if not math.isfinite(norm + nn.utils.get_total_norm(self.masks, 1.0)):  # a sum: large squares would overflow
             self.require_trained(step - 1)
             raise self._gradient_fault(step)
         return norm

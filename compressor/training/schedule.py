@@ -32,8 +32,11 @@ class Schedule:
         """Optimizer steps for a training set of `rows`; `batch_size` is that of one process."""
         if self.max_steps is not None:
             return self.max_steps
-        each = math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
-        return math.ceil(each * self.epochs)
+        return math.ceil(self.epoch_steps(rows, processes) * self.epochs)
+
+    def epoch_steps(self, rows: int, processes: int = 1) -> int:
+        """Optimizer steps of one pass over `rows`."""
+        return math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
 
     def rising(self, steps: int) -> int:
         """Number of warm-up steps among `steps`: never the last one, or a training of a single step would have rate 0."""

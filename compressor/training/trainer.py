@@ -30,6 +30,7 @@ from compressor.tasks.rows import Labels
 from compressor.tasks.task_kind import TaskKind
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.divergence import Watch, mask_parameters
+from compressor.training.keep_best import KeepBest
 from compressor.training.schedule import Schedule
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
 
@@ -92,9 +93,9 @@ class TaskTrainer(Trainer):
     trained by the gradients of their factors, and checkpoints of the trained tensors instead of the whole model.
 
     `watch` checks that all stays finite. `grower` is given where Ω grows while training; gradients are then clipped after it
-    has chosen. `dense` are the links
-    that may add to the loss, `share` is the learning rate at a step (from 0) relative to its peak, if it is not one linear
-    decay; `teacher` is a model in memory; without `dropout`, only changes of weights are in training mode.
+    has chosen. `dense` are the links that may add to the loss, `share` is the learning rate at a step (from 0) relative to its
+    peak, if it is not one linear decay; `teacher` is a model in memory; without `dropout`, only changes of weights are in
+    training mode; `best` is stored in checkpoints.
     """
 
     def __init__(
@@ -107,10 +108,13 @@ class TaskTrainer(Trainer):
         share: Callable[[int], float] | None = None,
         teacher: HiddenTeacher | None = None,
         dropout: bool = True,
+        best: KeepBest | None = None,
         **arguments,
     ):
         super().__init__(**arguments)
-        self.watch, self.teacher, self.dropout = watch, teacher, dropout
+        self.watch, self.teacher, self.dropout, self.best = watch, teacher, dropout, best
+        self.mean_rows: float | None = None
+        """Rows of a mean batch of the current step, if it has several."""
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
         # encoders take **kwargs, from which Trainer concludes that their loss is a sum over tokens: accumulation would double
         # it
@@ -132,7 +136,15 @@ class TaskTrainer(Trainer):
             logits = outputs.logits
             loss = kind.loss(logits, labels) if teacher_logits is None else kind.distillation(logits, teacher_logits, labels)
         loss = loss + sum(link.penalty() for link in self.dense)
+        if self.mean_rows is not None:
+            loss = loss * (len(labels) / self.mean_rows)
         return (loss, outputs) if return_outputs else loss
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The batches of a step. Trainer averages their losses; the last of an epoch may have fewer rows, and counts less."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.mean_rows = sum(len(batch["labels"]) for batch in batches) / len(batches) if len(batches) > 1 else None
+        return batches, items
 
     def _get_train_sampler(self, train_dataset: TrainingRows | None = None) -> torch.utils.data.Sampler:
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
@@ -144,7 +156,7 @@ class TaskTrainer(Trainer):
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW: decay as in Trainer, separate rates for scores and gates, and a step count per scalar for a growing Ω."""
+        """AdamW: decay as in Trainer, for scores and gates another rate and no decay, a step count a scalar of a growing Ω."""
         if self.optimizer is not None:
             return self.optimizer
         decayed = set(self.get_decay_parameter_names(self.model))
@@ -155,7 +167,11 @@ class TaskTrainer(Trainer):
                 groups.setdefault((id(parameter) in masks, name in decayed), []).append(parameter)
         rates = {True: self.mask_learning_rate or self.args.learning_rate, False: self.args.learning_rate}
         described = [
-            {"params": group, "lr": rates[of_masks], "weight_decay": self.args.weight_decay if decay else 0.0}
+            {
+                "params": group,
+                "lr": rates[of_masks],
+                "weight_decay": self.args.weight_decay if decay and not of_masks else 0.0,
+            }
             for (of_masks, decay), group in groups.items()
         ]
         kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
@@ -178,6 +194,8 @@ class TaskTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         save_changing(self.accelerator.unwrap_model(self.model), Path(output_dir))
+        if self.best is not None:
+            self.best.save(Path(output_dir))
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         self.watch.require_trained(self.state.global_step)
@@ -186,6 +204,8 @@ class TaskTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_changing(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
+        if self.best is not None:
+            self.best.load(Path(resume_from_checkpoint))
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -274,20 +294,24 @@ def train(
     stops: Collection[int] = (),
     on_stop: Callable[[int], None] = lambda places: None,
     teacher: HiddenTeacher | None = None,
+    best: KeepBest | None = None,
 ) -> list[dict]:
     """Train the parameters with `requires_grad`, in place; returns the logged losses ({"step", "loss"}).
 
     Uses the GPU if torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a checkpoint
     is written to `work`; a call that finds one there resumes from it. Raises UserError E406 when a gradient or a parameter is
-    no longer finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen.
+    no longer finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen. With
+    `best` (only where Ω does not grow and nothing is projected) the model gets the best parameters instead of the last.
     """
     callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
-    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher)
+    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher, best)
     checkpoint = newest(work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.watch.require_trained(trainer.state.global_step)
     # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
     model.cpu().eval()
+    if best is not None:
+        best.restore(model)
     settle(model)
     if trainer.grower is not None:
         del model.growth
@@ -324,6 +348,7 @@ def trainer_of(
     stops: Collection[int] = (),
     on_stop: Callable[[int], None] = lambda places: None,
     teacher: HiddenTeacher | None = None,
+    best: KeepBest | None = None,
     **overrides,
 ) -> TaskTrainer:
     """The Trainer of one training; `overrides` replace its TrainingArguments."""
@@ -361,7 +386,7 @@ def trainer_of(
         args=settings,
         train_dataset=dataset,
         data_collator=Collator(pad_id),
-        callbacks=[*callbacks, *method_callbacks],
+        callbacks=[*callbacks, *method_callbacks, *([best] if best is not None else [])],
         watch=watch,
         mask_learning_rate=schedule.mask_learning_rate,
         grower=grower,
@@ -369,6 +394,7 @@ def trainer_of(
         share=schedule.halves(first, steps) if gates_of(dense) else None,
         teacher=teacher,
         dropout=schedule.dropout,
+        best=best,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -172,7 +172,7 @@ class Workspace(Protocol):
     def proven(self, record: dict[str, Any]) -> None: ...
 
 
-def one_task_only(config: StageConfig, many: bool) -> Iterable[Problem]:
+def one_task_only(config: StageConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
     """The fault E117 that most stages report for `tasks`."""
     if many:
         fix = "Leave it out, or give the pipeline the task it is about: `task` instead of `tasks`"
@@ -221,7 +221,7 @@ class Stage:
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
     where it depends on the config it is a function of it. `lengths` are the tokens per row in the config, by key, to be
     compared with the model's positions. `beside` are the files and models that the config names. `with_tasks` validates the
-    config again, knowing whether the pipeline has many tasks. `estimate` returns non-default values
+    config again, knowing whether the pipeline has many tasks, and the kind of each. `estimate` returns non-default values
     (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from
     the closed forms after and before it and the account of the rows. `surroundings` are facts of this machine that affect
     the result of such a config. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run,
@@ -245,7 +245,7 @@ class Stage:
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
     estimate: Callable[[Any, Plan, Plan, dict[str, Any]], dict[str, float]] = lambda config, plan, before, rows: {}
-    with_tasks: Callable[[Any, bool], Iterable[Problem]] = one_task_only
+    with_tasks: Callable[[Any, bool, Sequence[str]], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
     beside: NamedInputs = NamedInputs()
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}

@@ -120,7 +120,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     entries, stage_faults = _entries(source)
     faults += top_faults + stage_faults + (list(_task_faults(source, top)) if top else [])
     if not faults:
-        faults = list(_unfit_faults(source, entries, top.tasks is not None)) or list(_order_faults(source, entries))
+        faults = list(_unfit_faults(source, entries, top)) or list(_order_faults(source, entries))
     if faults or top is None:
         raise UserErrors(first_of(faults))
     folder = path.resolve().parent
@@ -181,10 +181,11 @@ def _task_faults(source: YamlSource, top: PipelineFile) -> Iterator[UserError]:
             yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))
 
 
-def _unfit_faults(source: YamlSource, entries: Sequence[Entry], many: bool) -> Iterator[UserError]:
-    """Fault of the first stage that does not support one task, or many: the others would repeat it."""
+def _unfit_faults(source: YamlSource, entries: Sequence[Entry], top: PipelineFile) -> Iterator[UserError]:
+    """Fault of the first stage that does not support one task, or many, or its kind: the others would repeat it."""
+    kinds = [task.kind for task in (top.tasks or {"task": top.task}).values()]
     for place, entry in enumerate(entries):
-        for problem in entry.row.with_tasks(entry.config, many):
+        for problem in entry.row.with_tasks(entry.config, top.tasks is not None, kinds):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
             yield UserError(problem.code, problem.what, problem.fix, where)
             return

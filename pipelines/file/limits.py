@@ -14,6 +14,8 @@ WIDTH = 16_384
 """Inner width of an adapter."""
 BATCH = 4_096
 """Rows of a forward pass."""
+BATCHES = 100_000
+"""Batches of an optimizer step."""
 TOKENS = 8_192
 """Tokens of a row: as in `task.max_length`."""
 ROWS = 10_000_000
@@ -26,6 +28,8 @@ ROUNDS = 10_000
 """Rounds of a measurement."""
 RATE = 1_000.0
 """A learning rate."""
+DECAY = 100.0
+"""A weight decay."""
 SCALE = 1e9
 """Any other factor: a scale, a penalty, a norm, a temperature."""
 EXPONENT = 100.0

@@ -10,7 +10,7 @@ from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
-from pipelines.reporting.words import headline, left_out_note, notes, rival_note, teacher_note
+from pipelines.reporting.words import headline, kept_note, left_out_note, notes, rival_note, teacher_note
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
@@ -42,6 +42,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         + unlearnt_notes(inputs)
         + notes(roles, cells, candidates, metric, control)
         + teacher_notes(inputs)
+        + kept_notes(inputs)
         + rival_note(fastest, roles["compressed"], candidates, cells)
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)
@@ -79,6 +80,11 @@ def teacher_notes(inputs: Inputs) -> list[str]:
     """Notes on the recoveries that learned from texts without labels, or from another model than the dense one."""
     facts = [(artifact.entry, artifact.metadata) for artifact in inputs.artifacts if artifact.row.trains]
     return [teacher_note(name, of) for name, of in facts if {"texts", "teacher"} & of.keys()]
+
+
+def kept_notes(inputs: Inputs) -> list[str]:
+    """Notes on the trainings whose best parameters were kept instead of the last."""
+    return [kept_note(artifact.entry, artifact.metadata) for artifact in inputs.artifacts if "kept_step" in artifact.metadata]
 
 
 def unlearnt_notes(inputs: Inputs) -> list[str]:

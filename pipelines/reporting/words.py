@@ -84,6 +84,16 @@ def teacher_note(stage: str, recovery: Record) -> str:
     return lines
 
 
+def kept_note(stage: str, training: Record) -> str:
+    """Note on a training whose best parameters were kept: the rows that chose them also measure them."""
+    control = " (its control likewise)" if "kept_step" in training.get("control", {}) else ""
+    count, last = len(training["evaluations"]), training["evaluations"][-1]["step"]
+    return (
+        f"{stage} gives the parameters of step {training['kept_step']:,} of {last:,}{control}: the best of {count} evaluations "
+        "on the validation rows, so the quality on these rows is slightly too good."
+    )
+
+
 def notes(
     roles: dict[str, Record],
     cells: list[tuple[int, int]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from compressor.methods import (
     method,
 )
 from compressor.models.modules import Modules
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
 
@@ -104,7 +106,35 @@ class TrainingConfig(GroundConfig):
     learning_rate: float | None = Field(
         default=None, gt=0, le=limits.RATE, description="learning rate of AdamW, default that of the method"
     )
-    batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows per step")
+    batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows of a batch")
+    # without a default value, so that results of pipelines without these keys keep their fingerprints
+    accumulate: int | None = Field(
+        default=None, ge=1, le=limits.BATCHES, description="batches of an optimizer step, their gradients averaged, default 1"
+    )
+    warmup: float | None = Field(
+        default=None, ge=0, lt=1, description="share of the steps in which the learning rate rises from 0, default 0.06"
+    )
+    weight_decay: float | None = Field(
+        default=None, ge=0, le=limits.DECAY, description="of AdamW, default 0.01 where all weights are trained, else 0"
+    )
+    label_smoothing: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="classification: share of a label's probability that is spread over all classes, default 0",
+    )
+    keep_best: bool | None = Field(
+        default=None, description="keep the parameters that are best on the validation rows, not the last ones; default no"
+    )
+    evaluate_every: int | None = Field(
+        default=None, ge=1, le=limits.STEPS, description="keep_best: steps between evaluations, default those of an epoch"
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.STEPS,
+        description="keep_best: training ends after so many evaluations without improvement",
+    )
     dropout: bool | None = Field(
         default=None, description="the model's dropout while it is trained; default yes, but no where a recover has texts"
     )
@@ -114,9 +144,20 @@ class TrainingConfig(GroundConfig):
         """Whether the model's dropout is active in this training."""
         return self.dropout is not False
 
+    @property
+    def step_size(self) -> int:
+        """Rows of an optimizer step."""
+        return self.batch_size * (self.accumulate or 1)
+
     def passes(self, rows: int) -> float:
         """How often a training goes through its `rows`."""
-        return self.epochs if self.steps is None else self.steps * self.batch_size / rows
+        return self.epochs if self.steps is None else self.steps * self.step_size / rows
+
+    def evaluations(self, passes: float, rows: int) -> int:
+        """Most evaluations of the model during `passes` over its training `rows`."""
+        if not self.keep_best:
+            return 0
+        return math.ceil(passes * (1 if self.evaluate_every is None else rows / (self.evaluate_every * self.step_size)))
 
     def options(self, selected: Options | None, omega: dict | None, group: str) -> Options:
         """The method's options, defaults filled in; `selected` are the options of the select before it.
@@ -131,9 +172,23 @@ class TrainingConfig(GroundConfig):
 
 
 def length_problems(config: TrainingConfig) -> Iterable[Problem]:
-    """Fault of a training whose length is given twice."""
+    """Faults of a training whose length is given twice, or in evaluations that there are not."""
+    for key in () if config.keep_best else ("evaluate_every", "patience"):
+        if getattr(config, key) is not None:
+            yield Problem("E403", f"{key} is not used without keep_best", "Remove the key, or add keep_best: true", (key,))
     if config.steps is not None and "epochs" in config.model_fields_set:
         yield Problem("E403", "steps and epochs exclude each other", "Keep one of them", ("steps",))
+
+
+def kind_problems(config: TrainingConfig, kinds: Iterable[str]) -> Iterable[Problem]:
+    """Fault of label smoothing where a task's labels are no classes of its rows."""
+    if config.label_smoothing is None:
+        return
+    for kind in kinds:
+        if not kind_of(kind).smooths:
+            what = f"label_smoothing is not used by a task of kind {kind}"
+            yield Problem("E403", what, "Remove the key: it is for classification", ("label_smoothing",))
+            return
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:
@@ -155,6 +210,9 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
         other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
         what = f"{method_in_words(config, row)} does not use the positions that '{omega.id}' chooses"
         yield Problem("E404", what, f"Use {other}, or drop the select")
+    if row.needs_budget(config) and config.keep_best:
+        what = f"{method_in_words(config, row)} has its positions only at the end of the training: keep_best is not used by it"
+        yield Problem("E403", what, "Remove the key, or use a method that chooses no positions while it trains", ("keep_best",))
     if row.needs_budget(config) and config.budget is None:
         fix = "Say how many positions, e.g. budget: 0.005"
         yield Problem("E404", f"{method_in_words(config, row)} needs a budget", fix, (row.kind_key or "method",))

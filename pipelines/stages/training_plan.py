@@ -54,7 +54,8 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     trains_base = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
     learned, mean = _learned(config, rows)
     taken, backward = learned * config.passes(learned), 3 if trains_base else 2
-    flops = backward * shape.flops(mean) * taken + rows["validation"] * shape.flops(rows["mean"])
+    evaluated = rows["validation"] * (1 + config.evaluations(taken / learned, learned))
+    flops = backward * shape.flops(mean) * taken + evaluated * shape.flops(rows["mean"])
     teacher = bool(getattr(config, "distill", False))
     of_teacher = rows.get("teacher", {"flops": plan.dense.flops(mean), "bytes": plan.dense.bytes})
     if teacher:
@@ -65,14 +66,14 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     if control:
         if "texts" in rows and "teacher" not in rows:
             taken = min(taken, PASSES_OF_LABELS * rows["train"])
-        flops += backward * control.flops(mean) * taken + rows["validation"] * control.flops(rows["mean"])
+        flops += backward * control.flops(mean) * taken + evaluated * control.flops(rows["mean"])
     largest = control or shape
     disk = sum(model.bytes if trains_base else 8 * trained for model in (shape, control) if model)
     return {
         "flops": flops,
         "seconds": 3.0,
         "memory": largest.bytes
-        + 12 * trained
+        + (16 if config.keep_best else 12) * trained
         + config.batch_size * saved_bytes(largest, length)
         + teacher * of_teacher["bytes"],
         "disk": disk,
@@ -82,7 +83,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
 def _learned(config: TrainingConfig, rows: dict[str, Any]) -> tuple[int, int]:
     """Number of rows of a training, texts without labels included, and the tokens of a mean one."""
     texts = rows.get("texts", {"rows": 0, "mean": 0})
-    count = texts["rows"] if config.steps is None else min(texts["rows"], config.steps * config.batch_size)
+    count = texts["rows"] if config.steps is None else min(texts["rows"], config.steps * config.step_size)
     learned = rows["train"] + count
     return learned, max(int((rows["train"] * rows["mean"] + count * texts["mean"]) / learned), 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ from compressor.models.hub import build
 from compressor.storage.delta_file import write
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
-from compressor.tasks.features import torch_forward
+from compressor.tasks.features import metric_inputs_of, torch_forward
 from compressor.tasks.predictions import by_row
 from compressor.tasks.reading import TaskData
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
+from compressor.training.keep_best import KeepBest
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
@@ -61,7 +62,7 @@ def train_and_save(
         write_delta(model, kept / f"{places}.safetensors", inputs, data)
 
     options = {"row": row, "logits": logits, "teacher": teacher, "on_stop": keep}
-    losses = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
+    trained = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
     published = publish_model(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
         workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
@@ -71,7 +72,7 @@ def train_and_save(
         workspace.say(f"{warning}: try a lower learning_rate, or more epochs")
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
-    return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, "losses": losses}
+    return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, **trained}
 
 
 def train_model(
@@ -87,29 +88,60 @@ def train_model(
     teacher: HiddenTeacher | None = None,
     on_stop: Callable[[int], None] = lambda places: None,
     what: str = "",
-) -> list[dict[str, Any]]:
-    """Train the trainable parameters, in place, with checkpoints in `work`; returns the losses. Shows a bar, which says `what`
-    is trained. `on_stop` is called at each of the config's checkpoints of a growing Ω."""
+) -> dict[str, Any]:
+    """Train the trainable parameters, in place, with checkpoints in `work`; returns `losses` and, with `keep_best`, the
+    `evaluations` and the `kept_step`. Shows a bar, which says `what` is trained. `on_stop` is called at each of the config's
+    checkpoints of a growing Ω."""
     schedule = schedule_of(config, row, inputs.seed)
     taught = None if logits is None else by_row(logits, data.train.labels)
-    dataset = TrainingRows(data.train.tokens, data.train.labels.tolist(), taught, data.kind)
+    dataset = rows_of(config, data, taught)
+    every = config.evaluate_every or schedule.epoch_steps(len(dataset))
+    best = KeepBest(quality_on_validation(data), every, config.patience) if config.keep_best else None
     title = f"training {what}{trainable_counts(model)['body']:,} parameters"
     with workspace.progress(title, schedule.steps(len(dataset))) as bar:
         inputs.require_unchanged()
-        options = {"stops": stops_of(config, model), "on_stop": on_stop, "teacher": teacher}
-        return train(model, dataset, data.pad_id, schedule, work, stepping(bar), **options)
+        options = {"stops": stops_of(config, model), "on_stop": on_stop, "teacher": teacher, "best": best}
+        losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), **options)
+    if best is None:
+        return {"losses": losses}
+    kept = best.evaluations[best.best]["step"]
+    workspace.say(f"{what}step {kept:,} kept: the best of {len(best.evaluations)} evaluations on the validation rows")
+    return {"losses": losses, "evaluations": best.evaluations, "kept_step": kept}
+
+
+def quality_on_validation(data: Data) -> Callable[[nn.Module], float]:
+    """The measure of a model, in training or not: its main metric on the validation rows."""
+    rows = data.validation
+
+    def measure(model: nn.Module) -> float:
+        options = {"batch_size": data.batch_size}
+        arrays = metric_inputs_of(
+            torch_forward(model), rows.tokens, data.pad_id, rows.labels, rows.kind.metric_inputs, **options
+        )
+        return rows.kind.metric.value(*arrays)
+
+    return measure
+
+
+def rows_of(config: TrainingConfig, data: Data, teacher: Sequence[np.ndarray] | None = None) -> TrainingRows:
+    """The training rows with the loss of their kind, and the teacher's outputs for each."""
+    kind = data.kind.with_smoothing(config.label_smoothing) if config.label_smoothing else data.kind
+    return TrainingRows(data.train.tokens, data.train.labels.tolist(), teacher, kind)
 
 
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
     """Training length and learning rate of this stage, defaults filled in."""
     rate = config.learning_rate or row.rate(config)
+    decay = 0.01 if row.trains_base else 0.0
     return Schedule(
         epochs=config.epochs,
         learning_rate=rate,
         mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
         final_learning_rate=config.final_learning_rate or 10 * rate,
         batch_size=config.batch_size,
-        weight_decay=0.01 if row.trains_base else 0.0,
+        accumulate=config.accumulate or 1,
+        warmup=Schedule.warmup if config.warmup is None else config.warmup,
+        weight_decay=decay if config.weight_decay is None else config.weight_decay,
         seed=seed,
         max_steps=config.steps,
         dropout=config.uses_dropout,

@@ -186,7 +186,7 @@ def test_the_expected_number_of_open_gates():
 def test_open_gates_cost_and_learn_at_their_own_rate(tmp_path):
     """λ Σ P(z > 0) on top of the task's loss until the projection; α in a group of its own, never decayed."""
     model = gated_model()
-    trainer = trainer_of(model, rows_of(16), 1, FAST, tmp_path)
+    trainer = trainer_of(model, rows_of(16), 1, replace(FAST, weight_decay=0.1), tmp_path)
     inputs, links = trainer.data_collator([rows_of(16)[row] for row in range(16)]), dense_links(model)
     with torch.no_grad():
         task, whole = model(**inputs).loss, trainer.compute_loss(model, dict(inputs))
@@ -196,7 +196,7 @@ def test_open_gates_cost_and_learn_at_their_own_rate(tmp_path):
         assert torch.equal(model(**inputs).loss, trainer.compute_loss(model, dict(inputs)))
     rates = {id(p): (g["lr"], g["weight_decay"]) for g in trainer.create_optimizer().param_groups for p in g["params"]}
     assert {rates[id(link.alpha)] for link in links} == {(0.1, 0.0)}
-    assert {rates[id(link.values)] for link in links} == {(5e-3, 0.0)}
+    assert {rates[id(link.values)] for link in links} == {(5e-3, 0.1)}
 
 
 def test_two_trainings_in_one(tmp_path):

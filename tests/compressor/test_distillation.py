@@ -36,6 +36,19 @@ def test_distillation_loss_by_hand():
     assert torch.isclose(distillation_loss(student, teacher, torch.tensor([0])), expected)
 
 
+def test_smoothed_labels_are_torch_s():
+    """In the loss, for a mean or a sum; with a teacher in the half that learns the labels, and nowhere else."""
+    kind, draw = kind_of("classification"), torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 3, 4, generator=draw, dtype=torch.float64)
+    smooth = kind.with_smoothing(0.1)
+    for reduction in ("mean", "sum"):
+        expected = functional.cross_entropy(student, LABELS, reduction=reduction, label_smoothing=0.1)
+        assert torch.equal(smooth.loss(student, LABELS, reduction=reduction), expected)
+    gained = smooth.loss(student, LABELS) - kind.loss(student, LABELS)
+    taught = smooth.distillation(student, teacher, LABELS) - kind.distillation(student, teacher, LABELS)
+    assert torch.isclose(taught, 0.5 * gained) and abs(gained) > 1e-3
+
+
 def test_imitation_is_the_distance_from_the_teacher_alone():
     """Whatever the labels are: zero at the teacher's outputs; KL of the distributions, or a squared error; at tagged tokens."""
     student, teacher = torch.tensor([[1.0, -1.0], [0.0, 3.0]]), torch.tensor([[0.5, 0.0], [0.0, 3.0]])

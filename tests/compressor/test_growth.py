@@ -127,10 +127,10 @@ def test_a_late_scalar_starts_like_an_early_one():
     model = tiny("bert")
     plant(model, Growth(matrices_of(model, ("query",)), 4, heuristic=Heuristic()))
     growth = model.growth
-    optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=0.1)
+    optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=0.1, weight_decay=0.2)
     growth.count.fill_(2)
     reference = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    plain = torch.optim.AdamW([reference], lr=0.1, weight_decay=0.0)
+    plain = torch.optim.AdamW([reference], lr=0.1, weight_decay=0.2)
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         gradient = torch.randn(4, generator=generator, dtype=torch.float64)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from compressor.deltas.kinds.prefix import Prefix
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import chain
+from compressor.deltas.sources import Scores
 from compressor.errors import UserError
 from compressor.storage import delta_file
 from compressor.training.schedule import Schedule
@@ -29,6 +30,7 @@ from tests.compressor.training_parts import (
     MODULES,
     NUMBERS,
     OTHERS,
+    SMOOTHED,
     TAGS,
     TAUGHT,
     TEXTS,
@@ -88,6 +90,47 @@ def test_steps_instead_of_epochs(tmp_path):
     losses = train(model, rows, 1, schedule, tmp_path, lambda note: steps.append(note))
     assert len(steps) == 11 and losses[-1]["step"] == 11
     assert steps[0] == "" and steps[1] == f"loss {float(expected):.3f}"
+
+
+def stepped(schedule: Schedule, work: Path, case: str = "lora", rows: int = 14) -> tuple[dict, list[dict]]:
+    """What a training in float64 moves, by name, and its log: in the usual order of rows."""
+    model = tiny("bert")
+    prepared(model, case, MODULES)
+    trainer = trainer_of(model, rows_of(rows), 1, schedule, work, use_cpu=True)
+    trainer.train()
+    assert trainer.state.global_step == schedule.steps(rows)
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}, trainer.state.log_history
+
+
+def test_accumulated_batches_are_one_of_all_their_rows(tmp_path):
+    """Also where the last step of an epoch has fewer rows: 8 and 6 are 4 + 4 and 4 + 2, of the same rows."""
+    whole, accumulated = replace(FAST, epochs=2), replace(FAST, epochs=2, batch_size=4, accumulate=2)
+    (moved, log), (same, again) = stepped(whole, tmp_path / "1"), stepped(accumulated, tmp_path / "2")
+    assert all(torch.allclose(tensor, same[name], atol=1e-12) for name, tensor in moved.items())
+    assert [entry["loss"] for entry in log[:-1]] == pytest.approx([entry["loss"] for entry in again[:-1]], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "rising"), [(0, [1, 0.75, 0.5, 0.25]), (0.5, [0, 0.5, 1, 0.5]), (0.99, [0, 1 / 3, 2 / 3, 1])]
+)
+def test_the_learning_rate_rises_in_the_steps_of_warmup(warmup, rising, tmp_path):
+    _, log = stepped(replace(FAST, epochs=1, batch_size=4, warmup=warmup), tmp_path)
+    assert [entry["learning_rate"] / FAST.learning_rate for entry in log[:-1]] == pytest.approx(rising)
+
+
+@pytest.mark.parametrize("case", ["lora", "id3", "propetl", "diff_pruning"])
+def test_weight_decay_takes_its_share_of_a_weight(case, tmp_path):
+    """In one step, beside AdamW's: learning rate · decay · weight, of all but biases, scores and gates."""
+    schedule = replace(FAST, max_steps=1, warmup=0)
+    model = tiny("bert")
+    prepared(model, case, MODULES)
+    start = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    plain, _ = stepped(schedule, tmp_path / "1", case)
+    decayed, _ = stepped(replace(schedule, weight_decay=0.5), tmp_path / "2", case)
+    kept = tuple(path for path, module in model.named_modules() if isinstance(module, Scores))
+    for name, weight in start.items():
+        share = 0.0 if name.endswith(("bias", "alpha")) or name.startswith(kept) else FAST.learning_rate * 0.5
+        assert torch.allclose(plain[name] - decayed[name], share * weight, atol=1e-12), name
 
 
 class Cut(Exception):
@@ -277,9 +320,9 @@ def test_many_tasks_are_the_same_over_two_processes(tmp_path, two_processes):
     assert all(torch.allclose(tensor, spread[name], atol=1e-9) for name, tensor in whole.items())
 
 
-@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, TAGS, TEXTS])
+@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, SMOOTHED, TAGS, TEXTS])
 def test_another_loss_is_the_same_over_two_processes(what, tmp_path, two_processes):
-    """Learnt from a live dense model, or numbers, tags or texts, and a teacher's: whole, as 8 + 8, as two processes."""
+    """Learnt from a live dense model, or labels of every kind and a teacher's outputs: whole, as 8 + 8, as two processes."""
     whole, spread = OTHERS[what](tmp_path / "1", batch_size=16), load_file(two_processes / f"{what}.safetensors")
     halves = OTHERS[what](tmp_path / "2", batch_size=8, accumulate=2)
     assert whole.keys() == halves.keys() == spread.keys()

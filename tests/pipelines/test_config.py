@@ -159,6 +159,8 @@ def test_every_fault_of_a_file_is_told_at_once(write):
             "epochs": st.floats(0.1, 100) | st.integers(1, 100),
             "learning_rate": st.floats(1e-9, 1),
             "batch_size": st.integers(1, 4096),
+            "accumulate": st.integers(1, 64),
+            "warmup": st.floats(0, 0.9),
             "modules": st.lists(st.sampled_from(["query", "key", "value", "output", "ffn_in", "ffn_out"]), min_size=1),
             "method": st.just("lora"),
         },
@@ -175,6 +177,8 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path_factory, values):
     assert {key: first[key] for key in values if key != "modules"} == {key: values[key] for key in values if key != "modules"}
     again = resolved({key: value for key, value in first.items() if value is not None})
     assert json.dumps(again) == json.dumps(first)
+    # a key that is not given is not in the fingerprint, so that results made before there was such a key are still found
+    assert first.keys() == values.keys() | {"method", "epochs", "batch_size"}
 
 
 def test_fp32_may_be_measured_on_a_graphics_card(write):

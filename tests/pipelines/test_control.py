@@ -8,18 +8,21 @@ from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
 from compressor.errors import UserError
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Inputs
 from pipelines.file.config import load_pipeline
+from pipelines.reporting.gather import kept_notes
 from pipelines.stages.recover import control, run
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.training_plan import estimate
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}
+KEYS = {"accumulate": 2, "warmup": 0.3, "weight_decay": 0.2, "label_smoothing": 0.1}
 TUNE = {"tune": {"method": "lora", "rank": 2, **FAST}}
 PRUNE = {"prune": [{"structure": name, "criterion": "random", "remove": 1} for name in ("heads", "layers")]}
 RECOVERIES = {
-    "same, hidden states": [{"recover": {"distill": "hidden", **FAST}}],
-    "full, logits": [{"recover": {"method": "full", **FAST}}],
+    "same, hidden states": [{"recover": {"distill": "hidden", "keep_best": True, "evaluate_every": 2, **FAST}}],
+    "full, logits": [{"recover": {"method": "full", **KEYS, **FAST}}],
     "twice": [{"recover": FAST}, {"recover": {"method": "lora", "rank": 3, "modules": "all", "distill": False, **FAST}}],
 }
 
@@ -34,6 +37,10 @@ def made(tmp_path_factory):
         return run_pipeline(load_pipeline(path), folder / "out", force=force).artifacts
 
     return make
+
+
+TRAINED = ("quality", "losses", "evaluations", "kept_step")
+"""Metadata of every training; the last two with keep_best alone."""
 
 
 def trained(artifact, folder=""):
@@ -51,8 +58,21 @@ def test_it_is_the_dense_model_with_the_same_trainings(made, name):
     for number, entry in enumerate(("recover", "recover-2")[: len(RECOVERIES[name])]):
         assert "control" not in dense[entry].metadata, "nothing was removed: the recovery is its own control"
         assert trained(pruned[entry], "control/") == trained(dense[entry])
-        same = {key: dense[entry].metadata[key] for key in ("quality", "losses")}
+        same = {key: dense[entry].metadata[key] for key in TRAINED if key in dense[entry].metadata}
         assert pruned[entry].metadata["control"] == {**same, "recoveries": number + 1}
+
+
+def test_the_best_is_published(made):
+    """Of the recovered model and of its control: its quality is that of the best evaluation."""
+    artifacts = made(TUNE, PRUNE, *RECOVERIES["same, hidden states"])
+    recovered = artifacts["recover"].metadata
+    (note,) = kept_notes(Inputs(base=None, task=None, seed=0, artifacts=tuple(artifacts.values())))
+    assert note.startswith(
+        f"recover gives the parameters of step {recovered['kept_step']} of 5 (its control likewise): the best"
+    )
+    for facts in (recovered, recovered["control"]):
+        values = {evaluation["step"]: evaluation["value"] for evaluation in facts["evaluations"]}
+        assert [*values] == [2, 4, 5] and values[facts["kept_step"]] == max(values.values()) == facts["quality"]["accuracy"]
 
 
 def test_without_it_the_recovered_model_is_the_same(made):
@@ -105,6 +125,10 @@ def test_the_estimate_of_a_run_counts_it():
     learned = rows | {"texts": {"rows": 300, "mean": 10}}
     of_texts = estimate(RecoverConfig(texts="texts.txt", steps=10, control=False), plan, plan, learned)
     assert of_texts["flops"] == (2 * 10 * 32 + 50) * pruned.flops(10) + 400 * dense.flops(10)
+    kept = RecoverConfig(epochs=3, batch_size=10, keep_best=True, evaluate_every=4)
+    assert estimate(kept, plan, plan, rows)["flops"] - with_it["flops"] == 8 * 50 * (dense.flops(10) + pruned.flops(10))
+    accumulated = estimate(RecoverConfig(texts="texts.txt", steps=5, accumulate=2, control=False), plan, plan, learned)
+    assert accumulated == of_texts, "as many rows in each of the batches"
     taught = estimate(RecoverConfig(texts="texts.txt", steps=10), plan, plan, learned)
     assert taught["flops"] - of_texts["flops"] == (2 * 3 * 100 + 50) * dense.flops(10), "at most three passes over the labels"
     unpruned = replace(plan, shape=dense, tuned=None)

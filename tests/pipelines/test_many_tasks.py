@@ -133,11 +133,12 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         ((f"{TUNE}}}", f"{TUNE}}}\n  - report:"), "E117 {}:9: stages[1].report: this stage works on one task", ""),
         ((TUNE, f"{TUNE}, temperature: 0"), "E104 {}:8: stages[0].tune.temperature: must be greater than 0, not 0", ""),
         ((TUNE, f"{TUNE}, combine: xor"), "E104 {}:8: stages[0].tune.combine: must be 'or' or 'and' or 'add'", "'or'?"),
+        ((TUNE, f"{TUNE}, keep_best: true"), "E403 {}:8: stages[0].tune.keep_best: keep_best is not used with several", ""),
         ((TUNE, f"{TUNE}, combine: and"), "E403 {}:8: stages[0].tune.combine: combine is not used with one task", "tasks"),
     ],
 )
 def test_mistakes(change, says, fix, project, out, compress):
-    text = ONE if says.startswith(("E105", "E403")) else PIPELINE
+    text = ONE if says.startswith("E105") or "with one task" in says else PIPELINE
     assert change[0] in text
     project.write_text(text.replace(*change))
     before = tree(project.parent)

@@ -343,6 +343,43 @@ MISTAKES = [
         "steps and epochs", ("rank: 4", "steps: 4, epochs: 2"), "E403 {file}:6: stages[1].tune.steps: steps and epochs exclude"
     ),
     Mistake(
+        "smoothed labels that are numbers",
+        lambda path: path.write_text(
+            path.read_text().replace("{train", "{kind: regression, train").replace("rank: 4", "rank: 4, label_smoothing: 0.1")
+        ),
+        "E403 {file}:6: stages[1].tune.label_smoothing: label_smoothing is not used by a task of kind regression",
+    ),
+    Mistake(
+        "smoothed tags in a recover",
+        lambda path: path.write_text(
+            path.read_text().replace("{train", "{kind: tokens, train").replace("method: same", "label_smoothing: 0.1")
+        ),
+        "E403 {file}:8: stages[3].recover.label_smoothing: label_smoothing is not used by a task of kind tokens",
+    ),
+    Mistake(
+        "smoothed labels that nobody learns",
+        ("method: same", "texts: train.tsv, label_smoothing: 0.1"),
+        "E403 {file}:8: stages[3].recover.label_smoothing: label_smoothing is not used where texts are learned",
+    ),
+    Mistake(
+        "patience with nothing", ("rank: 4", "patience: 2"), "E403 {file}:6: stages[1].tune.patience: patience is not used"
+    ),
+    Mistake(
+        "the best of other positions",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: diff_pruning, budget: 9, keep_best: true"),
+        "E403 {file}:5: stages[0].tune.keep_best: diff_pruning has its positions only at the end of the training",
+    ),
+    Mistake(
+        "the best of a growing Ω",
+        (
+            "  - select: {count: 4}\n  - tune: {rank: 4",
+            "  - tune: {method: selective, strategy: increment, budget: 9, keep_best: true",
+        ),
+        "E403 {file}:5: stages[0].tune.keep_best: selective with strategy increment has its positions only at the end",
+    ),
+    Mistake("a warm-up of all steps", ("rank: 4", "warmup: 1"), "E104 {file}:6: stages[1].tune.warmup: must be less than 1"),
+    Mistake("no batch", ("rank: 4", "accumulate: 0"), "E104 {file}:6: stages[1].tune.accumulate: must be"),
+    Mistake(
         "no file of texts",
         ("method: same", "texts: txets.txt"),
         "E201 {folder}/txets.txt: no such file ({file}:8: stages[3].recover.texts)",

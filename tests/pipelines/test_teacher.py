@@ -105,8 +105,8 @@ def test_a_file_that_changes_while_it_is_read(go, project, store, monkeypatch):
 
 
 def test_of_more_texts_than_steps_take_a_sample_is_used(go, project):
-    made = go(project, "recover.steps=3", "recover.control=false")
-    assert made.metadata["texts"]["rows"] == 24 and made.metadata["losses"][-1]["step"] == 3
+    made = go(project, "recover.steps=2", "recover.accumulate=2", "recover.control=false")
+    assert made.metadata["texts"]["rows"] == 32 and made.metadata["losses"][-1]["step"] == 2
 
 
 def test_check_counts_them(project):

@@ -78,15 +78,18 @@ def constant(labels: Sequence[int]) -> float:
     return max(Counter(labels).values()) / len(labels)
 
 
-def loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy. Logits are (rows, classes)."""
+def loss(logits: Tensor, labels: Tensor, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy, optionally with smoothed labels (Szegedy et al. 2016). Logits are (rows, classes)."""
     from torch.nn import functional
 
-    return functional.cross_entropy(logits, labels, reduction=reduction)
+    return functional.cross_entropy(logits, labels, reduction=reduction, label_smoothing=label_smoothing)
 
 
-def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """0.5 CE + 0.5 T² KL(teacher ‖ student), both softened by T (Hinton et al. 2015). Logits are (rows, classes)."""
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """0.5 CE + 0.5 T² KL(teacher ‖ student), the KL softened by T (Hinton et al. 2015). Logits are (rows, classes).
+
+    Smoothing applies to the labels of the CE alone: a teacher's distribution is soft already.
+    """
     from torch.nn import functional
 
     soft = functional.kl_div(
@@ -95,7 +98,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tenso
         reduction="batchmean",
         log_target=True,
     )
-    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * soft
+    return 0.5 * loss(student, labels, label_smoothing=label_smoothing) + 0.5 * TEMPERATURE**2 * soft
 
 
 def imitation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
@@ -135,6 +138,7 @@ KIND = TaskKind(
     start=lambda model, labels: None,
     loss=loss,
     distillation=distillation_loss,
+    smooths=True,
     imitation=imitation_loss,
     metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews, chance=0.0)),
     # a classifier is unsure on random rows, so this limit is lower: it finds broken files and does not measure quality

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +12,11 @@ from pydantic import Field, field_validator
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
 from compressor.tasks import TaskConfig
-from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage
+from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, one_task_only
 from pipelines.file import limits
 from pipelines.stages.training_config import (
     TrainingConfig,
+    kind_problems,
     length_problems,
     meaningless,
     merged_problems,
@@ -83,12 +84,20 @@ class RecoverConfig(TrainingConfig):
         schema["properties"]["distill"]["enum"].insert(0, True)
 
 
+def with_tasks(config: RecoverConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
+    yield from one_task_only(config, many, kinds)
+    yield from kind_problems(config, kinds)
+
+
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if config.hidden_weight is not None and config.distill not in ("hidden", "both"):
         fix = "Remove the key, or say distill: hidden (or both)"
         yield Problem("E403", "hidden_weight is not used where no hidden states are distilled", fix, ("hidden_weight",))
     yield from length_problems(config)
     yield from teacher_problems(config)
+    if config.label_smoothing is not None and config.texts is not None:
+        what = "label_smoothing is not used where texts are learned: no label is"
+        yield Problem("E403", what, "Remove the key, or texts", ("label_smoothing",))
     if config.embeddings is not None and config.method not in ("same", "full"):
         what = f"embeddings is not used by method {config.method}, which trains none"
         yield Problem("E403", what, "Remove the key, or say method: full", ("embeddings",))
@@ -206,4 +215,5 @@ STAGE = Stage(
     check=check,
     plan=plan,
     estimate=estimate,
+    with_tasks=with_tasks,
 )

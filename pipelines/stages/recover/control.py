@@ -112,7 +112,7 @@ class ControlTraining:
         return fingerprint(
             {
                 "version": STAGE.version,
-                "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}),
+                "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}, exclude_none=True),
                 "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
                 "rows": hashlib.sha256(json.dumps([rows, positions]).encode()).hexdigest(),
                 "logits": None if logits is None else hashlib.sha256(np.ascontiguousarray(logits)).hexdigest(),
@@ -150,14 +150,14 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
     row = method(prepare(model, config, training.before, options_of)["method"])
     try:
         taught = teaching(config, model, inputs, lessons.logits)
-        losses = train_model(model, config, inputs, lessons.data, workspace, work, row=row, what="the control, ", **taught)
+        trained = train_model(model, config, inputs, lessons.data, workspace, work, row=row, what="the control, ", **taught)
     except UserError as error:
         if error.code != "E406":
             raise
         what = f"the control (the dense model, trained as the pruned one is): {error.what}"
         raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
     judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
-    facts = {"quality": judged.quality, "recoveries": len(training.earlier) + 1, "losses": losses, **training.learned}
+    facts = {"quality": judged.quality, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
     shutil.rmtree(finished, ignore_errors=True)
     reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}
     save_state(model, finished, **reference, label_names=data.label_names)

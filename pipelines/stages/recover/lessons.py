@@ -66,7 +66,7 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
 def drawn_texts(config: RecoverConfig, inputs: Inputs) -> Split:
     """The file's texts that are not in the task's files; a random sample of them if the training takes fewer."""
     texts = texts_of(config.texts, inputs.task, read_task(inputs.task))
-    most = len(texts) if config.steps is None else config.steps * config.batch_size
+    most = len(texts) if config.steps is None else config.steps * config.step_size
     chosen = sorted(np.random.default_rng(inputs.seed).permutation(len(texts))[:most].tolist())
     return Split(*([column[row] for row in chosen] for column in (texts.texts, texts.labels, texts.lines)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -18,7 +18,7 @@ from compressor.methods import (
 )
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
-from pipelines.stages.training_config import TrainingConfig, length_problems, method_in_words, method_problems
+from pipelines.stages.training_config import TrainingConfig, kind_problems, length_problems, method_in_words, method_problems
 from pipelines.stages.training_plan import counted, estimate, planned
 
 
@@ -39,8 +39,9 @@ class TuneConfig(TrainingConfig):
         return replace(options, tasks=count, combine=self.combine or options.combine)
 
 
-def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
-    """Faults of `tasks`: only some methods train many tasks together, and some keys are for these only."""
+def with_tasks(config: TuneConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
+    """Faults of the tasks: only some methods train many together, and some keys are for these, or for some kinds, only."""
+    yield from kind_problems(config, kinds)
     row = method(config.method)
     if many and not row.many_tasks:
         fix = (
@@ -48,6 +49,8 @@ def with_tasks(config: TuneConfig, many: bool) -> Iterable[Problem]:
             "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
         )
         yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", fix, ("method",))
+    if many and config.keep_best:
+        yield Problem("E403", "keep_best is not used with several tasks, each with its metric", "Remove it", ("keep_best",))
     for key in () if many else ("combine", "temperature"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used with one task", "Remove the key, or list several under tasks", (key,))

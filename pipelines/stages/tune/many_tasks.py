@@ -12,10 +12,10 @@ from compressor.storage.task_files import SHARED, write_tasks
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
 from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
-from compressor.training.trainer import TrainingRows, train
+from compressor.training.trainer import train
 from pipelines.engine.stage import TASKS, Inputs, Workspace
 from pipelines.stages.loading import judge_rows, load_data
-from pipelines.stages.trainings import load_options, schedule_of, settings_of, stepping, with_start
+from pipelines.stages.trainings import load_options, rows_of, schedule_of, settings_of, stepping, with_start
 from pipelines.stages.tune.config import TuneConfig
 
 TEMPERATURE = 10.0
@@ -32,9 +32,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
 
-    mixture = Mixture(
-        [TrainingRows(task.train.tokens, task.train.labels.tolist(), kind=task.kind) for task in data.values()], temperature
-    )
+    mixture = Mixture([rows_of(config, task) for task in data.values()], temperature)
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
     inputs.require_unchanged()
     with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
