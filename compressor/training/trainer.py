@@ -166,13 +166,10 @@ class TaskTrainer(Trainer):
             if parameter.requires_grad:
                 groups.setdefault((id(parameter) in masks, name in decayed), []).append(parameter)
         rates = {True: self.mask_learning_rate or self.args.learning_rate, False: self.args.learning_rate}
+        weight_decay = self.args.weight_decay
         described = [
-            {
-                "params": group,
-                "lr": rates[of_masks],
-                "weight_decay": self.args.weight_decay if decay and not of_masks else 0.0,
-            }
-            for (of_masks, decay), group in groups.items()
+            {"params": group, "lr": rates[of_masks], "weight_decay": weight_decay if decays and not of_masks else 0.0}
+            for (of_masks, decays), group in groups.items()
         ]
         kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         if self.grower is None:
