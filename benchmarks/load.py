@@ -256,26 +256,27 @@ def tuning(bench: Bench, p99_ms: float, rounds: int) -> dict[str, Any]:
 
 def page(record: dict[str, Any]) -> str:
     """load.md: the parts of the record as tables."""
-    where = f"{record['machine']}, the server on {record['cores']} cores, clients on {record['clients_on']}; {record['rows']}."
-    lines = ["# Load tests", "", f"`python benchmarks/load.py RUN {record['model']} ...`. {where}", ""]
+    where = {part: f"The server on {on['cores']} cores, clients on {on['clients_on']}." for part, on in record["where"].items()}
+    lines = ["# Load tests", ""]
+    lines += [f"`python benchmarks/load.py RUN {record['model']} ...`. {record['machine']}; {record['rows']}.", ""]
     if rows := record.get("perf_analyzer"):
         lines += [
             "## `compress loadtest` / perf_analyzer",
             "",
-            f"Medians of {ROUNDS} turns; in brackets that of the turns' ratios.",
+            f"{where['perf_analyzer']} Medians of {ROUNDS} turns; in brackets that of the turns' ratios.",
             "",
         ]
         lines += grid_lines(("protocol", "clients", "requests/s", "p50 ms", "p99 ms"), map(opinion_cells, rows))
     if part := record.get("overload"):
         deadline = f"{part['deadline_ms']:g} ms, over {part['protocol']}"
-        what = f"Medians of {OVERLOAD_ROUNDS} turns; capacity: 16 clients just before and after; deadline: {deadline}."
+        what = f"{where['overload']} Medians of {OVERLOAD_ROUNDS} turns; capacity: 16 clients just before and after;"
+        what += f" deadline: {deadline}."
         lines += ["", "## Random arrivals beyond the capacity", "", what, ""]
         titles = ("queue", "rate / capacity", "capacity/s", "answers/s", "in time/s", "of capacity", "refused", "p99 ms")
         lines += grid_lines(titles, map(overload_cells, part["levels"]))
     if part := record.get("tune"):
-        what = (
-            f"The chosen setting has {part['share']:.1%} of the answers a second of the grid's best, by the grid's measurement;"
-        )
+        what = f"{where['tune']} The chosen setting has {part['share']:.1%} of the answers a second of the grid's best,"
+        what += " by the grid's measurement;"
         what += f" the search measured {len(part['search']['settings'])} of {part['grid']['grid']} settings."
         lines += ["", f"## Tuning for a p99 latency of {part['p99_ms']:g} ms", "", what, ""]
         lines += grid_lines(COLUMNS, setting_rows(part["grid"] | {"chosen": None}))
@@ -315,15 +316,18 @@ def main(arguments: list[str] | None = None) -> int:
     cores, others = shared_out(options.server_cores)
     with tempfile.TemporaryDirectory() as scratch, on_cores(others or cores):
         bench = Bench(options.run, options.model, Path(scratch), cores)
-        facts = {"machine": processor()["cpu"], "cores": len(cores), "clients_on": told(others), "model": options.model}
-        facts |= {"rows": bench.traffic.source}
+        facts = {"machine": processor()["cpu"], "model": options.model, "rows": bench.traffic.source}
+        on = {"cores": len(cores), "clients_on": told(others)}
         record = options.out / "load.json"
-        found = {**(json.loads(record.read_text()) if record.is_file() else {}), **facts}
+        found = {"where": {}, **(json.loads(record.read_text()) if record.is_file() else {}), **facts}
         if options.perf_analyzer:
+            found["where"]["perf_analyzer"] = on
             found["perf_analyzer"] = second_opinion(bench, options.perf_analyzer)
         if options.overload:
+            found["where"]["overload"] = on
             found["overload"] = overload(bench, options.deadline_ms, options.protocol)
         if options.tune:
+            found["where"]["tune"] = on
             found["tune"] = tuning(bench, options.p99_ms, options.rounds)
     write_record(record, found)
     (options.out / "load.md").write_text(page(found))

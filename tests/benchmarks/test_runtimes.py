@@ -188,6 +188,7 @@ def test_a_folder_holds_what_the_kinds_load(tmp_path, monkeypatch):
         assert {each.half for each in made if each.runtime == "pytorch"} == {device == "cuda"}
 
 
+@pytest.mark.slow
 def test_static_int8_of_onnx_runtime_multiplies_no_matrix_in_fp32(tmp_path):
     """Its optimizer joins a product with the rounding around it, or leaves it in fp32, which would be compared as int8."""
     model = tiny("bert").float()

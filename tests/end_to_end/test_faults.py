@@ -426,6 +426,7 @@ FAULTS = [
 PARAMETERS = [pytest.param(fault, id=fault.make.__name__, marks=[pytest.mark.slow] if fault.slow else []) for fault in FAULTS]
 
 
+@pytest.mark.slow
 def test_the_run_without_a_fault_passes(finished):
     before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.rglob("*") if file.is_file()}
     checks = verify(finished / "tiny")

@@ -67,7 +67,8 @@ def contents(store: Path) -> dict[str, str]:
     return {str(file.relative_to(store)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-@pytest.mark.parametrize("moments", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", [2, 25])
 def test_killed_many_times_gives_the_same_bytes(tmp_path, moments):
     """Through the export, which is the last stage whose content holds no time; with two kills, up to it."""
     stages = EVERYTHING[:7] if moments > 2 else STAGES[:6]

@@ -42,7 +42,7 @@ def made(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in TRIED if name[:2] != "t5" and name != "llama")]
 )

@@ -85,9 +85,8 @@ def test_what_disturbs_some_rounds_is_left_out_of_the_ratios():
     assert undisturbed([quiet]) == {"quiet": pytest.approx(11.0)}
 
 
-@pytest.mark.parametrize(
-    ("runtime", "precision"), [("onnxruntime", "fp32"), pytest.param("openvino", "int8", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("runtime", "precision"), [("onnxruntime", "fp32"), ("openvino", "int8")])
+@pytest.mark.slow
 def test_real_models_are_exported_and_timed(runtime, precision, monkeypatch):
     """One block, and nothing between all and none: three graphs. The model comes out as it went in."""
     if runtime == "openvino":

@@ -27,7 +27,7 @@ PLANS = {"dense": {}, "unequal": UNEQUAL, "emptied": {0: Removal(list(range(4)),
 
 
 CASES = [("bert", plan) for plan in PLANS] + [(name, "unequal") for name in JOINED[1:]]
-APART = ("mpnet", "gpt2", "modernbert")
+APART = ("mpnet", "gpt2")
 
 
 @functools.cache

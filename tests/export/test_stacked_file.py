@@ -80,6 +80,7 @@ def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
         assert abs(run(live, {**alone, "task": np.array([task])}) - logits[row])[0, : made.tasks[task].outputs].max() < 1e-5
 
 
+@pytest.mark.slow
 def test_tags_of_every_token_in_openvino(base, tmp_path):
     pytest.importorskip("openvino", reason="the extra openvino is not installed")
     paths = write_tasks(base, tmp_path, ("dsee", "lora"), auto_class=TOKENS)

@@ -125,6 +125,7 @@ def test_gradual_pruning_is_a_list_of_stages(tmp_path):
     assert made["recover-2"].metadata["control"]["recoveries"] == 2
 
 
+@pytest.mark.slow
 def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, unmeasured):
     """For one machine, model shape and setting, whatever is pruned before and however much is asked for."""
 
@@ -188,6 +189,7 @@ def test_a_time_needs_its_runtime(runtime, package, monkeypatch):
         targets.surroundings(Target(speedup=2.0, runtime=runtime))
 
 
+@pytest.mark.slow
 def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasured, compress):
     settings = ("--set", "prune-2.target={flops: 0.9, length: 16}", "--until", "prune-2", "--out", tmp_path)
     code, shown, _ = compress("run", project, *settings)
@@ -199,6 +201,7 @@ def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasu
     assert after["target"]["predicted"] <= 0.8
 
 
+@pytest.mark.slow
 def test_a_time_that_cannot_be_had_says_which_could(project, tmp_path, tables, unmeasured):
     with pytest.raises(
         UserError, match=r"E520 .*prune: 900\.00x is out of reach: .* gives \d+\.\d\dx\. Choose a lower target$"
@@ -208,7 +211,8 @@ def test_a_time_that_cannot_be_had_says_which_could(project, tmp_path, tables, u
     assert published == ["prune", "recover", "tune"]
 
 
-@pytest.mark.parametrize("share", [0.9, pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.9, 0.5])
+@pytest.mark.slow
 def test_a_target_in_milliseconds(project, tmp_path, tables, unmeasured, share):
     """As many units stay as the time allows: with one more of any block it would be over."""
 
@@ -326,6 +330,7 @@ def test_blocks_that_stay_anyway_are_those_that_are_kept():
     assert found == widths(search, shape, shape, closed_form(search.target), None) == [{}, None, None, {}, None, None]
 
 
+@pytest.mark.slow
 def test_units_are_priced_once_for_a_model_and_its_scores(project, tmp_path, monkeypatch):
     """Whatever is asked for; again by force, with other rows or other scores, and where the file is damaged it is told."""
     counted = []
