@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         path = arguments.onnx or write_empty(Path(scratch, "empty.onnx"))
         folder = write_repository(Path(scratch, "repository"), NAME, path, knobs=Knobs(threads=1, instances=2))

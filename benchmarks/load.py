@@ -313,6 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--server-cores", type=cores_of, metavar="N,N,..", help="the clients use the others [all]")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for load.json and load.md")
     options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
     cores, others = shared_out(options.server_cores)
     with tempfile.TemporaryDirectory() as scratch, on_cores(others or cores):
         bench = Bench(options.run, options.model, Path(scratch), cores)

@@ -164,6 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for served_texts.json and .md")
     options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
     cores, others = shared_out(options.server_cores)
     with tempfile.TemporaryDirectory() as scratch, on_cores(others or cores):
         bench = Bench(options.run, f"{options.name}-text", Path(scratch), cores)
