@@ -127,6 +127,7 @@ def show(*arguments: str):
     return done.exit_code, done.output, done.exception
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_row_that_works_when_pasted(tmp_path, monkeypatch):
     """XLM-RoBERTa with its row hidden: what is printed is its row."""
     by_hand = ARCHITECTURES["xlm-roberta"]

@@ -81,7 +81,8 @@ def test_logits_of_tokens_are_cut_to_the_tokens_that_were_given(tmp_path):
     np.testing.assert_allclose(logits[mask], expected[mask], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.slow
 def test_a_model_that_reads_its_last_token_is_not_padded(tmp_path, name):
     live, shapes = opened(tmp_path, tiny(name, torch.float32))
     assert live.model.filler is None

@@ -26,7 +26,8 @@ JOINED = ("bert", "distilbert", "electra", "roberta", "xlm-roberta")
 PLANS = {"dense": {}, "unequal": UNEQUAL, "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([0, 2, 3], [])}}
 
 
-CASES = [("bert", plan) for plan in PLANS] + [(name, "unequal") for name in JOINED[1:]]
+CASES = [("bert", plan) for plan in PLANS]
+CASES += [pytest.param(name, "unequal", marks=() if name == "distilbert" else pytest.mark.slow) for name in JOINED[1:]]
 APART = ("mpnet", "gpt2")
 
 

@@ -135,6 +135,7 @@ def test_the_estimate_of_a_run_counts_it():
     assert estimate(RecoverConfig(epochs=3), unpruned, unpruned, rows)["flops"] == (2 * 300 + 50 + 100) * dense.flops(10)
 
 
+@pytest.mark.slow
 def test_other_cuts_of_the_same_model_share_it(made, monkeypatch):
     """Trained once in a store; again where it learns otherwise, or is asked for by force."""
     counted, train = [], control._train
