@@ -124,16 +124,19 @@ class Upstream:
         """A new connection; while a thread is blocked, one that is answered at once."""
         for _ in range(PROBES if self.blocking else 0):
             connection = await self._connect_blindly()
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(PROBE_SECONDS):
                     await (await self._exchange(connection, PROBE)).body()
+            except TimeoutError:
+                self.put_back(connection, reusable=False)
+            else:
                 self._end(connection)
                 return connection
-            self._end(connection)
         return await self._connect_blindly()
 
     async def _connect_blindly(self) -> Connection:
-        return Connection(*await asyncio.open_unix_connection(self.path, limit=LARGEST_HEAD), self.era)
+        era = self.era  # of when it is asked for: what is accepted later may be of the thread that blocks
+        return Connection(*await asyncio.open_unix_connection(self.path, limit=LARGEST_HEAD), era)
 
     def _end(self, connection: Connection) -> None:
         """Note that nothing is in flight on a connection any more."""
