@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -26,24 +25,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tokenizers import Tokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from benchmarks.load import Bench, cores_of, grid_lines, on_cores, shared_out, told
 from benchmarks.record import write_record
-from benchmarks.sub_batches import padded
+from benchmarks.sub_batches import Opened
 from compressor.processor import processor
 from export.runtimes.runtime import Runtime
-from export.runtimes.runtime_registry import RUNTIMES
-from export.runtimes.sessions import session
 from pipelines.reporting.format import significant
-from serving.backends.sub_batches import sub_batches
 from serving.layout.version_file import read_version
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import first_pass, measure
 from serving.loadtest.tune.setting_grid import BUDGET, Setting, configured, layouts, runtime_of_model
-from serving.repository import TOKENIZER, read_config
+from serving.repository import read_config
 
 CLIENTS = (1, 16, 32)
 SECONDS = 2.0
@@ -53,32 +48,17 @@ class Bare:
     """A version's file in a local session, with its tokenizer. Made in a process of its own, on the server's cores."""
 
     def __init__(self, version: Path, threads: int, streams: int):
-        facts = read_version(version)
-        runtime = RUNTIMES[facts.runtime]
-        path = next(path for path in version.glob(f"model*{runtime.suffix}"))
-        self.live = session(path, runtime=runtime, threads=threads // streams)
-        self.names = [value.name for value in self.live.get_inputs()]
-        self.pool, self.streams = ThreadPoolExecutor(streams), streams
-        self.tokenizer = Tokenizer.from_file(str(version / TOKENIZER / "tokenizer.json"))
-        self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(facts.max_length)
+        opened = Opened.at(version)
+        self.side, self.tokenizer = opened.side(threads, streams), opened.tokenizer
 
     def rate(self, texts: list[str], together: int, most_tokens: int) -> float:
         """Texts a second."""
         done, start = 0, time.perf_counter()
         while time.perf_counter() - start < SECONDS:
             for first in range(0, len(texts), together):
-                self.compute(texts[first : first + together], most_tokens)
+                self.side.compute(self.tokenizer.encode_batch_fast(texts[first : first + together]), most_tokens)
             done += len(texts)
         return done / (time.perf_counter() - start)
-
-    def compute(self, texts: list[str], most_tokens: int) -> None:
-        encodings = self.tokenizer.encode_batch_fast(texts)
-        batches = sub_batches([len(encoding.ids) for encoding in encodings], most_tokens, self.streams)
-        list(self.pool.map(self.run, [[encodings[place] for place in batch] for batch in batches]))
-
-    def run(self, encodings: list) -> None:
-        self.live.run(["logits"], padded(encodings, self.names))
 
 
 def bare_rate(version: Path, texts: list[str], threads: int, streams: int, together: int, most_tokens: int) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from export.runtimes.sessions import session
 from pipelines.runs.finished import open_run
 from pipelines.runs.served import find_repository
 from serving.backends.sub_batches import sub_batches
-from serving.layout.version_file import read_version
+from serving.layout.version_file import VersionFacts, read_version
 from serving.layout.warmup import ENCODING_FIELDS
 from serving.repository import TOKENIZER
 
@@ -53,14 +54,39 @@ class Side:
         """CPU and wall time a row, of all merged batches."""
         cpu, wall = time.process_time(), time.perf_counter()
         for start in range(0, len(encodings), rows):
-            merged = encodings[start : start + rows]
-            batches = sub_batches([len(encoding.ids) for encoding in merged], budget, self.streams)
-            list(self.pool.map(self.run, [[merged[place] for place in batch] for batch in batches]))
+            self.compute(encodings[start : start + rows], budget)
         scale = 1000 / len(encodings)
         return scale * (time.process_time() - cpu), scale * (time.perf_counter() - wall)
 
+    def compute(self, merged: list, budget: int) -> None:
+        """The sub-batches of one merged batch."""
+        batches = sub_batches([len(encoding.ids) for encoding in merged], budget, self.streams)
+        list(self.pool.map(self.run, [[merged[place] for place in batch] for batch in batches]))
+
     def run(self, encodings: list) -> None:
         self.live.run(["logits"], padded(encodings, self.names))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A version of a deployed model of texts: its facts, runtime, model file and tokenizer."""
+
+    facts: VersionFacts
+    runtime: Runtime
+    path: Path
+    tokenizer: Tokenizer
+
+    @classmethod
+    def at(cls, version: Path) -> Opened:
+        facts = read_version(version)
+        runtime = RUNTIMES[facts.runtime]
+        tokenizer = Tokenizer.from_file(str(version / TOKENIZER / "tokenizer.json"))
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(facts.max_length)
+        return cls(facts, runtime, next(version.glob(f"model*{runtime.suffix}")), tokenizer)
+
+    def side(self, threads: int, streams: int) -> Side:
+        return Side(self.path, self.runtime, threads, streams)
 
 
 def main() -> None:
@@ -73,19 +99,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--merged", type=int, default=16, help="rows of a merged batch")
     options = parser.parse_args()
-    version = find_repository(options.run).repository / f"{options.name}-text" / "1"
-    facts = read_version(version)
-    runtime = RUNTIMES[facts.runtime]
-    path = next(path for path in version.glob(f"model*{runtime.suffix}"))
+    opened = Opened.at(find_repository(options.run).repository / f"{options.name}-text" / "1")
+    facts = opened.facts
     # OpenVINO's session computes one run at a time
-    sides = [Side(path, runtime, options.threads, streams) for streams in ((1, options.threads) if runtime.streams else (1,))]
+    sides = [opened.side(options.threads, streams) for streams in ((1, options.threads) if opened.runtime.streams else (1,))]
     texts = read_task(TaskConfig(**open_run(options.run).lock["task"])).validation.texts[: options.rows]
-    tokenizer = Tokenizer.from_file(str(version / TOKENIZER / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(facts.max_length)
     for label, times in (("as they are", 1), ("up to max_length", facts.max_length)):
         repeated = [tuple(" ".join([cell] * times) for cell in cells) for cells in texts]
-        encodings = tokenizer.encode_batch([cells if facts.pair else cells[0] for cells in repeated])
+        encodings = opened.tokenizer.encode_batch([cells if facts.pair else cells[0] for cells in repeated])
         ways = list(product(sides, BUDGETS))
         found = [[side.milliseconds(encodings, budget, options.merged) for side, budget in ways] for _ in range(options.rounds)]
         print(

@@ -20,7 +20,7 @@ from export.runtimes.sessions import run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS
 from pipelines.stages.parity_checks import outputs_of
-from serving.backends.cpu_threads import cores
+from serving.backends.cpu_threads import threads_each
 from serving.backends.sub_batches import sub_batches
 from serving.client import Client
 from serving.clients.text_bytes import Text
@@ -55,7 +55,7 @@ class Served:
     @property
     def streams(self) -> int:
         """Sub-batches that an instance computes at the same time in a server on this machine."""
-        return streams(self.knobs, self.runtime) or self.knobs.threads or max(1, cores() // instances(self.knobs, self.runtime))
+        return streams(self.knobs, self.runtime) or self.knobs.threads or threads_each(instances(self.knobs, self.runtime))
 
 
 def compare_served(

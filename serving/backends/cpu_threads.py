@@ -13,9 +13,13 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 def threads_of(config, settings, key):
     """`settings[key]` where given (and not 0), else the cores of this process divided by the model's instances."""
-    given = int(settings.get(key, 0))
     instances = sum(group.get("count", 1) for group in config.get("instance_group", ())) or 1
-    return given or max(1, cores() // instances)
+    return int(settings.get(key, 0)) or threads_each(instances)
+
+
+def threads_each(instances):
+    """The cores of this process, shared equally by so many instances."""
+    return max(1, cores() // instances)
 
 
 def streams_of(settings, threads):
