@@ -26,14 +26,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from compressor.errors import UserError
 from compressor.processor import processor
-from export.generation.greedy import facts_of, generate, open_live
+from export.generation.greedy import facts_of, open_live
 from pipelines.engine.environment import distribution
-from serving.backends.decoding import Settings, Text, prompt_ids
-from serving.generator_repository import write_generator
+from pipelines.stages.deploy.generating import local_text, tokenizer_of_prompts
+from serving.generator_repository import version_facts, write_generator
 from serving.server import EmbeddedServer
 
 NAME = "measured"
@@ -78,17 +77,10 @@ def answer(client: Any, came: queue.Queue, prompt: str, tokens: int) -> Stream:
 
 def bare(options: argparse.Namespace, prompts: list[str]) -> list[str]:
     """The greedy continuations by the bare loop, one prompt at a time."""
-    facts = facts_of(options.folder)["generation"]
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True
-    live, found = open_live(options.folder, options.precision, threads=options.threads), []
-    for prompt in prompts:
-        ids = np.array([prompt_ids(tokenizer, prompt)])
-        generated = generate(live, ids, np.ones_like(ids), options.tokens, ends=facts["ends"], pad=facts["pad"])[0]
-        text = Text(tokenizer, Settings(max_tokens=options.tokens), frozenset(facts["ends"]))
-        found.append("".join(text.add(token) for token in generated.tolist() if not text.finish))
-    return found
+    facts = vars(version_facts(facts_of(options.folder)["generation"], options.model, options.precision))
+    tokenizer = tokenizer_of_prompts(options.model)
+    live = open_live(options.folder, options.precision, threads=options.threads)
+    return [local_text(live, tokenizer, prompt, facts, options.tokens) for prompt in prompts]
 
 
 def rows(options: argparse.Namespace, port: int, prompts: list[str], expected: list[str]) -> Iterator[str]:

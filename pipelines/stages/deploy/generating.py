@@ -55,15 +55,14 @@ def compare_streamed(
 
     Raises CheckError E610, UserError E7xx."""
     facts = vars(version_facts(facts_of(exported)["generation"], inputs.base.folder, precision))
-    tokenizer = Tokenizer.from_file(str(inputs.base.folder / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True  # as the backend: special tokens spelt in a text are text
+    tokenizer = tokenizer_of_prompts(inputs.base.folder)
     live, answers = open_live(exported, precision, threads=inputs.threads), []
     with EmbeddedServer(repository, log_path=log) as server:
         for prompt in prompts_of(inputs.task):
             expected = local_text(live, tokenizer, prompt, facts)
-            answers.append(served_answer(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt))
-            (given,) = answers[-1].outputs[0]["data"]
+            answer = served_answer(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt)
+            (given,) = answer.outputs[0]["data"]
+            answers.append(answer)
             if given != expected:
                 what = f"{HOP}: after {prompt!r:.60} the server generates {given!r:.60}, the local session {expected!r:.60}"
                 raise CheckError("E610", what, f"See {log.name}; compress verify RUN repeats the comparison")
@@ -76,13 +75,21 @@ def prompts_of(task: TaskConfig) -> list[str]:
     return [prompt for (prompt,) in read_task(task).validation.texts[:PROMPTS]]
 
 
-def local_text(live: Any, tokenizer: Tokenizer, prompt: str, facts: dict[str, Any]) -> str:
-    """The greedy continuation, put together as the backend does."""
+def tokenizer_of_prompts(folder: Path) -> Tokenizer:
+    """The tokenizer in a folder, as the backend uses it: special tokens spelt in a text are text."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def local_text(live: Any, tokenizer: Tokenizer, prompt: str, facts: dict[str, Any], most: int = TOKENS) -> str:
+    """The greedy continuation of at most `most` tokens, put together as the backend does."""
     from serving.backends.decoding import Settings, Text, prompt_ids
 
     ids = np.array([prompt_ids(tokenizer, prompt)])
-    text, pieces = Text(tokenizer, Settings(max_tokens=TOKENS), frozenset(facts["ends"])), []
-    for token in generate(live, ids, np.ones_like(ids), TOKENS, ends=facts["ends"], pad=facts["pad_id"])[0].tolist():
+    text, pieces = Text(tokenizer, Settings(max_tokens=most), frozenset(facts["ends"])), []
+    for token in generate(live, ids, np.ones_like(ids), most, ends=facts["ends"], pad=facts["pad_id"])[0].tolist():
         pieces.append(text.add(token))
         if text.finish:
             break
