@@ -5,10 +5,8 @@ An interrupted training resumes from its last checkpoint and gives bit-identical
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.deltas.backward import by_factors
 from compressor.deltas.inserts import settle_inserts
-from compressor.deltas.kinds.dense import Dense, dense_links, gates_of, project, reseed
+from compressor.deltas.kinds.dense import Dense, dense_links, gates_of
 from compressor.deltas.links import Change, settle_links
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
@@ -28,6 +26,7 @@ from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
 from compressor.tasks.task_kind import TaskKind
+from compressor.training.callbacks import CLIP, DenseLinks, Grow, Report, Save
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.divergence import Watch, mask_parameters
 from compressor.training.keep_best import KeepBest
@@ -213,72 +212,6 @@ def without_dropout(model: nn.Module) -> None:
             module.train()
 
 
-class _Grow(TrainerCallback):
-    """Callback that grows Ω between backward and the optimizer's step, then clips gradients as Trainer would have."""
-
-    def __init__(self, grower: Grower, watch: Watch):
-        self.grower, self.watch = grower, watch
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.grower.before(state.global_step + 1)
-
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        step = state.global_step + 1
-        self.grower.choose(step, getattr(optimizer, "optimizer", optimizer), partial(self.watch.require, step))
-        self.watch.clip(step, CLIP)
-
-
-class _Dense(TrainerCallback):
-    """Callback for dense links: seeds their random draws, fixes gates after `first` steps, thins clipped gradients."""
-
-    def __init__(self, links: Sequence[Dense], watch: Watch, first: int):
-        self.links, self.watch, self.first = links, watch, first
-
-    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
-        reseed(self.links, self.watch.schedule.seed, state.global_step)
-        gated = gates_of(self.links)
-        if gated and state.global_step == self.first:
-            self.watch.require_trained(state.global_step)
-            project(gated)
-            optimizer.state.clear()  # a new training begins, without momentum of the removed positions
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        for link in self.links:
-            link.thin()
-
-
-class _Save(TrainerCallback):
-    """Callback that saves a checkpoint whenever `seconds` have passed since the last."""
-
-    def __init__(self, seconds: float):
-        self.seconds, self.last = seconds, time.monotonic()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if time.monotonic() - self.last >= self.seconds:
-            control.should_save = True
-
-    def on_save(self, args, state, control, **kwargs):
-        self.last = time.monotonic()
-
-
-class _Report(TrainerCallback):
-    """Callback that reports every step and logged loss to the caller; after a resume it first reports the steps before."""
-
-    def __init__(self, on_step: Callable[[str], None]):
-        self.on_step, self.note = on_step, ""
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        for _ in range(state.global_step):
-            self.on_step("resumed")
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.on_step(self.note)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if logs and "loss" in logs:
-            self.note = f"loss {float(logs['loss']):.3f}"
-
-
 def train(
     model: nn.Module,
     dataset: TrainingRows,
@@ -300,7 +233,7 @@ def train(
     no longer finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen. With
     `best` (only where Ω does not grow and nothing is projected) the model gets the best parameters instead of the last.
     """
-    callbacks = [_Report(on_step), _Save(SAVE_EVERY if save_every is None else save_every)]
+    callbacks = [Report(on_step), Save(save_every)]
     trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher, best)
     checkpoint = newest(work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -326,13 +259,6 @@ def _means(losses: list[float], every: int = 10) -> list[dict]:
     """Mean loss of every `every` steps. Trainer's own means restart after a resume; these do not."""
     blocks = ((start, losses[start : start + every]) for start in range(0, len(losses), every))
     return [{"step": start + len(block), "loss": round(float(np.mean(block)), 6)} for start, block in blocks]
-
-
-SAVE_EVERY = 30.0
-"""Seconds between the checkpoints of a training."""
-
-CLIP = 1.0
-"""Norm to which the gradients of all trainable parameters together are clipped."""
 
 
 def trainer_of(
@@ -377,7 +303,7 @@ def trainer_of(
     settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
     first, watch = steps // 2, Watch(model, schedule, steps, mask_parameters(model))
-    method_callbacks = [_Grow(grower, watch)] if grower else [_Dense(dense, watch, first)] if dense else []
+    method_callbacks = [Grow(grower, watch)] if grower else [DenseLinks(dense, watch, first)] if dense else []
     trainer = TaskTrainer(
         model=model,
         args=settings,

@@ -27,8 +27,9 @@ from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove, silence
+from compressor.training.callbacks import CLIP
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import CLIP, settle, train, trainer_of
+from compressor.training.trainer import settle, train, trainer_of
 from tests.compressor.conftest import encoding, prepared, tiny, tuned
 from tests.compressor.training_parts import MODULES, rows_of
 

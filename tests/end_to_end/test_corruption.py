@@ -303,6 +303,7 @@ def test_an_unfinished_training(tmp_path, monkeypatch):
 
 def _cut_off(path: Path, out: Path, monkeypatch) -> None:
     """Run until the training has left three checkpoints, and stop there as Ctrl-C does."""
+    import compressor.training.callbacks
     import compressor.training.trainer
     from compressor.training.unfinished import seal
 
@@ -315,7 +316,7 @@ def _cut_off(path: Path, out: Path, monkeypatch) -> None:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(compressor.training.trainer, "SAVE_EVERY", 0.0)
+        patch.setattr(compressor.training.callbacks, "SAVE_EVERY", 0.0)
         patch.setattr(compressor.training.trainer, "seal", stop_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             run_pipeline(load_pipeline(path), out, console=Console(quiet=True))

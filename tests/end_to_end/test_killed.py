@@ -16,13 +16,13 @@ from tests.tiny import EVERYTHING, STAGES, write_pipeline
 RUNNER = textwrap.dedent(
     """
     import os, random, signal, sys, time
-    import export.graph.trace, transformers.trainer, onnxruntime, compressor.training.trainer
+    import export.graph.trace, transformers.trainer, onnxruntime, compressor.training.callbacks
     from pathlib import Path
     from pipelines.file.config import load_pipeline
     from pipelines.engine.runner import run_pipeline
 
     # a checkpoint after every step, so that kills fall between checkpoints and inside of them
-    compressor.training.trainer.SAVE_EVERY = 0.0
+    compressor.training.callbacks.SAVE_EVERY = 0.0
     path, out, moments = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
     def attempt(deadline):
