@@ -53,14 +53,6 @@ TestName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]
 """The name of a file that is only scored, as it appears in metadata and tables."""
 
 
-def _metric_names(schema: dict[str, Any]) -> None:
-    """Complete the JSON schema of `metric` with the metrics of all kinds."""
-    from compressor.tasks.task_kind import kind_of  # which imports this module
-
-    names = dict.fromkeys(metric.key for name in KINDS for metric in kind_of(name).choices)
-    schema["anyOf"][0] = {"enum": list(names)}
-
-
 class TaskConfig(BaseModel):
     """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the default columns are `tokens` and
     `tags` for token classification, `prompt` and `target` for generation."""
@@ -80,11 +72,10 @@ class TaskConfig(BaseModel):
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
     metric: str | None = Field(
         default=None,
-        json_schema_extra=_metric_names,
         description="the main metric, by which models are compared, chosen and refused; default: the kind's first of "
         "`compress list metrics`",
     )
-    positive: str | int | None = Field(
+    positive: str | Annotated[int, Field(ge=-(2**53), le=2**53)] | None = Field(
         default=None, description="the class that f1 and accuracy_f1 judge; default: the second of two, in order"
     )
     test: Path | Annotated[dict[TestName, Path], Field(min_length=1, max_length=20)] | None = Field(
