@@ -106,7 +106,8 @@ def test_list_metrics(compress):
     code, shown, _ = compress("list", "metrics")
     assert code == 0 and "regression      spearman          Spearman (default)\n" in shown and "perplexity" not in shown
     rows = json.loads(compress("list", "metrics", "--json")[1])
-    assert [row["metric"] for row in rows if row["default"]] == ["accuracy", "spearman", "f1", "likelihood"]
+    defaults = {row["kind"]: row["metric"] for row in rows if row["default"]}
+    assert (defaults["classification"], defaults["tokens"], defaults["generation"]) == ("accuracy", "f1", "likelihood")
 
 
 def test_list_architectures(compress):
