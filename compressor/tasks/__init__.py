@@ -7,9 +7,9 @@ Two kinds for single sentences or sentence pairs (classes, numbers), one for wor
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 
 class Columns(NamedTuple):
@@ -49,6 +49,10 @@ class Subset(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**32, description="seed of the draw")
 
 
+TestName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+"""The name of a file that is only scored, as it appears in metadata and tables."""
+
+
 class TaskConfig(BaseModel):
     """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the default columns are `tokens` and
     `tags` for token classification, `prompt` and `target` for generation."""
@@ -66,6 +70,17 @@ class TaskConfig(BaseModel):
         default=128, ge=4, le=8192, description="maximum tokens of a row: longer rows are truncated, or refused (E213)"
     )
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
+    metric: str | None = Field(
+        default=None,
+        description="the main metric, by which models are compared, chosen and refused; default: the kind's first of "
+        "`compress list metrics`",
+    )
+    positive: str | Annotated[int, Field(ge=-(2**53), le=2**53)] | None = Field(
+        default=None, description="the class that f1 and accuracy_f1 judge; default: the second of two, in order"
+    )
+    test: Path | Annotated[dict[TestName, Path], Field(min_length=1, max_length=20)] | None = Field(
+        default=None, description="rows that are only scored: a file, or files by name; nothing is chosen by them"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +115,19 @@ class TaskConfig(BaseModel):
     def text_columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
+    @property
+    def tests(self) -> dict[str, Path]:
+        """The files that are only scored, by name; a single one is called `test`."""
+        return self.test if isinstance(self.test, dict) else {"test": self.test} if self.test else {}
+
+
+def named_files(task: TaskConfig) -> dict[tuple[str, ...], Path]:
+    """The data files of a task by the key that names each: ("train",), or ("test", NAME) of several."""
+    one = not isinstance(task.test, dict)
+    tests = {("test",) if one else ("test", name): path for name, path in task.tests.items()}
+    return {("train",): task.train, ("validation",): task.validation, **tests}
+
 
 def data_files(task: TaskConfig) -> list[Path]:
     """The files whose content affects the result, for fingerprints."""
-    return [task.train, task.validation]
+    return list(named_files(task).values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.features import batches, check_ends, pad
 from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.predictions import IGNORED, cut
-from compressor.tasks.reading import read_task
+from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
-from compressor.tasks.task_kind import TaskKind, kind_of
+from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,24 +125,40 @@ class Data:
 
 def read_data(folder: Path, config: TaskConfig) -> Data:
     """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
-    kind, end, model = kind_of(config.kind), end_id(folder), config_of(folder)
-    tokenizer = task_tokenizer(folder, kind)
+    kind, model = kind_of(config.kind), config_of(folder)
     if kind.generates:
-        check_end(tokenizer, model, folder)
-    task, splits, faults = read_task(config), [], []
-    for split, path in ((task.train, config.train), (task.validation, config.validation)):
-        try:
-            splits.append(_token_rows(tokenizer, end, split, config, path))
-        except UserError as error:  # faults of both files are collected before they are reported
-            faults.append(error)
-    if faults:
-        raise UserErrors(faults)
-    return Data(*splits, task.label_names, padding_id(model, folder), 0 if task.label_names else model.vocab_size)
+        check_end(task_tokenizer(folder, kind), model, folder)
+    task = read_task(config)
+    splits = ((task.train, config.train), (task.validation, config.validation))
+    train, validation = _all_tokenized(folder, splits, config, kind_for(config, task.label_names))
+    pad_id = padding_id(model, folder)
+    return Data(train, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
+
+
+def read_test_rows(folder: Path, config: TaskConfig, names: list[str]) -> dict[str, TokenRows]:
+    """The files that are only scored, by name, as tokens of the model in `folder`; `names` are the labels of its outputs.
+    Raises UserErrors E2xx."""
+    tests = read_tests(config, names)
+    splits = [(split, config.tests[name]) for name, split in tests.items()]
+    return dict(zip(tests, _all_tokenized(folder, splits, config, kind_for(config, names)), strict=True))
 
 
 def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:
-    """The rows of a file as tokens of the model in `folder`. Raises UserError E212, E213."""
-    return _token_rows(task_tokenizer(folder, kind_of(config.kind)), end_id(folder), split, config, path)
+    """The rows of a file as tokens of the model in `folder`. Raises UserErrors E212, E213."""
+    return _all_tokenized(folder, [(split, path)], config, kind_of(config.kind))[0]
+
+
+def _all_tokenized(folder: Path, splits: Iterable[tuple[Split, Path]], config: TaskConfig, kind: TaskKind) -> list[TokenRows]:
+    """Each split, of a file, as tokens. Faults of all files are collected before they are raised as UserErrors."""
+    tokenizer, end, rows, faults = task_tokenizer(folder, kind), end_id(folder), [], []
+    for split, path in splits:
+        try:
+            rows.append(_token_rows(tokenizer, end, split, config, path, kind))
+        except UserError as error:
+            faults.append(error)
+    if faults:
+        raise UserErrors(faults)
+    return rows
 
 
 def task_tokenizer(folder: Path, kind: TaskKind):
@@ -155,8 +171,7 @@ def task_tokenizer(folder: Path, kind: TaskKind):
     return tokenizer
 
 
-def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, path: Path) -> TokenRows:
-    kind = kind_of(config.kind)
+def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, path: Path, kind: TaskKind) -> TokenRows:
     tokens, labels = kind.encode(tokenizer, split, config, path)
     if end is not None:
         check_ends(tokenizer, tokens, split, end, path)

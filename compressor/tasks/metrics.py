@@ -18,12 +18,36 @@ def matthews(logits: np.ndarray, labels: np.ndarray) -> float:
     """Matthews correlation of predictions and labels in [-1, 1], for any number of classes (Gorodkin 2004); 0 where one of them
     is constant. CoLA's metric: always predicting the larger class scores 0.
     """
-    confusion = np.zeros((logits.shape[1], logits.shape[1]))
-    np.add.at(confusion, (labels, logits.argmax(axis=1)), 1.0)
+    classes = logits.shape[1]
+    confusion = np.bincount(classes * labels + logits.argmax(axis=1), minlength=classes**2).reshape(classes, classes) * 1.0
     true, predicted, rows = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
     covariance = np.trace(confusion) * rows - true @ predicted
     spread = (rows**2 - true @ true) * (rows**2 - predicted @ predicted)
     return float(covariance / np.sqrt(spread)) if spread else 0.0
+
+
+def _f1_by_class(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """F1 of every class, 2 right / (predicted + true), 0 where nothing is right; and whether it occurs at all."""
+    classes, predicted = logits.shape[1], logits.argmax(axis=1)
+    right = np.bincount(labels[predicted == labels], minlength=classes)
+    either = np.bincount(predicted, minlength=classes) + np.bincount(labels, minlength=classes)
+    return 2 * right / np.maximum(either, 1), either > 0
+
+
+def f1(logits: np.ndarray, labels: np.ndarray, positive: int = 1) -> float:
+    """F1 of the class `positive`, by default the second of two; 0 where it is neither predicted nor true (scikit-learn's)."""
+    return float(_f1_by_class(logits, labels)[0][positive])
+
+
+def macro_f1(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Mean F1 of the classes that are predicted or true in these rows (scikit-learn's `average="macro"`)."""
+    by_class, occurs = _f1_by_class(logits, labels)
+    return float(by_class[occurs].mean())
+
+
+def accuracy_and_f1(logits: np.ndarray, labels: np.ndarray, positive: int = 1) -> float:
+    """Mean of accuracy and F1: GLUE's figure for MRPC and QQP."""
+    return (accuracy(logits, labels) + f1(logits, labels, positive)) / 2
 
 
 def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
@@ -131,6 +155,11 @@ def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
 def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Spearman correlation: `pearson` of the ranks; equal values share their mean rank."""
     return _correlation("spearmanr", outputs, labels)
+
+
+def pearson_and_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of both correlations: GLUE's figure for STS-B."""
+    return (pearson(outputs, labels) + spearman(outputs, labels)) / 2
 
 
 def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:

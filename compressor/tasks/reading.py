@@ -11,7 +11,7 @@ import os
 import random
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +21,7 @@ from compressor.errors import UserError, UserErrors
 from compressor.tasks import PACKED, Subset, TaskConfig, ending
 from compressor.tasks.listing import listed
 from compressor.tasks.rows import Split
-from compressor.tasks.task_kind import TaskKind, kind_of
+from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
 from compressor.text_files import FileKind, decode, read_bytes, too_large
 
 Rows = list[tuple[int, dict[str, object]]]
@@ -51,32 +51,55 @@ class TaskData:
 
 
 def check_data(task: TaskConfig) -> None:
-    """Read both files and raise UserErrors (E2xx) with all faults in them."""
-    read_task(task)
+    """Read every file and raise UserErrors (E2xx) with all faults in them, E217 and E218 for a metric that does not fit."""
+    _read(task, task.tests)
 
 
 def read_task(task: TaskConfig) -> TaskData:
-    """Read and check both files. Raises UserErrors with E2xx faults of both files, one line each."""
+    """Read and check training and validation. Raises UserErrors with E2xx faults of both files, one line each, E217, E218."""
+    return _read(task, {})
+
+
+def read_tests(task: TaskConfig, names: list[str]) -> dict[str, Split]:
+    """Read and check the files that are only scored, by name. Raises UserErrors with their E2xx faults."""
+    return {
+        name: _split(path, rows, names, task)
+        for (name, path), rows in zip(task.tests.items(), _columns_of(task.tests.values(), task), strict=True)
+    }
+
+
+def _read(task: TaskConfig, tests: Mapping[str, Path]) -> TaskData:
+    """Training and validation; the `tests` are only checked."""
+    paths = (task.train, task.validation, *tests.values())
+    columns = _columns_of(paths, task)
+    names = kind_of(task.kind).outputs(task, [label for _, _, label in columns[0]])
+    kind = kind_for(task, names)
+    train, validation, *_ = (_split(path, rows, names, task) for path, rows in zip(paths, columns, strict=True))
+    return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
+
+
+CheckedRows = list[tuple[int, tuple[Any, ...], Any]]
+"""(line, texts, label) of every row of one file."""
+
+
+def _columns_of(paths: Iterable[Path], task: TaskConfig) -> list[CheckedRows]:
+    """The rows of each file. Raises UserErrors with the faults of all of them."""
     faults: list[UserError] = []
-    splits = []
-    for path in (task.train, task.validation):
+    columns = []
+    for path in paths:
         try:
-            splits.append(_checked_columns(path, task))
+            columns.append(_checked_columns(path, task))
         except UserError as error:
             faults.append(error)
     if faults:
         raise UserErrors(faults)
-    kind = kind_of(task.kind)
-    names = kind.outputs(task, [label for _, _, label in splits[0]])
-    train, validation = (
-        Split(
-            [text for _, text, _ in rows],
-            kind.targets(path, [(line, label) for line, _, label in rows], names),
-            [line for line, _, _ in rows],
-        )
-        for path, rows in zip((task.train, task.validation), splits, strict=True)
-    )
-    return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
+    return columns
+
+
+def _split(path: Path, rows: CheckedRows, names: list[str], task: TaskConfig) -> Split:
+    """The rows of a file with their labels as targets. Raises UserError E208, E209."""
+    targets = kind_of(task.kind).targets(path, [(line, label) for line, _, label in rows], names)
+    return Split([text for _, text, _ in rows], targets, [line for line, _, _ in rows])
 
 
 def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: TaskKind) -> Split:
@@ -91,8 +114,8 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Tas
     return Split([train.texts[row] for row in rows], labels, [train.lines[row] for row in rows])
 
 
-def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any, ...], Any]]:
-    """(line, texts, label) of every row of one file."""
+def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
+    """Every row of one file."""
     rows, kind = read_rows(path), kind_of(task.kind)
     require_columns(rows, (*task.text_columns, task.label), path)
     checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]

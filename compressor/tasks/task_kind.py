@@ -38,7 +38,8 @@ class Metric:
     `value` takes the two arrays (rows, ...) that the kind's `metric_inputs` computes from outputs and labels. `key` names it
     in metadata, `name` in sentences; it is shown times 100, followed by `unit`, and in a summary with `aside`, the same in
     other words. `note` is an explanation for readers of a report. `chance` is the value of a constant prediction for every
-    row, if a trained model cannot have the same value.
+    row, if a trained model cannot have the same value. `of_class`: it judges one of two classes, whose index `value` takes as
+    `positive`. `falls`: smaller is better, so it cannot be a main metric. `grain` is the kind's, for this metric.
     """
 
     key: str
@@ -48,6 +49,9 @@ class Metric:
     aside: Callable[[float], str] = lambda value: ""
     note: str = ""
     chance: float | None = None
+    of_class: bool = False
+    falls: bool = False
+    grain: Callable[[np.ndarray], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class TaskKind:
     - `smooths`: whether both take a `label_smoothing`;
     - `imitation`: the same by the teacher's outputs alone: `labels` only mark where the model predicts;
     - `texts`: (a row's cells, the task, its file and line) -> its texts; raises UserError E206;
-    - `metrics`: the first is the one for checks, intervals and reports;
+    - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
+    - `further`: metrics that are measured, too, where a task chooses its metric: all are made of `metric_inputs`;
     - `predicted_labels`: outputs -> the labels that the model itself predicts;
     - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> the prediction for a
       client, a dataclass printed by `str`; raises UserError E717;
@@ -103,6 +108,7 @@ class TaskKind:
     - `gates`: the metric whose loss is bounded, if that is not the main one;
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
     - `constant`: targets -> the best value of the first metric for a constant prediction, None if undefined;
+    - `constant_of`: (another main metric, targets) -> the same for that one;
     - `metric_inputs`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
       that rows can be resampled; its result for a row does not depend on the others.
     """
@@ -130,6 +136,8 @@ class TaskKind:
     metric_inputs: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
     gates: Metric | None = None
     smooths: bool = False
+    further: tuple[Metric, ...] = ()
+    constant_of: Callable[[Metric, Labels], float | None] = lambda metric, labels: None
 
     @property
     def metric(self) -> Metric:
@@ -155,6 +163,25 @@ class TaskKind:
         """The same kind with labels smoothed in the loss: `share` of their probability is spread evenly over all classes."""
         losses = {name: partial(getattr(self, name), label_smoothing=share) for name in ("loss", "distillation")}
         return replace(self, **losses)
+
+    @property
+    def choices(self) -> list[Metric]:
+        """The metrics that a task may choose as its main one."""
+        return [metric for metric in (*self.metrics, *self.further) if not metric.falls]
+
+    def with_metric(self, key: str, positive: int = 1, binary: bool = True) -> TaskKind:
+        """The same kind with another main metric, and all others beside it; those of one class only where the task is `binary`,
+        for the class of index `positive`."""
+        offered = [metric for metric in (*self.metrics, *self.further) if binary or not metric.of_class]
+        bound = [replace(one, value=partial(one.value, positive=positive)) if one.of_class else one for one in offered]
+        main = next(metric for metric in bound if metric.key == key)
+        return replace(
+            self,
+            metrics=(main, *(metric for metric in bound if metric is not main)),
+            further=(),
+            constant=partial(self.constant_of, main),
+            grain=main.grain or self.grain,
+        )
 
     def quality(self, predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         """Every metric of the arrays from `metric_inputs`, the main one with its 95 % bootstrap interval, as recorded in
@@ -197,6 +224,33 @@ def kind_of(name: str) -> TaskKind:
     if name not in KINDS:
         raise ValueError(f"no kind of task is called {name!r}")
     return importlib.import_module(f"compressor.tasks.kinds.{name}").KIND
+
+
+def kind_for(task: TaskConfig, names: Sequence[str] | None = None) -> TaskKind:
+    """The kind of a task with the metric that the task chooses, among the labels `names` of its training rows.
+
+    Without `names` metrics have their names, but not their positive class. Raises UserError E119 for a metric that the kind
+    lacks, E217 for one of two classes where there are others, E218 for an unknown positive class.
+    """
+    kind = kind_of(task.kind)
+    key, choices = task.metric or kind.metric.key, {metric.key: metric for metric in kind.choices}
+    if key not in choices:
+        raise UserError("E119", f"{key!r:.60} is not a metric of a {task.kind}", f"Metrics: {', '.join(choices)}")
+    if task.positive is not None and not choices[key].of_class:
+        used = [metric.key for metric in choices.values() if metric.of_class]
+        fix = "Remove positive" + (f", or choose metric {' or '.join(used)}" if used else "")
+        raise UserError("E119", f"positive is not used by the metric {key}", fix)
+    if task.metric is None:
+        return kind
+    if names is None:
+        return kind.with_metric(key)
+    if choices[key].of_class and len(names) != 2:
+        fix = f"Choose another metric: {', '.join(name for name, metric in choices.items() if not metric.of_class)}"
+        raise UserError("E217", f"metric {key} is of two classes, and training has {len(names)}", fix)
+    if task.positive is not None and str(task.positive) not in names:
+        raise UserError("E218", f"no class is called '{task.positive!s:.60}', as positive says", f"Classes: {', '.join(names)}")
+    positive = 1 if task.positive is None else list(names).index(str(task.positive))
+    return kind.with_metric(key, positive, binary=len(names) == 2)
 
 
 def kind_with(outputs: int) -> TaskKind:

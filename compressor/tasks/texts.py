@@ -8,7 +8,7 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
-from compressor.tasks.reading import Rows, TaskData, data_text, read_rows, require_columns, require_sentences
+from compressor.tasks.reading import Rows, TaskData, data_text, read_rows, read_tests, require_columns, require_sentences
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 
@@ -42,13 +42,14 @@ def unlabelled(texts: list[tuple[Any, ...]], lines: list[int]) -> Split:
     return Split(texts, [[0] * len(first) if isinstance(first, tuple) else 0 for first, *_ in texts], lines)
 
 
-def new_texts(split: Split, data: TaskData, path: Path) -> Split:
-    """The texts that occur neither in training nor in validation, each once. Raises UserError E204 where there is none.
+def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Split:
+    """The texts that occur in no file of the task, each once. Raises UserError E204 where there is none.
 
-    A validation row must not be learnt from; a training row is trained on anyway.
+    A row that quality is measured on must not be learnt from; a training row is trained on anyway.
     """
-    seen = {*data.train.texts, *data.validation.texts}
+    tests = read_tests(task, data.label_names).values()
+    seen = {text for rows in (data.train, data.validation, *tests) for text in rows.texts}
     new = [row for row, texts in enumerate(split.texts) if texts not in seen and not seen.add(texts)]
     if not new:
-        raise UserError("E204", "every text is in the task's training or validation file", "Give other texts", str(path))
+        raise UserError("E204", "every text is in a file of the task", "Give other texts", str(path))
     return unlabelled([split.texts[row] for row in new], [split.lines[row] for row in new])

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.tasks import data_files, named_files
 from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import tokens_of
-from compressor.tasks.reading import read_task
+from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
 from pipelines.engine.preflight import Ready
-from pipelines.file.config import PATH_KEYS
 from pipelines.file.yaml_source import dotted
 
 if TYPE_CHECKING:
@@ -34,11 +34,13 @@ def account_of(ready: Ready) -> dict[str, Any]:
     tasks, warnings = {}, []
     for path, task in ready.pipeline.all_tasks.items():
         data, kind = read_task(task), kind_of(task.kind)
-        splits = {"train": data.train, "validation": data.validation}
+        tests = read_tests(task, data.label_names)
+        # the key of each file as in the pipeline: train, validation, test, or test.NAME
+        splits = dict(zip(map(dotted, named_files(task)), (data.train, data.validation, *tests.values()), strict=True))
         tokenizer = task_tokenizer(ready.base.folder, kind)
         tasks[dotted(path)] = {
-            key: {"file": str(getattr(task, key)), **facts_of(split, kind, task, data.label_names, tokenizer)}
-            for key, split in splits.items()
+            key: {"file": str(file), **facts_of(split, kind, task, data.label_names, tokenizer)}
+            for (key, split), file in zip(splits.items(), data_files(task), strict=True)
         }
         warnings += [f"{dotted(path)}: {text}" for text in warnings_of(splits, kind, task, tasks[dotted(path)])]
     return {"tasks": tasks, "files": dict(_files(ready)), "warnings": warnings}
@@ -78,8 +80,8 @@ def warnings_of(splits: dict[str, Split], kind: TaskKind, task: TaskConfig, fact
         if split["constant"] is not None and split["constant"] >= UNBALANCED:
             yield f"{key}: {split['constant']:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
     yield from _shared(splits, kind, task)
-    for key in PATH_KEYS:
-        yield from _contradictions(key, splits[key], kind, getattr(task, key))
+    for (key, split), file in zip(splits.items(), data_files(task), strict=True):
+        yield from _contradictions(key, split, kind, file)
 
 
 def _key(split: Split, row: int, kind: TaskKind) -> Any:
@@ -88,12 +90,11 @@ def _key(split: Split, row: int, kind: TaskKind) -> Any:
 
 
 def _shared(splits: dict[str, Split], kind: TaskKind, task: TaskConfig) -> Iterator[str]:
-    train, validation = splits["train"], splits["validation"]
-    training = {_key(train, row, kind) for row in range(len(train))}
-    if both := [row for row in range(len(validation)) if _key(validation, row, kind) in training]:
-        lines = _lines(validation, both)
-        what = f"{len(both):,} of {len(validation):,} validation rows are in the training file, too"
-        yield f"{what}: quality looks better than it is ({task.validation.name}: {lines})"
+    training = {_key(splits["train"], row, kind) for row in range(len(splits["train"]))}
+    for (name, split), file in [*zip(splits.items(), data_files(task), strict=True)][1:]:
+        if both := [row for row in range(len(split)) if _key(split, row, kind) in training]:
+            what = f"{len(both):,} of {len(split):,} {name} rows are in the training file, too"
+            yield f"{what}: quality looks better than it is ({file.name}: {_lines(split, both)})"
 
 
 def _contradictions(name: str, split: Split, kind: TaskKind, path: Path) -> Iterator[str]:

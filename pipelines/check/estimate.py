@@ -80,6 +80,8 @@ def rows_of(account: dict[str, Any]) -> dict[str, Any]:
     """Rows of all tasks together, and the number of tokens of a mean row and of the longest one."""
     splits = {key: [task[key] for task in account["tasks"].values()] for key in ("train", "validation")}
     counts = {key: sum(split["rows"] for split in facts) for key, facts in splits.items()}
+    scored = [facts for task in account["tasks"].values() for key, facts in task.items() if key.partition(".")[0] == "test"]
+    counts["tests"] = sum(facts["rows"] for facts in scored)
     tokens = [split for facts in splits.values() for split in facts]
     rows = sum(split["rows"] for split in tokens)
     mean = sum(split["rows"] * split["tokens"]["mean"] for split in tokens) / rows
@@ -91,7 +93,8 @@ def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[s
     shape, forward = plan.shape, plan.shape.flops(rows["mean"])
     usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
     if entry.row.publishes_model:  # at most all weights; losses are computed on a few hundred rows
-        usual |= {"flops": 6 * 512 * forward + rows["validation"] * forward, "disk": shape.bytes}
+        measured = rows["validation"] + rows["tests"] * entry.row.scores_tests
+        usual |= {"flops": 6 * 512 * forward + measured * forward, "disk": shape.bytes}
     return usual | entry.row.estimate(entry.config, plan, before, rows)
 
 

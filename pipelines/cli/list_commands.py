@@ -137,6 +137,25 @@ def methods(as_json: bool) -> None:
             )
 
 
+@list_.command(epilog="Example: compress list metrics")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def metrics(as_json: bool) -> None:
+    """List the metrics of every kind of task: the values of `task.metric`, the default first."""
+    from compressor.tasks import KINDS
+    from compressor.tasks.task_kind import kind_of
+
+    rows = [
+        {"kind": name, "metric": metric.key, "name": metric.name, "default": metric is kind_of(name).metric}
+        for name in KINDS
+        for metric in kind_of(name).choices
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        click.echo(f"{row['kind']:<15} {row['metric']:<17} {row['name']}{' (default)' if row['default'] else ''}")
+
+
 def _merges(mergeable: bool | dict[str, bool]) -> str:
     """Note on merging for a method's line; empty where it is always possible."""
     if isinstance(mergeable, bool):

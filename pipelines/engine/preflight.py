@@ -13,15 +13,15 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.models.hub import SEQUENCES, config_of, end_id, resolve, tokenizer_of
-from compressor.tasks import data_files
-from compressor.tasks.data import read_data
+from compressor.tasks import data_files, named_files
+from compressor.tasks.data import read_data, read_test_rows
 from compressor.tasks.reading import check_data
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import EXTRAS
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import package_versions
 from pipelines.engine.stage import BaseModelReference, Entry, Models, Stage
-from pipelines.file.config import PATH_KEYS, Pipeline, with_place
+from pipelines.file.config import Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath
 from serving.bundle import install
 
@@ -124,8 +124,8 @@ def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserE
     """Faults in the files of the task at `path`, each with the line and the key of the pipeline that names the file."""
     task, faults = pipeline.all_tasks[path], []
     for fault in with_place(error, pipeline.source.where(path)).errors:
-        key = next((key for key in PATH_KEYS if f"{fault.where}:".startswith(f"{getattr(task, key)}:")), None)
-        what = f"{fault.what} ({pipeline.source.where((*path, key))})" if key else fault.what
+        key = next((key for key, file in named_files(task).items() if f"{fault.where}:".startswith(f"{file}:")), None)
+        what = f"{fault.what} ({pipeline.source.where((*path, *key))})" if key else fault.what
         faults.append(UserError(fault.code, what, fault.fix, fault.where))
     return faults
 
@@ -154,7 +154,8 @@ def check_tokens(ready: Ready) -> None:
         if kind_of(task.kind).auto_class == SEQUENCES and end_id(folder) is None:
             continue
         try:
-            read_data(folder, task)
+            data = read_data(folder, task)
+            read_test_rows(folder, task, data.label_names)
         except UserError as error:
             faults += with_keys(error, ready.pipeline, path)
     for number, entry in enumerate(ready.pipeline.stages):

@@ -219,7 +219,8 @@ class Stage:
     "module:function": it is imported when the stage runs, because commands that must start fast read this table. The
     function writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
-    where it depends on the config it is a function of it. `lengths` are the tokens per row in the config, by key, to be
+    where it depends on the config it is a function of it. `scores_tests`: it also measures quality on the task's files that
+    are only scored. `lengths` are the tokens per row in the config, by key, to be
     compared with the model's positions. `beside` are the files and models that the config names. `with_tasks` validates the
     config again, knowing whether the pipeline has many tasks, and the kind of each. `estimate` returns non-default values
     (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from
@@ -239,6 +240,7 @@ class Stage:
     accepts: tuple[str, ...] = ()
     uses_dense: bool = False
     reads_data: bool | Callable[[Any], bool] = True
+    scores_tests: bool = False
     packages: tuple[str, ...] = ("torch", "transformers")
     extras: Callable[[Any], tuple[str, ...]] = lambda config: ()
     version: int = 1

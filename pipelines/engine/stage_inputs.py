@@ -46,12 +46,15 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
     stage = entry.row
     content = {str(path): {"sha256": sha256, "ending": ending(path)} for path, sha256 in run.ready.data.items()}
     reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
+    left_out = ({"subset"} if not reads_data else set()) | ({"test"} if not stage.scores_tests else set())
+
+    def by_content(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: by_content(inner) for key, inner in value.items()}
+        return content.get(str(value), value) if reads_data or str(value) not in content else None
+
     tasks = {
-        path: {
-            key: content.get(str(value), value) if reads_data or str(value) not in content else None
-            for key, value in task.model_dump(mode="json", exclude_none=True).items()
-            if reads_data or key != "subset"
-        }
+        path: by_content(task.model_dump(mode="json", exclude_none=True, exclude=left_out))
         for path, task in run.pipeline.all_tasks.items()
     }
     named = {key: content[str(path)] for key, path in stage.beside.files_of(entry.config).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,19 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import Architecture, add_row
-from compressor.models.hub import SEQUENCES
 from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
-from compressor.tasks.task_kind import kind_of
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file import limits
 from pipelines.file.faults import nearest, validated
+from pipelines.file.task_keys import names_file, task_faults, with_paths
 from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, first_of, parse, read_yaml
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-PATH_KEYS = ("train", "validation")
-"""Keys of a task that name data files."""
 
 
 class PipelineFile(BaseModel):
@@ -118,16 +114,16 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         faults += _collect(_override, source, text)
     top, top_faults = validated(PipelineFile, source, ())
     entries, stage_faults = _entries(source)
-    faults += top_faults + stage_faults + (list(_task_faults(source, top)) if top else [])
+    faults += top_faults + stage_faults + (list(task_faults(source, top.task, top.tasks)) if top else [])
     if not faults:
         faults = list(_unfit_faults(source, entries, top)) or list(_order_faults(source, entries))
     if faults or top is None:
         raise UserErrors(first_of(faults))
     folder = path.resolve().parent
     row = _architecture(top, folder, source)
-    task = _with_paths(top.task, folder) if top.task else None
+    task = with_paths(top.task, folder) if top.task else None
     # sorted: the order affects random numbers, and must not depend on the order in the file
-    tasks = {name: _with_paths(config, folder) for name, config in sorted((top.tasks or {}).items())}
+    tasks = {name: with_paths(config, folder) for name, config in sorted((top.tasks or {}).items())}
     command = command_of(path, overrides)
     stages = tuple(_with_files(entry, folder) for entry in entries)
     return Pipeline(top.name, top.model, task, top.seed, top.threads, stages, folder, source, tasks, command, row)
@@ -153,32 +149,10 @@ def command_of(path: Path, overrides: Sequence[str]) -> str:
     return shlex.join(["compress", "run", file, *(word for text in settings for word in ("--set", text))])
 
 
-def _with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
-    """The task with absolute paths."""
-    return task.model_copy(update={key: folder / Path(getattr(task, key)).expanduser() for key in PATH_KEYS})
-
-
 def _with_files(entry: Entry, folder: Path) -> Entry:
     """The stage with absolute paths of its data files."""
     paths = {key: folder / path.expanduser() for key, path in entry.row.beside.files_of(entry.config).items()}
     return replace(entry, config=entry.config.model_copy(update=paths)) if paths else entry
-
-
-def _task_faults(source: YamlSource, top: PipelineFile) -> Iterator[UserError]:
-    """Faults of the tasks: none, both forms, names that no file can have, or kinds that cannot be combined with others."""
-    if top.task is None and top.tasks is None:
-        yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
-    if top.task is not None and top.tasks is not None:
-        fix = "Keep task for one task, or tasks to train several together"
-        yield UserError("E116", "task and tasks exclude each other", fix, source.where(("tasks",)))
-    for name in top.tasks or ():
-        if not re.fullmatch(NAME_PATTERN, name):
-            fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
-            yield UserError("E104", f"a task cannot be called {name!r}", fix, source.where(("tasks", name)))
-    for name, task in (top.tasks or {}).items():
-        if kind_of(task.kind).auto_class != SEQUENCES:
-            what = f"a task of kind {task.kind} cannot share a base with others yet"
-            yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))
 
 
 def _unfit_faults(source: YamlSource, entries: Sequence[Entry], top: PipelineFile) -> Iterator[UserError]:
@@ -288,10 +262,12 @@ def _step(source: YamlSource, path: KeyPath, part: str | int, mark: str) -> KeyP
 
 def _from_here(path: KeyPath, value: Any) -> Any:
     """Resolve a path from the command line relative to the current folder, not to the pipeline file."""
+    if isinstance(value, dict) and names_file(path):
+        return {name: _from_here((*path, name), inner) for name, inner in value.items()}
     if not isinstance(value, str):
         return value
     of_stage = load_stage(path[2]) if path[0] == "stages" and path[2] in stage_table.STAGE_NAMES else None
-    data_file = path[-1] in (of_stage.beside.files if of_stage else PATH_KEYS if path[0] in ("task", "tasks") else ())
+    data_file = path[-1] in of_stage.beside.files if of_stage else names_file(path)
     model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
     if data_file or (model and (value.startswith((".", "~")) or Path(value).is_dir())):
         return str(Path.cwd() / Path(value).expanduser())

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from compressor.models.modules import MODULES
+from compressor.tasks import KINDS
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import all_stages, load_stage
 from pipelines.file.config import PipelineFile
 
@@ -32,11 +34,17 @@ def pipeline_schema() -> Schema:
     for stage in all_stages():
         forms[stage.name], more = stage_schema(stage.name)
         definitions |= more
+    definitions["TaskConfig"]["properties"]["metric"]["anyOf"][0] = {"enum": metric_names()}
     bare = [name for name, form in forms.items() if {"type": "null"} in form["anyOf"]]
     mapping = {"type": "object", "properties": forms, "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
     top["properties"]["stages"]["items"] = {"anyOf": [mapping, {"enum": bare}]}
     several = {"oneOf": [{"required": ["task"]}, {"required": ["tasks"]}]}
     return {"$schema": DIALECT, "title": "A pipeline of compress", **top, **several, "$defs": definitions}
+
+
+def metric_names() -> list[str]:
+    """The metrics of all kinds of tasks; which of them a kind has is checked in code."""
+    return list(dict.fromkeys(metric.key for name in KINDS for metric in kind_of(name).choices))
 
 
 def stage_schema(name: str) -> tuple[Schema, dict[str, Schema]]:

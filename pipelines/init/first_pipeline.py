@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
 
@@ -35,6 +36,7 @@ class Facts:
     deploys: bool
     why: dict[str, str]
     schema: str | None = None
+    test: str | None = None
 
     @property
     def classifies(self) -> bool:
@@ -93,11 +95,13 @@ def _task(facts: Facts) -> str:
   kind: {facts.kind}
   # Files: .tsv, .csv, .jsonl, .conll, .txt, optionally compressed (.gz); relative to this file
   train: {quoted(facts.train)}
-  validation: {quoted(facts.validation)}
+  validation: {quoted(facts.validation)}{_test(facts)}
   # Columns{pair}; guessed: {_comment(facts.why["text"])}
   text: {columns}
   # guessed: {_comment(facts.why["label"])}
   label: {quoted(facts.label)}
+  # What models are compared, chosen and refused by; `compress list metrics` tells what there is
+  # metric: {kind_of(facts.kind).choices[-1].key}
   # Tokens of a row; {_comment(facts.why["max_length"])}
   max_length: {facts.max_length}{subset}
 # Another seed draws other random numbers; the same one gives the same result
@@ -105,6 +109,13 @@ seed: 0
 # Threads of every computation; by default the physical cores
 # threads: 2
 """
+
+
+def _test(facts: Facts) -> str:
+    """The key of a file that is only scored, as an example where there is none."""
+    return f"""
+  # Only scored: nothing is chosen by these rows
+  {f"test: {quoted(facts.test)}" if facts.test else "# test: FILE"}"""
 
 
 def _training(facts: Facts) -> str:

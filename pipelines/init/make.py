@@ -21,7 +21,7 @@ from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.models.hub import find_folder, resolve
 from compressor.tasks import PACKED, TaskConfig, ending
-from compressor.tasks.reading import TaskData, read_task
+from compressor.tasks.reading import TaskData, read_task, read_tests
 from pipelines.engine.preflight import check_inputs, check_packages, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
@@ -97,6 +97,7 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     files, name = _chosen(options, find_files(options.data)), _name(options.data)
     _check_free(options, [options.out])
     train, validation, guessed = _read(options, files)
+    test = _test(files, guessed, train) if validation.path != files.test else None
     if validation.path == files.test:
         say("note", f"{files.test.name} is used for validation, as there is no dev file: it no longer serves as a test")
     for title in ("kind", "text", "label"):
@@ -105,11 +106,12 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     model = _model(options.model, guessed.kind)
     say("model", options.model or f"{defaults.DEFAULT_MODEL}: the default")
     with _beside(options.out) as scratch:
-        tables = {"train": train, "validation": validation}
+        tables = {"train": train, "validation": validation, **({"test": test} if test else {})}
         paths = {role: _placed(table, role, name, options.out, scratch) for role, table in tables.items()}
         copies = [options.out.parent / path.name for path in paths.values() if path.parent == scratch]
         task, read = _task(guessed, paths)
-        rows = {role: len(split.labels) for role, split in (("train", read.train), ("validation", read.validation))}
+        splits = {"train": read.train, "validation": read.validation, **read_tests(task, read.label_names)}
+        rows = {role: len(split.labels) for role, split in splits.items()}
         for role, table in tables.items():
             say(role, f"{rows[role]:,} rows of {table.path}" + (f" ({table.copy})" if table.copy else ""))
         length, mean, why_length = max_length(read, task, model)
@@ -154,6 +156,12 @@ def _read(options: InitOptions, files: Files) -> tuple[DataTable, DataTable, Gue
         what = "no labels here, and so no rows to measure quality on"
         raise UserError("E130", what, fix, str(files.test))
     return train, validation, guessed
+
+
+def _test(files: Files, guessed: Guess, train: DataTable) -> DataTable | None:
+    """The file called test, which is only scored; None where there is none, or it has no labels, as those of GLUE."""
+    test = read_table(files.test) if files.test else None
+    return test if test is not None and labelled(test, guessed, train) else None
 
 
 def _name(data: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GAIN = 0.03
 """A factor within 3 % of 1 is not a gain: comparing a runtime with itself may differ by as much."""
@@ -110,3 +110,19 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def limit_share(cell: dict[str, Any]) -> str:
+    """Least time over p50: '61.2 %', with '(memory)' where the memory rate decides; '' where the rate is unknown."""
+    if "limit_share" not in cell:
+        return ""
+    return percent(cell["limit_share"]) + (" (memory)" if cell["limit"] == "memory" else "")
+
+
+def limits_text(limits: dict[str, Any] | None) -> str:
+    """'366 GFLOP/s in fp32, 4,100 GFLOP/s in int8 (fastest matrix product); memory 24.6 GB/s (copy, read and written)'."""
+    if not limits:
+        return ""
+    rates = [f"{significant(rate / 1e9)} GFLOP/s in {name}" for name, rate in limits.items() if name not in ("memory", "how")]
+    memory = f"memory {significant(limits['memory'] / 1e9)} GB/s (copy, read and written)"
+    return f"{', '.join(rates)} (fastest matrix product); {memory}; measured in the same run, with the same threads"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compressor.methods import method
 from compressor.models.hub import HEAD_ORIGINS
-from compressor.tasks.task_kind import kind_of
+from compressor.tasks.task_kind import Metric, kind_for
 from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
@@ -25,7 +25,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     fastest = rival(inputs, candidates, cells[-1])
     # what full tuning would train: adapters and prefixes of the dense model were added by its tune
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
-    trainable, metric = trainable_rows(inputs, tunable), kind_of(inputs.task.kind).metric
+    trainable, metric = trainable_rows(inputs, tunable), kind_for(inputs.task).metric
     control = control_record(measurements, roles["compressed"], metric.key)
     return {
         "name": inputs.run.get("name", inputs.base.reference),
@@ -65,6 +65,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "density": density(roles),
         "flops": flops(roles),
         "quality_by_stage": quality_by_stage(inputs, candidates),
+        "quality_by_file": quality_by_file(inputs, candidates),
         "measured": {
             "device": measurements["device"],
             "rounds": measurements["rounds"],
@@ -89,7 +90,7 @@ def kept_notes(inputs: Inputs) -> list[str]:
 
 def unlearnt_notes(inputs: Inputs) -> list[str]:
     """Notes on trainings that learned nothing. They come first: no figure below means much then."""
-    kind = kind_of(inputs.task.kind)
+    kind = kind_for(inputs.task)
     taught = [a for a in trained(inputs) if a.row.trains]
     unlearnt = [f"After {a.entry} {UNLEARNT}." for a in taught if kind.unlearnt(a.metadata["quality"])]
     return unlearnt + [f"After {a.entry} {note}." for a in taught if (note := below_constant(kind, a.metadata))]
@@ -123,22 +124,29 @@ def task_facts(inputs: Inputs) -> Record:
     """The task, without the folders of the user's disk."""
     task = inputs.task
     files = {"train": task.train.name, "validation": task.validation.name}
-    return {"kind": task.kind, **files, "text": list(task.text_columns), "label": task.label, "max_length": task.max_length}
+    facts = {"kind": task.kind, **files, "text": list(task.text_columns), "label": task.label, "max_length": task.max_length}
+    return facts | ({"tests": [path.name for path in task.tests.values()]} if task.tests else {})
 
 
 def metric_facts(inputs: Inputs) -> Record:
-    """Names of the main metric: the key of its values, in a sentence, as a column title, as an axis title; and the name of the
-    agreement of two models."""
-    kind = kind_of(inputs.task.kind)
+    """Names of the main metric: the key of its values, in a sentence, as a column title, as an axis title; those of every
+    metric; and the name of the agreement of two models."""
+    kind = kind_for(inputs.task)
     metric = kind.metric
     return {
         "key": metric.key,
         "name": metric.name,
         "unit": metric.unit,
-        "title": metric.name if metric.unit else f"{metric.name} × 100",
+        "title": title_of(metric),
+        "every": [{"key": one.key, "title": title_of(one), "unit": one.unit} for one in kind.choices],
         "axis": f"{metric.name}, {metric.unit.strip() or '× 100'}",
         "agreement": kind.agreement.name if metric.unit else f"{kind.agreement.name} × 100",
     }
+
+
+def title_of(metric: Metric) -> str:
+    """Heading of a column of a metric's values."""
+    return metric.name if metric.unit else f"{metric.name} × 100"
 
 
 def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
@@ -278,6 +286,20 @@ def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     exported = (row for row in candidates if row["model"] == "compressed")
     rows += [(row["name"].removeprefix("compressed "), row["quality"]) for row in exported]
     return [{"stage": name, **quality} for name, quality in rows]
+
+
+def quality_by_file(inputs: Inputs, candidates: list[Record]) -> list[Record]:
+    """The metrics on the validation rows, and after each stage that scores them on the test files, by the name of the file; of
+    a recovery's control, too."""
+    rows = []
+    for artifact, measured in zip(trained(inputs), quality_by_stage(inputs, candidates), strict=False):
+        stage, control = measured["stage"], artifact.metadata.get("control")
+        models = {stage: artifact.metadata} | ({f"control of {artifact.entry}": control} if control else {})
+        for name, facts in models.items():
+            files = {"validation": facts["quality"], **facts.get("tests", {})}
+            rows += [{"stage": name, "file": file, **quality} for file, quality in files.items()]
+    exported = quality_by_stage(inputs, candidates)[len(trained(inputs)) :]
+    return rows + [{"file": "validation", **row} for row in exported]
 
 
 def trained(inputs: Inputs) -> list[Artifact]:

@@ -10,7 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from pipelines.reporting.figures import figures
-from pipelines.reporting.tables import facts, tables
+from pipelines.reporting.tables import tables
+from pipelines.reporting.words import facts
 
 
 def environment():

@@ -8,9 +8,18 @@ from operator import itemgetter
 from typing import Any
 
 from compressor.cost import human_bytes
-from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.reporting.candidates import timing
-from pipelines.reporting.format import factor, hundredths, interval, milliseconds, percent, points, significant, verdict
+from pipelines.reporting.format import (
+    factor,
+    hundredths,
+    interval,
+    limit_share,
+    milliseconds,
+    percent,
+    points,
+    significant,
+    verdict,
+)
 
 Record = dict[str, Any]
 
@@ -47,7 +56,7 @@ def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any],
 def tables(report: Record) -> list[ReportTable]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
     chosen = (tried, sensitivity) if report["precision"] else ()
-    every = (summary, steps, *chosen, density, trainable, parity, variants, latency, time_by_kind, real_lengths)
+    every = (summary, quality, steps, *chosen, density, trainable, parity, variants, latency, time_by_kind, real_lengths)
     return [table for table in (make(report) for make in every) if table.rows]
 
 
@@ -82,6 +91,26 @@ def summary(report: Record) -> ReportTable:
         "the papers count linear layers only, adapters among them, and leave tune's deltas unmerged."
     )
     return made("summary", "Dense and compressed", columns, report["summary"], note)
+
+
+def quality(report: Record) -> ReportTable:
+    # reports of earlier versions have neither
+    metric, records = report["metric"], report.get("quality_by_file", [])
+    every = [one for one in metric.get("every", []) if any(one["key"] in row for row in records)]
+
+    def cell(key: str, unit: str) -> Callable[[Record], str]:
+        # trainings of earlier versions measured fewer metrics
+        return lambda row: hundredths(row[key], unit) if key in row else ""
+
+    columns = [
+        Column("after", "l", text("stage")),
+        Column("rows of", "l", text("file")),
+        Column("rows", "r", count("rows")),
+        *(Column(one["title"], "r", cell(one["key"], one["unit"])) for one in every),
+        Column(f"95 % interval of {metric['name']}", "r", lambda row: interval(*row["interval"])),
+    ]
+    note = "Every metric in PyTorch, that of the exported files in their runtime. A test file is only scored: it chose nothing."
+    return made("metrics", "Every metric, stage by stage", columns, records, note)
 
 
 def steps(report: Record) -> ReportTable:
@@ -254,22 +283,6 @@ def latency(report: Record) -> ReportTable:
     return made("latency", "Every variant: latency", columns, records, note)
 
 
-def limit_share(cell: Record) -> str:
-    """Least time over p50: '61.2 %', with '(memory)' where the memory rate decides; '' where the rate is unknown."""
-    if "limit_share" not in cell:
-        return ""
-    return percent(cell["limit_share"]) + (" (memory)" if cell["limit"] == "memory" else "")
-
-
-def limits_text(limits: Record | None) -> str:
-    """'366 GFLOP/s in fp32, 4,100 GFLOP/s in int8 (fastest matrix product); memory 24.6 GB/s (copy, read and written)'."""
-    if not limits:
-        return ""
-    rates = [f"{significant(rate / 1e9)} GFLOP/s in {name}" for name, rate in limits.items() if name not in ("memory", "how")]
-    memory = f"memory {significant(limits['memory'] / 1e9)} GB/s (copy, read and written)"
-    return f"{', '.join(rates)} (fastest matrix product); {memory}; measured in the same run, with the same threads"
-
-
 SHOWN_SHARE = 0.01
 """Kinds of work with a smaller share of a pass are left out of the table."""
 
@@ -343,50 +356,3 @@ def real_lengths(report: Record) -> ReportTable:
         f"later passes, interleaved. Sorted: rows of similar length share a batch. Speed-up is against {report['baseline']}."
     )
     return made("real-lengths", "Every variant: rows of their own lengths", columns, records, note)
-
-
-def facts(report: Record) -> list[tuple[str, str]]:
-    """How the run was measured, as (name, value)."""
-    measured, machine, task = report["measured"], report["machine"], report["task"]
-    versions = ", ".join(machine["packages"].values())
-    computed_by = machine["cpu"] if measured["device"] == "cpu" else machine["accelerator"]
-    pruned = "; ".join(removal_text(item) for item in report["pruning"]["items"])
-    rows = [
-        ("Command", report["command"]),
-        ("Base model", report["model"]),
-        ("Task", f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"),
-        ("Task head", report["head"]),
-        ("Stages", " → ".join(row["id"] for row in report["stages"])),
-        ("Removed", pruned),
-        ("Target", "; ".join(aimed(row) for row in report["targets"])),
-        ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
-        ("Machine", f"{computed_by}, {machine['cores']} cores, {machine['threads']} used, {machine['system']}"),
-        ("Instructions", ", ".join(machine["instructions"])),
-        ("Limits", limits_text(measured.get("limits"))),
-        ("Computed by", "; ".join(f"{RUNTIMES[name].title}: {provider}" for name, provider in measured["providers"].items())),
-        ("Versions", f"{report['product']}, Python {machine['python']}, {versions}"),
-        (
-            "Intervals",
-            "95 % bootstrap over validation rows, 2,000 draws; differences are paired. One seed, no seed-to-seed spread",
-        ),
-        ("Seed", str(report["seed"])),
-    ]
-    return [(name, value) for name, value in rows if value]
-
-
-def aimed(row: Record) -> str:
-    """'target 2.00x, predicted 1.97x, measured 1.94x (ONNX fp32, batch 8 × 128; heads by taylor, neurons by taylor)'."""
-    where = (
-        f"{RUNTIMES[row['runtime']].label} {row['precision']}, batch {row['batch']} × {row['length'] or 'own lengths'}; "
-        if "table" in row
-        else ""
-    )
-    return f"{row['told']} ({where}{', '.join(f'{name} by {criterion}' for name, criterion in row['criterion'].items())})"
-
-
-def removal_text(item: Record) -> str:
-    """'heads by delta, 6 per layer', 'weights by delta_or_weight, unstructured, 1,234 of 6,170 zero'."""
-    if item["structure"] == "weights":
-        return f"weights by {item['criterion']}, {item['pattern']}, {item['hidden']:,} of {item['entries']:,} zero"
-    everywhere = item["scope"] == "global" or item["structure"] == "layers"
-    return f"{item['structure']} by {item['criterion']}, {item['remove']} {'in all' if everywhere else 'per layer'}"

@@ -269,11 +269,18 @@ def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ..
 
 
 def quality_of(artifacts: dict[str, Any], stages: Sequence[str]) -> Quality:
-    """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count."""
+    """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count, and of the
+    `tests`, with the name of the file."""
     qualities = {}
     for stage in stages:
-        facts, target = artifacts[stage].metadata["quality"], artifacts[stage].metadata.get("target", {})
-        qualities[stage] = {name: value for name, value in facts.items() if isinstance(value, float)}
+        metadata = artifacts[stage].metadata
+        files, target = {"": metadata["quality"], **metadata.get("tests", {})}, metadata.get("target", {})
+        qualities[stage] = {
+            f"{name}, {file}" if file else name: value
+            for file, facts in files.items()
+            for name, value in facts.items()
+            if isinstance(value, float)
+        }
         qualities[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
     return qualities
 

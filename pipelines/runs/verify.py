@@ -23,8 +23,9 @@ from compressor.pruning.refit import groups_of, unfitted
 from compressor.pruning.surgery import removals_to, silence
 from compressor.pruning.weights import unmasked
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import Data
+from compressor.tasks.data import Data, read_test_rows
 from compressor.tasks.features import torch_forward
+from compressor.tasks.task_kind import TaskKind
 from export.generation.generator_files import compare_generated
 from export.parity.bounds import METRIC_DRIFT
 from export.parity.compare import ParityResult
@@ -243,15 +244,14 @@ class Verification:
         require_same_files(tokenizer_files(self.base.folder), made.folder, "tokenizer")
 
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
-        rows, key = self.data.validation, self.data.kind.metric.key
-
-        def finite_arrays(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            require_finite(logits)
-            return self.data.kind.metric_inputs(logits, labels)
-
-        model = load_model(made, inputs.base)
-        quality = judge_rows(torch_forward(model), rows, self.data, self.workspace, "quality", finite_arrays).quality
-        require_quality(key, quality[key], made.metadata["quality"][key], self.data.kind.grain(rows.labels))
+        key, recorded = self.data.kind.metric.key, {"": made.metadata["quality"], **made.metadata.get("tests", {})}
+        tests = read_test_rows(self.base.folder, inputs.task, self.data.label_names) if len(recorded) > 1 else {}
+        forward = torch_forward(load_model(made, inputs.base))
+        for name, rows in {"": self.data.validation, **tests}.items():
+            arrays = partial(finite_inputs, rows.kind)
+            quality = judge_rows(forward, rows, self.data, self.workspace, "quality", arrays).quality
+            metric = f"{key}, {name}" if name else key
+            require_quality(metric, quality[key], recorded[name][key], rows.kind.grain(rows.labels))
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
@@ -352,6 +352,12 @@ def require_finite(logits: np.ndarray) -> None:
     """Raises CheckError E613 for logits that are not finite."""
     if not np.isfinite(logits).all():
         raise CheckError("E613", "logits are not finite", OTHER_MODEL)
+
+
+def finite_inputs(kind: TaskKind, logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The kind's metric inputs. Raises CheckError E613 for logits that are not finite."""
+    require_finite(logits)
+    return kind.metric_inputs(logits, labels)
 
 
 def require_quality(metric: str, value: float, recorded: float, grain: float) -> None:

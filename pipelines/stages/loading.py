@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -11,7 +12,7 @@ from compressor.checkpoint import load, load_state, save_state
 from compressor.compression import compression_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data
+from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data, read_test_rows
 from compressor.tasks.features import Forward, metric_inputs_of, predict, torch_forward
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
 
@@ -56,6 +57,18 @@ def judge_rows(
             forward, rows.tokens, data.pad_id, rows.labels, arrays_of or rows.kind.metric_inputs, **options
         )
     return MetricInputs(*arrays, rows.kind)
+
+
+def score_tests(
+    model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace, config: TaskConfig | None = None
+) -> dict[str, dict[str, Any]]:
+    """{"tests": name -> quality} on the files of the task (or of `config`, one of many) that are only scored; {} if it has
+    none. Their results are recorded and choose nothing."""
+    config = config or inputs.task
+    if not config.tests:
+        return {}
+    rows, forward = read_test_rows(inputs.base.folder, config, data.label_names), torch_forward(model)
+    return {"tests": {name: judge_rows(forward, of, data, workspace, f"scoring {name}").quality for name, of in rows.items()}}
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:

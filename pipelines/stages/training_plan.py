@@ -54,7 +54,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     trains_base = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
     learned, mean = _learned(config, rows)
     taken, backward = learned * config.passes(learned), 3 if trains_base else 2
-    evaluated = rows["validation"] * (1 + config.evaluations(taken / learned, learned))
+    evaluated = rows["validation"] * (1 + config.evaluations(taken / learned, learned)) + rows.get("tests", 0)
     flops = backward * shape.flops(mean) * taken + evaluated * shape.flops(rows["mean"])
     teacher = bool(getattr(config, "distill", False))
     of_teacher = rows.get("teacher", {"flops": plan.dense.flops(mean), "bytes": plan.dense.bytes})

@@ -102,6 +102,14 @@ def test_list_methods(compress):
     assert rows["selective"]["uses_omega"] and rows["selective"]["reads"][0] == "modules" and rows["full"]["trains_base"]
 
 
+def test_list_metrics(compress):
+    code, shown, _ = compress("list", "metrics")
+    assert code == 0 and "regression      spearman          Spearman (default)\n" in shown and "perplexity" not in shown
+    rows = json.loads(compress("list", "metrics", "--json")[1])
+    defaults = {row["kind"]: row["metric"] for row in rows if row["default"]}
+    assert (defaults["classification"], defaults["tokens"], defaults["generation"]) == ("accuracy", "f1", "likelihood")
+
+
 def test_list_architectures(compress):
     code, shown, _ = compress("list", "architectures")
     assert code == 0 and "tested: tiny random models through every stage; pretrained: MiniLM-L6" in shown

@@ -350,6 +350,16 @@ def test_a_test_file_without_labels_does_not_validate(ask, data):
         assert "--split 0.1" in error
 
 
+def test_a_test_file_with_labels_is_only_scored(ask, data, tmp_path):
+    for content, expected in ((GOOD, str(data / "test.tsv")), ("sentence\tlabel\nthe film\t-1\na story\t-1\n", None)):
+        (data / "test.tsv").write_text(content)
+        code, shown, error = ask("--force")
+        assert (code, error, "test        16 rows of" in shown) == (0, "", expected is not None)
+        task = load_pipeline(tmp_path / "pipeline.yaml").task
+        assert (str(task.test) if task.test else None) == expected
+    assert "# metric: macro_f1" in (tmp_path / "pipeline.yaml").read_text()
+
+
 def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     (data / "train.tsv").rename(data / "my reviews.tsv")
     (data / "dev.tsv").unlink()

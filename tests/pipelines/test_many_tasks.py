@@ -13,7 +13,7 @@ from compressor.models.hub import tokenizer_of
 from compressor.storage.task_files import SHARED
 from compressor.tasks.features import predict, tokenize, torch_forward
 from compressor.tasks.reading import read_task
-from compressor.tasks.task_kind import kind_of
+from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline
 from tests.pipelines.toys import tree
 from tests.tiny import write_data, write_model
@@ -56,7 +56,8 @@ def project(sound, tmp_path) -> Path:
 
 
 def test_a_whole_run_and_its_files(project, out, compress):
-    code, shown, error = compress("run", project, "--out", out)
+    keys = ["tasks.topic.metric=macro_f1", f"tasks.topic.test={project.parent / 'topic' / 'dev.tsv'}"]
+    code, shown, error = compress("run", project, "--out", out, "--set", keys[0], "--set", keys[1])
     assert code == 0, error
     folder, base = out / "many" / "tasks", project.parent / "model"
     assert sorted(path.name for path in folder.iterdir()) == [SHARED, "mood.safetensors", "topic.safetensors"]
@@ -72,13 +73,14 @@ def test_a_whole_run_and_its_files(project, out, compress):
     assert [row["probability"] for row in metadata["tasks"]] == [0.5, 0.5]
     tokenizer, model = tokenizer_of(base), base
     for row in metadata["tasks"]:
-        name, task = row["task"], load_pipeline(project).tasks[row["task"]]
+        name, task = row["task"], load_pipeline(project, keys).tasks[row["task"]]
         model = compressor.load(model, delta=folder / f"{name}.safetensors")  # the second on the live model of the first
         rows = read_task(task).validation
         logits = predict(torch_forward(model), tokenize(tokenizer, rows, task), tokenizer.pad_token_id)
         assert logits.shape[1] == len(row["labels"]) == CLASSES[name]
-        again = kind_of(task.kind).quality(logits, np.array(rows.labels))
-        assert again == row["quality"] and row["metric"] == "accuracy" and f"{again['accuracy']:.4f}" in shown
+        again, metric = kind_for(task, row["labels"]).quality(logits, np.array(rows.labels)), task.metric or "accuracy"
+        assert again == row["quality"] and row["metric"] == metric and f"{again[metric]:.4f}" in shown
+        assert row.get("tests") == ({"test": again} if name == "topic" else None)
         assert again["accuracy"] > 0.75, "a guess is right in a half and in a third"
         assert row["bytes"] == (folder / f"{name}.safetensors").stat().st_size
 

@@ -387,7 +387,7 @@ MISTAKES = [
     Mistake(
         "texts that are known already",
         ("method: same", "texts: train.tsv"),
-        "E204 {folder}/train.tsv: every text is in the task's training or validation file ({file}:8: ",
+        "E204 {folder}/train.tsv: every text is in a file of the task ({file}:8: ",
         "Give other texts",
     ),
     Mistake(
@@ -602,6 +602,28 @@ MISTAKES = [
         "E209 {file}:3: label 'class7' never occurs in training ({pipeline}:3: task.validation)",
         file="dev.tsv",
     ),
+    Mistake(
+        "unknown label in a file that is only scored",
+        lambda path: (
+            path.write_text(PIPELINE.replace("dev.tsv,", "dev.tsv, test: {mm: test.tsv},")),
+            (path.parent / "test.tsv").write_text("sentence\tlabel\ngood\tclass7\n"),
+        ),
+        "E209 ",
+        "test.tsv:2: label 'class7' never occurs in training ({pipeline}:3: task.test.mm)",
+    ),
+    Mistake("a test file without rows", ("dev.tsv,", "dev.tsv, test: model,"), "E202 ", "{pipeline}:3: task.test)"),
+    Mistake(
+        "a metric of another kind",
+        ("dev.tsv,", "dev.tsv, metric: pearson,"),
+        "E119 {pipeline}:3: task.metric: 'pearson' is not a metric of a classification",
+        "Metrics: accuracy, matthews",
+    ),
+    Mistake(
+        "a positive class that training lacks",
+        ("dev.tsv,", "dev.tsv, metric: f1, positive: 1,"),
+        "E218 {pipeline}:3: task: no class is called '1', as positive says",
+        "Classes: class0, class1",
+    ),
     Mistake("empty data file", rewrite("sentence\tlabel\n"), "E204 {file}: the file has no rows", file="train.tsv"),
     Mistake("one class only", drop_lines, "E208 {file}: every row has the label 'class0'", file="train.tsv"),
     Mistake(
@@ -651,5 +673,5 @@ def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mis
     code, shown, error = compress("run", pipeline, "--out", tmp_path / "runs", *options)
     assert (code, shown) == (2, ""), error
     assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline, folder=project)), error
-    assert mistake.fix in error
+    assert mistake.fix.replace("{pipeline}", str(pipeline)) in error
     assert tree(tmp_path) == before and not (tmp_path / "runs").exists()

@@ -119,6 +119,13 @@ def test_check_counts_them(project):
     ]
 
 
+def test_a_text_that_is_scored_is_not_learnt(project):
+    scored = (project.parent / "texts.txt").read_text().splitlines()[2]
+    (project.parent / "scored.tsv").write_text(f"sentence\tlabel\n{scored}\tclass0\n")
+    account = account_of(check_inputs(load_pipeline(project, [f"task.test={project.parent / 'scored.tsv'}"])))
+    assert (account["files"]["recover.texts"]["rows"], account["files"]["recover.texts"]["left_out"]) == (39, 42)
+
+
 def of_tags(folder: Path) -> str:
     (folder / "texts.txt").write_text("the film was good fine\nthe plot was bad\n")
     return "texts.txt"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -57,7 +58,7 @@ def test_it_is_told_while_it_runs_and_for_the_report(tmp_path):
     tuned = run_pipeline(load_pipeline(path), tmp_path / "runs", console=said, until="tune").artifacts["tune"]
     assert tuned.metadata["quality"]["matthews"] == 0
     assert f"{UNLEARNT}: try a lower learning_rate" in said.file.getvalue()
-    task = SimpleNamespace(kind="classification")
+    task = TaskConfig(train="train.tsv", validation="dev.tsv")
     assert f"After tune {UNLEARNT}." in unlearnt_notes(SimpleNamespace(artifacts=(tuned,), task=task))
 
 

@@ -265,6 +265,20 @@ def test_quality_by_stage_goes_on_to_the_exported_files(write):
     assert stages == ["tuned", "pruned", "recovered", "merged", "ONNX fp32", "ONNX int8"]
 
 
+def test_every_metric_is_told_of_every_file(write, monkeypatch):
+    kind, facts = STAGES["recover"]
+    tested = {"mismatched": {**quality(0.81), "f1": 0.5}}
+    recovered = {**facts, "quality": {**quality(0.8625), "f1": 0.75}, "tests": tested}
+    monkeypatch.setitem(STAGES, "recover", (kind, recovered | {"control": {"quality": quality(0.87), "tests": tested}}))
+    (table,) = (table for table in tables(load(write())) if table.id == "metrics")
+    assert table.columns == ("after", "rows of", "rows", "accuracy", "F1", "95 % interval of accuracy")
+    rows = {row[:2]: row[2:] for row in table.rows}
+    assert rows["recovered", "validation"] == ("800", "86.2 %", "75.0 %", "83.9 to 88.6")
+    assert rows["recovered", "mismatched"][1:3] == rows["control of recover", "mismatched"][1:3] == ("81.0 %", "50.0 %")
+    assert rows["tuned", "validation"][2] == "" and ("ONNX int8", "validation") in rows
+    assert ("tuned", "mismatched") not in rows
+
+
 @pytest.mark.parametrize(
     ("gone", "candidates", "deployed", "absent"),
     [

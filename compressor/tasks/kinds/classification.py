@@ -14,7 +14,16 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.listing import listed
-from compressor.tasks.metrics import accuracy, decided_labels_agree, labels_agree, matthews, two_errors
+from compressor.tasks.metrics import (
+    accuracy,
+    accuracy_and_f1,
+    decided_labels_agree,
+    f1,
+    labels_agree,
+    macro_f1,
+    matthews,
+    two_errors,
+)
 from compressor.tasks.task_kind import Agreement, Column, Metric, TaskKind, one_label
 
 if TYPE_CHECKING:
@@ -76,6 +85,19 @@ def spread(labels: Sequence[int], names: list[str]) -> dict[str, int]:
 def constant(labels: Sequence[int]) -> float:
     """Accuracy of predicting the most frequent class for every row."""
     return max(Counter(labels).values()) / len(labels)
+
+
+def constant_of(metric: Metric, labels: Sequence[int]) -> float:
+    """Best value of a metric for predicting one class for every row."""
+    labels = np.asarray(labels)
+    one_class = np.eye(max(2, labels.max() + 1))
+    return max(metric.value(np.tile(logits, (len(labels), 1)), labels) for logits in one_class)
+
+
+def rarest(labels: np.ndarray) -> float:
+    """About how far one prediction can move an F1 or a correlation: by a row of the smallest class."""
+    counts = np.bincount(labels)
+    return float(2 / counts[counts > 0].min())
 
 
 def loss(logits: Tensor, labels: Tensor, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
@@ -140,7 +162,16 @@ KIND = TaskKind(
     distillation=distillation_loss,
     smooths=True,
     imitation=imitation_loss,
-    metrics=(Metric("accuracy", "accuracy", accuracy, " %"), Metric("matthews", "Matthews", matthews, chance=0.0)),
+    metrics=(
+        Metric("accuracy", "accuracy", accuracy, " %"),
+        Metric("matthews", "Matthews", matthews, chance=0.0, grain=rarest),
+    ),
+    further=(
+        Metric("f1", "F1", f1, " %", chance=0.0, of_class=True, grain=rarest),
+        Metric("accuracy_f1", "mean of accuracy and F1", accuracy_and_f1, " %", of_class=True, grain=rarest),
+        Metric("macro_f1", "macro F1", macro_f1, " %", grain=rarest),
+    ),
+    constant_of=constant_of,
     # a classifier is unsure on random rows, so this limit is lower: it finds broken files and does not measure quality
     agreement=Agreement(
         labels_agree,

@@ -132,7 +132,8 @@ def prediction(*_: object) -> None:
     raise UserError("E716", "a model that generates is not served", "Generate with export.generation.greedy.open_generator")
 
 
-LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood)
+LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood, note=TIMED)
+"""Bounded by the checks of an export whatever a task chooses: their bounds are in nats a token."""
 
 KIND = TaskKind(
     name="generation",
@@ -148,9 +149,11 @@ KIND = TaskKind(
     metrics=(
         Metric("likelihood", "likelihood of a token", likelihood, " %", in_perplexity, TIMED),
         LOG_LIKELIHOOD,
-        Metric("perplexity", "perplexity", perplexity),
-        Metric("accuracy", "token accuracy", token_accuracy, " %"),
+        Metric("perplexity", "perplexity", perplexity, falls=True),
+        Metric("accuracy", "token accuracy", token_accuracy, " %", note=TIMED),
     ),
+    # here belong metrics of generated texts, whose inputs are decoded texts instead of the `metric_inputs` of labels
+    further=(),
     agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", two_errors, decided_labels_agree),
     predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,

@@ -19,7 +19,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.models.hub import head_names
-from compressor.tasks.metrics import concordance, pearson, spearman
+from compressor.tasks.metrics import concordance, pearson, pearson_and_spearman, spearman
 from compressor.tasks.task_kind import Agreement, Column, Metric, TaskKind, one_label
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ KIND = TaskKind(
     distillation=distillation_loss,
     imitation=imitation_loss,
     metrics=(Metric("spearman", "Spearman", spearman, chance=0.0), Metric("pearson", "Pearson", pearson)),
+    further=(Metric("pearson_spearman", "mean of Pearson and Spearman", pearson_and_spearman, chance=0.0),),
     agreement=Agreement(
         concordance,
         "concordance",

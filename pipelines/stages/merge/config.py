@@ -24,6 +24,7 @@ STAGE = Stage(
     needs=("model",),
     packages=("torch", "transformers", "tokenizers"),
     version=4,
+    scores_tests=True,
     merges=True,
     outcome="merged",
     run="pipelines.stages.merge.run:run",

@@ -10,7 +10,7 @@ from compressor.deltas.links import merged_copy
 from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.features import torch_forward
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
+from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model, score_tests
 from pipelines.stages.merge.config import MergeConfig
 from pipelines.stages.parity_checks import compare_modules
 
@@ -28,6 +28,7 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
         "parity": [result.to_json()],
         "kept": previous.metadata["kept"],
         "quality": metric_inputs.quality,
+        **score_tests(reloaded, inputs, data, workspace),
         "labels": data.label_names,
         "nonzeros": nonzeros(reloaded),
         "density": [asdict(density) for density in densities(model)],

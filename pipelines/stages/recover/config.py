@@ -209,6 +209,7 @@ STAGE = Stage(
     packages=("torch", "transformers", "accelerate", "tokenizers"),
     version=7,
     beside=NamedInputs(("texts",), ("teacher",), file_problems, require_tokens, file_facts),
+    scores_tests=True,
     trains=True,
     outcome="recovered",
     run="pipelines.stages.recover.run:run",

@@ -23,9 +23,11 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from compressor.checkpoint import load_state, save_state
+from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.methods import Options, method
 from compressor.pruning.positions import before_pruning
+from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
 from compressor.training.unfinished import MANIFEST, is_complete, seal
@@ -33,7 +35,7 @@ from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.engine.store import digest, fingerprint
 from pipelines.reporting.format import hundredths
-from pipelines.stages.loading import judge_rows, load_model
+from pipelines.stages.loading import judge_rows, load_model, score_tests
 from pipelines.stages.once import once
 from pipelines.stages.recover.config import STAGE, RecoverConfig
 from pipelines.stages.recover.lessons import Lessons
@@ -116,9 +118,16 @@ class ControlTraining:
                 "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
                 "rows": hashlib.sha256(json.dumps([rows, positions]).encode()).hexdigest(),
                 "logits": None if logits is None else hashlib.sha256(np.ascontiguousarray(logits)).hexdigest(),
+                **_measured_by(inputs.task),
                 "run": [inputs.seed, inputs.threads, accelerator(), *map(distribution, STAGE.packages)],
             }
         )
+
+
+def _measured_by(task: TaskConfig) -> dict[str, Any]:
+    """What a task chooses to be measured by, where it does: its metric, and the content of the files that are only scored."""
+    tests = {"tests": {name: sha256_of(path) for name, path in task.tests.items()}} if task.tests else {}
+    return {"metric": [task.metric, task.positive], **tests} if task.metric or tests else {}
 
 
 def _training(config: RecoverConfig, inputs: Inputs, data: Data, lessons: Lessons, earlier: list[Artifact]) -> ControlTraining:
@@ -157,7 +166,8 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
         what = f"the control (the dense model, trained as the pruned one is): {error.what}"
         raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
     judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
-    facts = {"quality": judged.quality, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
+    tests = score_tests(model, inputs, data, workspace)
+    facts = {"quality": judged.quality, **tests, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
     shutil.rmtree(finished, ignore_errors=True)
     reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}
     save_state(model, finished, **reference, label_names=data.label_names)

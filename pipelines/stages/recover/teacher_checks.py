@@ -34,8 +34,8 @@ def file_problems(texts: Path | None, keys: Iterable[str], task: TaskConfig) -> 
 
 
 def texts_of(path: Path, task: TaskConfig, data: TaskData) -> Split:
-    """The texts of a file that are in neither split of the task. Raises UserError E2xx."""
-    return new_texts(read_texts(path, task), data, path)
+    """The texts of a file that are in no file of the task. Raises UserError E2xx."""
+    return new_texts(read_texts(path, task), task, data, path)
 
 
 def require_tokens(file: Path | None, task: TaskConfig, base: Path, models: Models) -> None:
@@ -77,7 +77,7 @@ def file_facts(file: Path | None, task: TaskConfig, base: Path, models: Models) 
     mean = task.max_length
     if file is not None:
         every = read_texts(file, task)
-        texts = new_texts(every, data, file)
+        texts = new_texts(every, task, data, file)
         lengths = np.minimum(tokens_of(tokenizer_of(base), texts, with_labels=False), task.max_length)
         mean, left_out = float(lengths.mean()), len(every) - len(texts)
         told = f"{len(texts):,} texts without labels; {left_out:,} more are in the task's files or repeated"

@@ -19,6 +19,6 @@ STAGE = Stage(
     uses_dense=True,
     reads_data=False,
     packages=("plotly", "jinja2"),
-    version=7,
+    version=8,
     run="pipelines.stages.report.run:run",
 )

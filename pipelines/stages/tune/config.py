@@ -83,6 +83,7 @@ STAGE = Stage(
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
     version=5,
+    scores_tests=True,
     trains=True,
     outcome="tuned",
     run="pipelines.stages.tune.run:run",

@@ -14,7 +14,7 @@ from compressor.tasks.features import torch_forward
 from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
 from compressor.training.trainer import train
 from pipelines.engine.stage import TASKS, Inputs, Workspace
-from pipelines.stages.loading import judge_rows, load_data
+from pipelines.stages.loading import judge_rows, load_data, score_tests
 from pipelines.stages.trainings import load_options, rows_of, schedule_of, settings_of, stepping, with_start
 from pipelines.stages.tune.config import TuneConfig
 
@@ -73,6 +73,7 @@ def measure(
                 "bytes": files[name].stat().st_size,
                 "metric": task.kind.metric.key,
                 "quality": metric_inputs.quality,
+                **score_tests(model, inputs, task, workspace, inputs.tasks[name]),
                 "labels": task.label_names,
                 "rows": len(task.train),
                 "probability": float(share),

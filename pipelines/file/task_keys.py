@@ -1,0 +1,58 @@
+"""The `task` and `tasks` blocks of a pipeline file: their paths, and the faults that pydantic does not find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from compressor.errors import UserError
+from compressor.models.hub import SEQUENCES
+from compressor.tasks import TaskConfig
+from compressor.tasks.task_kind import kind_for, kind_of
+from pipelines.engine.stage import NAME_PATTERN
+from pipelines.file.yaml_source import KeyPath, YamlSource
+
+PATH_KEYS = ("train", "validation", "test")
+"""Keys of a task that name data files; `test` may name several."""
+
+
+def names_file(path: KeyPath) -> bool:
+    """Whether the key at a path of a pipeline file is one of a task that names a data file, or several."""
+    return path[{"task": 1, "tasks": 2}.get(path[0], len(path)) :][:1] in {(key,) for key in PATH_KEYS}
+
+
+def with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
+    """The task with absolute paths."""
+
+    def absolute(value: Path | dict[str, Path] | None) -> Path | dict[str, Path] | None:
+        if isinstance(value, dict):
+            return {name: absolute(path) for name, path in value.items()}
+        return value if value is None else folder / value.expanduser()
+
+    return task.model_copy(update={key: absolute(getattr(task, key)) for key in PATH_KEYS})
+
+
+def task_faults(source: YamlSource, task: TaskConfig | None, tasks: Mapping[str, TaskConfig] | None) -> Iterator[UserError]:
+    """Faults of the tasks: none, both forms, names that no file can have, metrics that their kind lacks, or kinds that
+    cannot be combined with others."""
+    if task is None and tasks is None:
+        yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
+    if task is not None and tasks is not None:
+        fix = "Keep task for one task, or tasks to train several together"
+        yield UserError("E116", "task and tasks exclude each other", fix, source.where(("tasks",)))
+    for name in tasks or ():
+        if not re.fullmatch(NAME_PATTERN, name):
+            fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
+            yield UserError("E104", f"a task cannot be called {name!r}", fix, source.where(("tasks", name)))
+    every = {("tasks", name): one for name, one in (tasks or {}).items()} | ({("task",): task} if task else {})
+    for path, one in every.items():
+        try:
+            kind_for(one)
+        except UserError as error:
+            key = "positive" if error.what.startswith("positive") else "metric"
+            yield UserError(error.code, error.what, error.fix, source.where((*path, key)))
+    for name, one in (tasks or {}).items():
+        if kind_of(one.kind).auto_class != SEQUENCES:
+            what = f"a task of kind {one.kind} cannot share a base with others yet"
+            yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))

@@ -1,0 +1,120 @@
+"""Metrics are those of scikit-learn, scipy and seqeval, and a task chooses one of them."""
+
+import numpy as np
+import pytest
+import seqeval.metrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics as sklearn
+
+from compressor.errors import UserError
+from compressor.tasks import TaskConfig
+from compressor.tasks.kinds import tokens
+from compressor.tasks.predictions import IGNORED
+from compressor.tasks.task_kind import kind_for, kind_of
+from export.parity.bounds import BOUNDS, row_of
+from export.parity.compare import compare, in_words, loss_of
+
+FILES = {"train": "train.tsv", "validation": "dev.tsv"}
+
+
+def kind(names=("no", "yes"), **keys):
+    return kind_for(TaskConfig(**FILES, **keys), names)
+
+
+def values(one, outputs, labels):
+    """Every metric of a kind, by its key."""
+    return {metric.key: metric.value(*one.metric_inputs(outputs, labels)) for metric in one.metrics}
+
+
+@pytest.mark.filterwarnings("ignore:A single label was found")
+@settings(max_examples=60, deadline=None)
+@given(classes=st.integers(2, 4), rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30))
+def test_classes_are_judged_as_scikit_learn_judges_them(classes, rows):
+    """Classes that are never true or never predicted, too: a resample of few rows has such."""
+    true, predicted = (np.array(side) % classes for side in zip(*rows, strict=True))
+    found = values(kind([*"abcd"[:classes]], metric="macro_f1"), np.eye(classes)[predicted], true)
+    expected = {
+        "macro_f1": sklearn.f1_score(true, predicted, average="macro", zero_division=0),
+        "accuracy": sklearn.accuracy_score(true, predicted),
+        "matthews": sklearn.matthews_corrcoef(true, predicted),
+    }
+    if classes == 2:
+        expected["f1"] = sklearn.f1_score(true, predicted, zero_division=0)
+        expected["accuracy_f1"] = (expected["f1"] + expected["accuracy"]) / 2
+        other = values(kind(metric="f1", positive="no"), np.eye(2)[predicted], true)["f1"]
+        assert other == pytest.approx(sklearn.f1_score(true, predicted, pos_label=0, zero_division=0))
+    assert found == pytest.approx(expected)
+
+
+def test_numbers_are_judged_as_scipy_judges_them():
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 6, 200).astype(float)
+    outputs = (labels + draw.normal(size=200))[:, None]
+    ours = values(kind(["score"], kind="regression", metric="pearson_spearman"), outputs, labels)
+    theirs = [getattr(stats, name)(outputs[:, 0], labels).statistic for name in ("pearsonr", "spearmanr")]
+    assert ours == pytest.approx({"pearson_spearman": np.mean(theirs), "spearman": theirs[1], "pearson": theirs[0]})
+
+
+@pytest.mark.parametrize("metric", ["f1", "accuracy"])
+def test_tags_are_judged_as_seqeval_judges_them(metric):
+    names, draw = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"], np.random.default_rng(0)
+    labels = np.where(np.arange(9) < draw.integers(1, 9, 200)[:, None], draw.integers(0, 5, (200, 9)), IGNORED)
+    known = labels != IGNORED
+    predicted = np.where(draw.random(known.sum()) < 0.5, labels[known], draw.integers(0, 5, known.sum()))
+    one = kind(names, kind="tokens", metric=metric)
+    rows = np.split(predicted, known.sum(axis=1).cumsum()[:-1])
+    said, true = ([[names[tag] for tag in row] for row in side] for side in (rows, [row[row >= 0] for row in labels]))
+    expected = {"f1": seqeval.metrics.f1_score(true, said), "accuracy": seqeval.metrics.accuracy_score(true, said)}
+    assert values(one, np.eye(5)[predicted], labels) == pytest.approx(expected) and one.metric.key == metric
+    assert one.grain(labels) == (tokens.grain(labels) if metric == "f1" else 1 / known.sum())
+
+
+def test_the_chosen_metric_is_first_and_has_the_interval():
+    draw = np.random.default_rng(0)
+    labels = (draw.random(400) < 0.2).astype(int)
+    logits = np.eye(2)[np.where(draw.random(400) < 0.8, labels, 1 - labels)]
+    chosen = kind(metric="f1")
+    quality = chosen.quality(logits, labels)
+    assert list(quality) == ["f1", "interval", "accuracy", "matthews", "accuracy_f1", "macro_f1", "rows"]
+    low, high = quality["interval"]
+    assert low < quality["f1"] < high and quality["accuracy"] > high, "an interval of F1, not of the accuracy"
+    true = labels.sum()
+    assert chosen.constant(labels.tolist()) == pytest.approx(2 * true / (400 + true)), "all rows of the positive class"
+    assert chosen.grain(labels) == 2 / true and kind(metric="accuracy").grain(labels) == 1 / 400
+    of_three = kind(metric="macro_f1", names="abc").quality(np.eye(3)[labels], labels)
+    assert of_three.keys() == quality.keys() - {"f1", "accuracy_f1"}
+    assert list(kind().quality(logits, labels)) == ["accuracy", "interval", "matthews", "rows"], "as before there was a choice"
+
+
+def test_the_gate_of_an_export_is_of_the_chosen_metric():
+    """40 rows of the rare class turned in 2,000: two points of accuracy, and far more of F1."""
+    labels = np.repeat([0, 1], [1900, 100])
+    reference = 4.0 * np.eye(2)[labels]
+    worse = reference.copy()
+    worse[1900:1940] = worse[1900:1940, ::-1]
+    result = compare("dense -> int8", "int8", reference, worse, labels, task=kind(metric="f1"))
+    assert (result.metric_reference, result.metric_candidate) == (1.0, pytest.approx(120 / 160))
+    assert result.loss.found == pytest.approx(0.25) and "metric" in result.failed and "1.0 points of F1" in result.bound
+    assert loss_of(BOUNDS["int8"], kind(), reference, worse, labels).found == pytest.approx(0.02)
+    one = kind_of("generation").with_metric("accuracy")
+    assert (one.metric.key, one.gate.key) == ("accuracy", "log_likelihood")
+    assert "nats" in in_words(BOUNDS[row_of("int8", one)], one)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"metric": "bleu"}, "E119 'bleu' is not a metric of a classification. Metrics: accuracy, matthews, f1"),
+        ({"metric": "perplexity", "kind": "generation"}, "E119 'perplexity' is not a metric of a generation"),
+        ({"metric": "matthews", "positive": "yes"}, "E119 positive is not used by the metric matthews. Remove positive, or"),
+        ({"positive": "yes"}, "E119 positive is not used by the metric accuracy"),
+        ({"metric": "f1", "names": "abc"}, "E217 metric f1 is of two classes, and training has 3. Choose another"),
+        ({"metric": "accuracy_f1", "positive": 1}, "E218 no class is called '1', as positive says. Classes: no, yes"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused(keys, says):
+    with pytest.raises(UserError) as error:
+        kind(**keys)
+    assert str(error.value).startswith(says)
