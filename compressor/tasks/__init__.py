@@ -28,6 +28,7 @@ KINDS = {
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""
 
+PARQUET = ".parquet"
 PACKED = ".gz"
 """Suffix of a gzipped data file, after the suffix of its format."""
 
@@ -58,7 +59,10 @@ class TaskConfig(BaseModel):
     kind: Literal[tuple(KINDS)] = Field(
         default="classification", description="what is predicted for a row: a class, a number, tags or a text"
     )
-    train: Path = Field(description="rows to train on: .csv, .tsv, .jsonl, .conll or .txt, optionally compressed (.gz)")
+    train: Path = Field(
+        description="rows to train on: .csv, .tsv, .jsonl, .parquet, .conll or .txt, optionally compressed (.gz); "
+        "or a data set of the hub, hub:OWNER/NAME[:CONFIG]/SPLIT[:ROWS]"
+    )
     validation: Path = Field(description="rows that quality is measured on")
     text: str | list[str] = Field(default="text", description="the column of the text, or a list of two for pairs")
     label: str = Field(default="label", validate_default=True, description="the column of the labels, tags or targets")
@@ -66,6 +70,9 @@ class TaskConfig(BaseModel):
         default=128, ge=4, le=8192, description="maximum tokens of a row: longer rows are truncated, or refused (E213)"
     )
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
+    header: bool | None = Field(
+        default=None, description="false: .csv and .tsv files have no line of names; columns are column1, column2, ..."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -76,7 +76,7 @@ def test_files_of_a_folder_and_beside_a_file(tmp_path):
     ("files", "what"),
     [
         ({}, "E130 .*no data files in this folder, which holds: nothing"),
-        ({"train__parquet": ""}, "E130 .*which holds: train.parquet"),
+        ({"train__xlsx": ""}, "E130 .*which holds: train.xlsx"),
         ({"a__tsv": "", "b__tsv": ""}, "E130 .*which of a.tsv, b.tsv holds"),
         ({"train__tsv": "", "train__csv": "", "dev__tsv": ""}, "E130 .*several files could train: train.csv, train.tsv"),
         ({"train__tsv": "", "dev__tsv": "", "val__tsv": ""}, "E130 .*several files could validate"),
