@@ -119,8 +119,11 @@ def require_one_type(labels: Sequence[tuple[int, object]], name: str, path: Path
     they would be different classes, or one class by accident."""
     words = {str: "text", int: "an integer", bool: "true or false"}
     first_line, first = labels[0]
-    spelt: dict[float, str] = {}
+    seen, spelt = set(), {}
     for line, label in labels:
+        if (type(label), label) in seen:
+            continue
+        seen.add((type(label), label))
         if type(label) is not type(first):
             what = f"column '{name}' holds {words.get(type(label), type(label).__name__)}, {label!r:.60}"
             what += f", where line {first_line} holds {words.get(type(first), type(first).__name__)}, {first!r:.60}"
