@@ -52,6 +52,12 @@ def test_parquet_reads_as_text_files_do_also_gzipped(write):
     assert (data.label_names, data.train.texts, data.train.lines) == (["0", "1"], [("good film",), ("bad",)], [1, 2])
 
 
+def test_times_in_nanoseconds_are_text(arrow, write):
+    """As pandas writes them."""
+    path = write({**ROWS, "when": arrow.array([1, None], arrow.timestamp("ns"))})
+    assert [row["when"] for _, row in read_rows(path)] == ["1970-01-01 00:00:00.000000001", None]
+
+
 def test_lists_in_parquet_are_words_and_tags(write):
     path = write({"tokens": [["Anna", "ran"], ["So"]], "tags": [["B-PER", "O"], ["O"]]})
     assert read(path, kind="tokens").label_names == ["O", "B-PER", "I-PER"]

@@ -47,12 +47,12 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     while True:
         with _readable(arrow, path):
             batch = next(batches, None)
-        if batch is None:
-            return
-        size += sum(_size(arrow, column) for column in batch.columns)
-        if size > DATA.most:
-            raise too_large(size, DATA, str(path))
-        columns = [_cells(column, first, path) for column in batch.columns]
+            if batch is None:
+                return
+            size += sum(_size(arrow, column) for column in batch.columns)
+            if size > DATA.most:
+                raise too_large(size, DATA, str(path))
+            columns = [_cells(arrow, column, first, path) for column in batch.columns]
         for number, cells in enumerate(zip(*columns, strict=True), start=first):
             yield number, dict(zip(schema.names, cells, strict=True))
         first += batch.num_rows
@@ -63,7 +63,7 @@ def _readable(arrow: Any, path: Path) -> Iterator[None]:
     """Context in which pyarrow's errors are those of a damaged file."""
     try:
         yield
-    except (arrow.ArrowException, OSError, ValueError) as error:
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         what = (
             f"not a readable Parquet file ({str(error).splitlines()[0]:.80})" if str(error) else "not a readable Parquet file"
         )
@@ -82,8 +82,10 @@ def _size(arrow: Any, column: Any) -> int:
     return compute.sum(compute.take(compute.binary_length(column.dictionary), column.indices)).as_py() or 0
 
 
-def _cells(column: Any, first: int, path: Path) -> list[Any]:
+def _cells(arrow: Any, column: Any, first: int, path: Path) -> list[Any]:
     """The values of a column, whose first row has the number `first`. Raises UserError E203."""
+    if arrow.types.is_timestamp(column.type):  # Python has no nanoseconds
+        column = column.cast(arrow.string())
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
