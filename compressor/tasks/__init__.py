@@ -28,6 +28,7 @@ KINDS = {
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""
 
+PARQUET = ".parquet"
 PACKED = ".gz"
 """Suffix of a gzipped data file, after the suffix of its format."""
 
@@ -62,7 +63,10 @@ class TaskConfig(BaseModel):
     kind: Literal[tuple(KINDS)] = Field(
         default="classification", description="what is predicted for a row: a class, a number, tags or a text"
     )
-    train: Path = Field(description="rows to train on: .csv, .tsv, .jsonl, .conll or .txt, optionally compressed (.gz)")
+    train: Path = Field(
+        description="rows to train on: .csv, .tsv, .jsonl, .parquet, .conll or .txt, optionally compressed (.gz); "
+        "or a data set of the hub, hub:OWNER/NAME[:CONFIG]/SPLIT[:ROWS]"
+    )
     validation: Path = Field(description="rows that quality is measured on")
     text: str | list[str] = Field(default="text", description="the column of the text, or a list of two for pairs")
     label: str = Field(default="label", validate_default=True, description="the column of the labels, tags or targets")
@@ -80,6 +84,9 @@ class TaskConfig(BaseModel):
     )
     test: Path | Annotated[dict[TestName, Path], Field(min_length=1, max_length=20)] | None = Field(
         default=None, description="rows that are only scored: a file, or files by name; nothing is chosen by them"
+    )
+    header: bool | None = Field(
+        default=None, description="false: .csv and .tsv files have no line of names; columns are column1, column2, ..."
     )
 
     @model_validator(mode="before")

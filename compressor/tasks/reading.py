@@ -1,5 +1,5 @@
-"""Data files -> rows: CSV, TSV (no quoting), JSON lines and columns of words, each also gzipped; checked once, here, with
-the line of each fault."""
+"""Data files -> rows: CSV, TSV (no quoting), JSON lines, Parquet and columns of words, each also gzipped; checked once, here,
+with the line of each fault (of Parquet, the row)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import csv
 import difflib
 import io
 import json
+import math
 import os
 import random
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,27 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import PACKED, Subset, TaskConfig, ending
-from compressor.tasks.listing import listed
+from compressor.tasks import PACKED, PARQUET, Subset, TaskConfig, ending
+from compressor.tasks.listing import listed, repeated, require_distinct
 from compressor.tasks.rows import Split
+from compressor.tasks.sources.content import MOST_OF_A_ROW, data_text, row_too_long
+from compressor.tasks.sources.parquet_rows import parquet_rows
 from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
-from compressor.text_files import FileKind, decode, read_bytes, too_large
 
 Rows = list[tuple[int, dict[str, object]]]
 WORD_FILES = (".conll", ".txt")
 """Endings of files with a word a line; the line number of a row is that of its first word."""
 
-
 MOST_LEVELS = 50
 """Deepest nesting of a JSON row; the existing kinds of tasks need two levels."""
-DATA = FileKind(
-    noun="data file",
-    most=512 * 1024**2,
-    missing=("E201", "Paths are relative to the pipeline file"),
-    folder=("E202", "Name a .csv, .tsv, .jsonl or .conll file"),
-    size=("E215", "Take a part of its rows: all are held in memory"),
-    encoding="E203",
-)
 
 
 @dataclass(frozen=True)
@@ -116,9 +108,11 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Tas
 
 def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
     """Every row of one file."""
-    rows, kind = read_rows(path), kind_of(task.kind)
+    rows, kind = read_rows(path, task.header is not False), kind_of(task.kind)
     require_columns(rows, (*task.text_columns, task.label), path)
     checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
+    if task.kind == "classification":
+        require_one_type([(line, row[task.label]) for line, row in rows], task.label, path)
     if not kind.generates:
         require_sentences([texts for _, texts, _ in checked], task, path)
     return checked
@@ -143,6 +137,26 @@ def require_sentences(texts: Sequence[tuple[Any, ...]], task: TaskConfig, path: 
             )
 
 
+def require_one_type(labels: Sequence[tuple[int, object]], name: str, path: Path) -> None:
+    """Raises UserError E235 for labels of different types in one file (1 and "one"), or one number in two spellings (1, 1.0):
+    they would be different classes, or one class by accident."""
+    words = {str: "text", int: "an integer", bool: "true or false"}
+    first_line, first = labels[0]
+    seen, spelt = set(), {}
+    for line, label in labels:
+        if (type(label), label) in seen:
+            continue
+        seen.add((type(label), label))
+        if type(label) is not type(first):
+            what = f"column '{name}' holds {words.get(type(label), type(label).__name__)}, {label!r:.60}"
+            what += f", where line {first_line} holds {words.get(type(first), type(first).__name__)}, {first!r:.60}"
+            raise UserError("E235", what, "Write all labels as text, or all as integers", f"{path}:{line}")
+        text = str(label).strip()
+        if _is_number(text) and math.isfinite(float(text)) and (other := spelt.setdefault(float(text), text)) != text:
+            what = f"label '{text:.60}' is the same number as '{other:.60}' in an earlier row, and would be another class"
+            raise UserError("E235", what, "Write each class in one way", f"{path}:{line}")
+
+
 def _nearest_column(name: str, columns: list[str]) -> str:
     near = difflib.get_close_matches(name, columns, n=1)
     return f"Did you mean '{near[0]}'?" if near else f"The file has: {listed(columns)}"
@@ -156,77 +170,66 @@ def _is_number(text: Any) -> bool:
     return True
 
 
-def read_rows(path: Path) -> Rows:
-    """Read every row with the number of its first line. Raises UserError E201, E202, E203, E210, E215, E216."""
-    readers = {".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
-    if ending(path) not in readers and os.path.isfile(path):  # a folder or a pipe is reported as such, whatever its suffix
-        fix = f"Use {', '.join(readers)}, optionally compressed ({PACKED})"
-        raise UserError("E202", f"unknown file extension '{ending(path) or path.suffix}'", fix, str(path))
-    text = data_text(path)
-    return list(readers[ending(path)](text, path))
+def read_rows(path: Path, header: bool = True) -> Rows:
+    """Read every row with the number of its first line (of Parquet, with its own). `header`: whether the first line of .csv
+    and .tsv names the columns. Raises UserError E201, E202, E203, E210, E215, E216, E234, E236, E907."""
+    tables = {".tsv": _read_tsv, ".csv": _read_csv}
+    texts = {".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
+    suffix = ending(path)
+    if suffix not in (*tables, *texts, PARQUET) and os.path.isfile(path):  # a folder or a pipe is reported as such below
+        fix = f"Use {', '.join((*tables, *texts, PARQUET))}, optionally compressed ({PACKED})"
+        raise UserError("E202", f"unknown file extension '{suffix or path.suffix}'", fix, str(path))
+    if suffix == PARQUET:
+        rows = parquet_rows(path)
+    else:
+        text = data_text(path)
+        rows = tables[suffix](text, path, header) if suffix in tables else texts[suffix](text, path)
+    return list(_bounded(rows, path))
 
 
-def data_text(path: Path) -> str:
-    """The text of a data file, decompressed if it is gzipped. Raises UserError E201, E202, E203, E215."""
-    content = read_bytes(path, DATA)
-    return decode(_unpacked(content, path) if path.suffix == PACKED else content, DATA.encoding, str(path))
+def _bounded(rows: Iterable[tuple[int, dict]], path: Path) -> Iterator[tuple[int, dict]]:
+    """The same rows. Raises UserError E234 for one that is too long: a quote that closes late, a whole file in one cell."""
+    for line, row in rows:
+        if (size := sum(len(cell) for cell in row.values() if isinstance(cell, str))) > MOST_OF_A_ROW:
+            raise row_too_long(size, f"{path}:{line}")
+        yield line, row
 
 
-def _unpacked(content: bytes, path: Path) -> bytes:
-    """Decompress gzip data and check its checksums. Raises UserError E201 for damaged data, E215 if it is too large."""
-    unpacked = b""
-    while content:  # a gzip file may consist of several members
-        reader = zlib.decompressobj(wbits=31)
-        try:
-            unpacked += reader.decompress(content, DATA.most + 1 - len(unpacked))
-        except zlib.error as error:
-            raise UserError("E201", f"cannot be decompressed ({error})", "Copy the file again", str(path)) from None
-        if len(unpacked) > DATA.most:
-            raise too_large(len(unpacked), DATA, str(path))
-        if not reader.eof:
-            raise UserError("E201", "cannot be decompressed (cut short)", "Copy the file again", str(path))
-        content = reader.unused_data
-    return unpacked
-
-
-def _read_tsv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+def _read_tsv(text: str, path: Path, header: bool) -> Iterator[tuple[int, dict]]:
     """Read TSV in GLUE's dialect: tabs, no quoting, one row per line."""
     lines = text.replace("\r\n", "\n").split("\n")
-    header = _header(lines[0].split("\t"), path)
-    for number, line in enumerate(lines[1:], start=2):
+    names = _names(lines[0].split("\t"), path, header)
+    for number, line in enumerate(lines[header:], start=1 + header):
         if line:
-            yield number, _as_row(header, line.split("\t"), f"{path}:{number}")
+            yield number, _as_row(names, line.split("\t"), f"{path}:{number}", header)
 
 
-def _read_csv(text: str, path: Path) -> Iterator[tuple[int, dict]]:
+def _read_csv(text: str, path: Path, header: bool) -> Iterator[tuple[int, dict]]:
     # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a process-wide limit, 131,072 by default
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:
-        header = _header(next(reader, []), path)
+        first = next(reader, [])
+        names = _names(first, path, header)
+        if first and not header:
+            yield line, _as_row(names, first, f"{path}:{line}", header)
         line = reader.line_num + 1
         for fields in reader:
             if fields:
-                yield line, _as_row(header, fields, f"{path}:{line}")
+                yield line, _as_row(names, fields, f"{path}:{line}", header)
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{line}") from None
 
 
-def _header(names: list[str], path: Path) -> list[str]:
-    """The column names. Raises UserError E216 for a name that occurs twice, because it is ambiguous."""
-    if repeated := _repeated(filter(None, names)):
-        what = f"column '{repeated:.60}' appears twice in the header"
-        raise UserError("E216", what, "Rename or drop one of them", f"{path}:1")
-    return names
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    """The first name that occurs a second time."""
-    seen: set[str] = set()
-    return next((name for name in names if name in seen or seen.add(name)), None)
+def _names(first: list[str], path: Path, header: bool) -> list[str]:
+    """The column names, from the first line or, without a header, column1, column2, ... Raises UserError E216."""
+    if not header:
+        return [f"column{place}" for place in range(1, len(first) + 1)]
+    require_distinct(first, path)
+    return first
 
 
 def _read_jsonl(text: str, path: Path) -> Iterator[tuple[int, dict]]:
@@ -265,7 +268,7 @@ class _Repeated(Exception):
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise _Repeated(_repeated(name for name, _ in pairs))
+        raise _Repeated(repeated(name for name, _ in pairs))
     return row
 
 
@@ -322,9 +325,9 @@ class _Defaulted(dict):
         return None
 
 
-def _as_row(header: list[str], fields: list[str], where: str) -> dict[str, str]:
-    if len(fields) != len(header):
-        raise UserError(
-            "E210", f"{len(fields)} fields where the header has {len(header)}", "Fix the row, or the file's extension", where
-        )
-    return dict(zip(header, fields, strict=True))
+def _as_row(names: list[str], fields: list[str], where: str, header: bool) -> dict[str, str]:
+    if len(fields) != len(names):
+        first = "the header" if header else "the first row"
+        what = f"{len(fields)} fields where {first} has {len(names)}"
+        raise UserError("E210", what, "Fix the row, or the file's extension", where)
+    return dict(zip(names, fields, strict=True))

@@ -8,8 +8,9 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
-from compressor.tasks.reading import Rows, TaskData, data_text, read_rows, read_tests, require_columns, require_sentences
+from compressor.tasks.reading import Rows, TaskData, read_rows, read_tests, require_columns, require_sentences
 from compressor.tasks.rows import Split
+from compressor.tasks.sources.content import data_text
 from compressor.tasks.task_kind import kind_of
 
 LINES = ".txt"
@@ -29,7 +30,7 @@ def read_texts(path: Path, task: TaskConfig) -> Split:
 def _rows(path: Path, task: TaskConfig, of_words: bool) -> Rows:
     """Cells by column, with the number of the line; `of_words` splits a line at its spaces."""
     if ending(path) != LINES:
-        return read_rows(path)
+        return read_rows(path, task.header is not False)
     if len(task.text_columns) > 1:
         what = f"a {LINES} file has one text per line, a row of this task has {len(task.text_columns)}"
         raise UserError("E202", what, "Give a .tsv, .csv or .jsonl file with the task's columns", str(path))

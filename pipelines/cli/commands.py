@@ -323,8 +323,8 @@ Example: compress init data/
 def init() -> None:
     """Write a pipeline file for DATA, a file or a folder of files: it states what was guessed, and runs without changes.
 
-    Files are found by their names: train, and dev, valid or test. Formats are .tsv, .csv, .jsonl, and .conll or .txt for words
-    with tags; each may be gzipped (.gz).
+    Files are found by their names: train, and dev, valid or test. Formats are .tsv, .csv, .jsonl, .parquet, and .conll or .txt
+    for words with tags; each may be gzipped (.gz).
     """
 
 

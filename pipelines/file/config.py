@@ -14,9 +14,11 @@ from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import Architecture, add_row
 from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
+from compressor.tasks.sources.hub_set import is_hub
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file import limits
+from pipelines.file.data_sources import expand_glue, fetch_all, use_hub_files
 from pipelines.file.faults import nearest, validated
 from pipelines.file.task_keys import names_file, task_faults, with_paths
 from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, first_of, parse, read_yaml
@@ -103,15 +105,20 @@ def find_pipeline(name: str) -> Path:
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     """Read, override (`tune.rank=8`) and check a pipeline file.
 
-    Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks.
+    Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks; UserError E230 to E233 for a
+    data set of the hub or of GLUE.
     """
     source = read_yaml(path)
     if not isinstance(source.data, dict):
         raise UserError("E101", "not a mapping of keys to values", "Start with name, model, task and stages", source.where(()))
+    folder = path.resolve().parent
     faults: list[UserError] = []
     _normalize(source)
+    expand_glue(source, folder)
     for text in overrides:
         faults += _collect(_override, source, text)
+        expand_glue(source, folder)  # an override may name another task of GLUE, and the next one a key of it
+    wanted = use_hub_files(source, folder)
     top, top_faults = validated(PipelineFile, source, ())
     entries, stage_faults = _entries(source)
     faults += top_faults + stage_faults + (list(task_faults(source, top.task, top.tasks)) if top else [])
@@ -119,7 +126,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         faults = list(_unfit_faults(source, entries, top)) or list(_order_faults(source, entries))
     if faults or top is None:
         raise UserErrors(first_of(faults))
-    folder = path.resolve().parent
+    fetch_all(wanted, source)
     row = _architecture(top, folder, source)
     task = with_paths(top.task, folder) if top.task else None
     # sorted: the order affects random numbers, and must not depend on the order in the file
@@ -264,7 +271,7 @@ def _from_here(path: KeyPath, value: Any) -> Any:
     """Resolve a path from the command line relative to the current folder, not to the pipeline file."""
     if isinstance(value, dict) and names_file(path):
         return {name: _from_here((*path, name), inner) for name, inner in value.items()}
-    if not isinstance(value, str):
+    if not isinstance(value, str) or is_hub(value):
         return value
     of_stage = load_stage(path[2]) if path[0] == "stages" and path[2] in stage_table.STAGE_NAMES else None
     data_file = path[-1] in of_stage.beside.files if of_stage else names_file(path)

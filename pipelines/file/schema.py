@@ -8,6 +8,7 @@ from typing import Any
 
 from compressor.models.modules import MODULES
 from compressor.tasks import KINDS
+from compressor.tasks.sources.glue import PREFIX, TASKS
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import all_stages, load_stage
 from pipelines.file.config import PipelineFile
@@ -31,6 +32,7 @@ def pipeline_schema() -> Schema:
     """JSON schema of a pipeline file: everything that `compress check` accepts, except checks in code (order, methods)."""
     top, forms = _tidy(PipelineFile.model_json_schema(ref_template=REFERENCE)), {}
     definitions = top.pop("$defs")
+    _allow_glue(top["properties"], definitions)
     for stage in all_stages():
         forms[stage.name], more = stage_schema(stage.name)
         definitions |= more
@@ -45,6 +47,20 @@ def pipeline_schema() -> Schema:
 def metric_names() -> list[str]:
     """The metrics of all kinds of tasks; which of them a kind has is checked in code."""
     return list(dict.fromkeys(metric.key for name in KINDS for metric in kind_of(name).choices))
+
+
+def _allow_glue(properties: Schema, definitions: dict[str, Schema]) -> None:
+    """Add GLUE's names of tasks, which are replaced by a task's keys before validation."""
+    keys = {
+        "glue": {"enum": list(TASKS), "description": "a task of GLUE: its files, columns, kind and metric"},
+        "folder": {"type": "string", "description": "folder of the GLUE download; default: glue beside this file, or the hub"},
+    }
+    task = definitions["TaskConfig"]
+    definitions["Glue"] = {**task, "properties": {**keys, **task["properties"]}, "required": ["glue"]}
+    forms = [{"$ref": REFERENCE.format(model="Glue")}, {"enum": [f"{PREFIX}{name}" for name in TASKS]}]
+    properties["task"]["anyOf"][1:1] = forms
+    several = next(form for form in properties["tasks"]["anyOf"] if "additionalProperties" in form)
+    several["additionalProperties"] = {"anyOf": [several["additionalProperties"], *forms]}
 
 
 def stage_schema(name: str) -> tuple[Schema, dict[str, Schema]]:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
-from compressor.tasks import PACKED, ending
-from compressor.tasks.reading import data_text, read_rows
+from compressor.tasks import PACKED, PARQUET, ending
+from compressor.tasks.reading import read_rows
+from compressor.tasks.sources.content import data_text
 from pipelines.init.column_names import COLUMN_NAMES
 
-ENDINGS = (".tsv", ".csv", ".jsonl", ".conll", ".txt")
+ENDINGS = (".tsv", ".csv", ".jsonl", PARQUET, ".conll", ".txt")
 ROLES = {
     "train": ("train", "training", "trainset"),
     "validation": ("dev", "devset", "development", "val", "valid", "validation"),
@@ -127,7 +128,7 @@ def _only(files: list[Path], data: Path, purpose: str) -> Path | None:
 def read_table(path: Path) -> DataTable:
     """Read the rows of a file. Without a header its columns are column1, column2, ..., or those of `prompt||target`.
 
-    Raises UserError E201, E202, E203, E204, E205 (an empty header), E210.
+    Raises UserError E201, E202, E203, E204, E205 (an empty header), E210, E907 (pyarrow is missing).
     """
     kind = ending(path)
     if kind in (".tsv", ".csv", ".txt") and path.is_file():

@@ -93,7 +93,7 @@ def _task(facts: Facts) -> str:
     return f"""task:
   # classification, regression, tokens or generation; guessed: {_comment(facts.why["kind"])}
   kind: {facts.kind}
-  # Files: .tsv, .csv, .jsonl, .conll, .txt, optionally compressed (.gz); relative to this file
+  # Files: .tsv, .csv, .jsonl, .parquet, .conll, .txt, optionally compressed (.gz); relative to this file
   train: {quoted(facts.train)}
   validation: {quoted(facts.validation)}{_test(facts)}
   # Columns{pair}; guessed: {_comment(facts.why["text"])}

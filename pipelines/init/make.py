@@ -210,7 +210,7 @@ def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) ->
     path = scratch / f"{name}-{role}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for row in table.rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")  # Parquet may hold bytes
     return path
 
 

@@ -17,10 +17,11 @@ from transformers import AutoConfig, AutoModel
 
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
-from compressor.tasks import TaskConfig, reading
+from compressor.tasks import TaskConfig
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.reading import read_task
+from compressor.tasks.sources import content as content_file
 
 GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
 
@@ -127,6 +128,34 @@ def test_a_label_of_several_lines_is_refused_before_the_training(tmp_path, separ
         task(tmp_path, rows, rows, "csv", kind="regression", label=f"sc{separator}ore")
 
 
+@pytest.mark.parametrize(
+    ("ending", "rows", "says"),
+    [
+        ("tsv", GOOD.replace("\n", "\r"), r"E236 .*train.tsv:1: the lines end in CR alone"),
+        ("jsonl", '{"sentence": "a"}\r{"sentence": "b"}\r', r"E236 .*train.jsonl:1: the lines end in CR alone"),
+        ("tsv", "sentence\tlabel\nx\t1\ny\t0\nz\t1.0\n", r"E235 .*train.tsv:4: label '1.0' is the same number as '1'"),
+        (
+            "jsonl",
+            '{"sentence": "a", "label": 1}\n{"sentence": "b", "label": "good"}\n',
+            r"E235 .*train.jsonl:2: column 'label' holds text, 'good', where line 1 holds an integer, 1",
+        ),
+        (
+            "jsonl",
+            '{"sentence": "a", "label": 1}\n{"sentence": "b", "label": false}\n',
+            r"E235 .*train.jsonl:2: column 'label' holds true or false, False, where line 1 holds an integer",
+        ),
+    ],
+)
+def test_line_ends_of_cr_and_labels_of_several_types_are_refused(tmp_path, ending, rows, says):
+    with pytest.raises(UserError, match=says):
+        read_task(task(tmp_path, rows, rows, ending))
+
+
+def test_csv_may_end_its_lines_in_cr(tmp_path):
+    rows = "sentence,label\rx,no\ry,yes\r"
+    assert len(read_task(task(tmp_path, rows, rows, "csv")).train) == 2
+
+
 def test_an_open_quote_in_csv_is_named_where_it_opens(tmp_path):
     rows = 'sentence,label\nz,no\n"open,no\nx,yes\n'
     with pytest.raises(UserError, match=r"E210 .*train.csv:3: not CSV"):
@@ -209,8 +238,8 @@ def test_whatever_a_file_holds_it_reads_or_is_a_mistake(tmp_path, ending, conten
 
 def test_folder_missing_and_ending(tmp_path):
     base = task(tmp_path)
-    (tmp_path / "x.parquet").write_bytes(b"x")
-    for path, code in ((tmp_path, "E202"), (tmp_path / "no.tsv", "E201"), (tmp_path / "x.parquet", "E202")):
+    (tmp_path / "x.xlsx").write_bytes(b"x")
+    for path, code in ((tmp_path, "E202"), (tmp_path / "no.tsv", "E201"), (tmp_path / "x.xlsx", "E202")):
         with pytest.raises(UserError, match=code):
             read_task(base.model_copy(update={"train": path}))
 
@@ -234,7 +263,7 @@ def test_packed_files_are_read_as_what_is_in_them(tmp_path):
     ids=["not packed", "cut", "changed", "not UTF-8", "endless"],
 )
 def test_a_damaged_or_endless_packed_file_is_told(tmp_path, monkeypatch, content, what):
-    monkeypatch.setattr(reading, "DATA", dataclasses.replace(reading.DATA, most=100_000))
+    monkeypatch.setattr(content_file, "DATA", dataclasses.replace(content_file.DATA, most=100_000))
     with pytest.raises(UserError, match=what):
         read_task(task(tmp_path, content, gzip.compress(GOOD.encode()), "tsv.gz"))
     with pytest.raises(UserError, match=r"E202 .*unknown file extension '\.gz'"):

@@ -72,11 +72,27 @@ def test_files_of_a_folder_and_beside_a_file(tmp_path):
     assert find_files(alone).train.name == "reviews.csv"
 
 
+def test_parquet_is_read_guessed_and_split(tmp_path, models):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    folder = write(tmp_path / "data")
+    columns = {"text": ["the film was good", "a bad story"] * 20, "label": [1, 0] * 20, "digest": [b"\xff"] * 40}
+    for name in ("train", "dev"):
+        parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
+    guessed = guess(read_table(find_files(folder).train))
+    assert (guessed.kind, guessed.text, guessed.label) == ("classification", ("text",), "label")
+    for data, split, train in ((folder, None, "data/train.parquet"), (folder / "train.parquet", 0.1, "data-train.jsonl")):
+        out = tmp_path / f"{split}.yaml"
+        make(InitOptions(data, out, model=str(models / "bert"), split=split))
+        assert read_yaml(out).data["task"]["train"] == train
+
+
 @pytest.mark.parametrize(
     ("files", "what"),
     [
         ({}, "E130 .*no data files in this folder, which holds: nothing"),
-        ({"train__parquet": ""}, "E130 .*which holds: train.parquet"),
+        ({"train__xlsx": ""}, "E130 .*which holds: train.xlsx"),
         ({"a__tsv": "", "b__tsv": ""}, "E130 .*which of a.tsv, b.tsv holds"),
         ({"train__tsv": "", "train__csv": "", "dev__tsv": ""}, "E130 .*several files could train: train.csv, train.tsv"),
         ({"train__tsv": "", "dev__tsv": "", "val__tsv": ""}, "E130 .*several files could validate"),

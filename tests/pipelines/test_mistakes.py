@@ -630,6 +630,45 @@ MISTAKES = [
         "bad encoding", lambda path: path.write_bytes(b"sentence\tlabel\ncaf\xe9\tclass0\n"), "E203 {file}:2:", file="dev.tsv"
     ),
     Mistake("numbers for text", rewrite("sentence\tlabel\n1\tclass0\n2\tclass1\n"), "E206 {file}:1: ", file="train.tsv"),
+    Mistake(
+        "lines that end in CR",
+        lambda path: path.write_bytes(path.read_bytes().replace(b"\n", b"\r")),
+        "E236 {file}:1: the lines end in CR alone, as on old Macs: all is one line ({pipeline}:3: task.train)",
+        file="train.tsv",
+    ),
+    Mistake(
+        "a class in two spellings",
+        lambda path: path.write_text("sentence\tlabel\na film\t0\na plot\t1\na scene\t1.0\n"),
+        "E235 {file}:4: label '1.0' is the same number as '1' in an earlier row",
+        file="train.tsv",
+    ),
+    Mistake(
+        "a line without end",
+        lambda path: path.write_bytes(b"sentence\tlabel\n" + b"x" * (16 * 2**20 + 1)),
+        "E234 {file}:2: a row of 16 MiB or more, where one has at most 16 MiB ({pipeline}:3: task.train)",
+        file="train.tsv",
+    ),
+    Mistake(
+        "a task that GLUE lacks",
+        ("{train: train.tsv, validation: dev.tsv, text: sentence, label: label, max_length: 32}", "glue/sst-2"),
+        "E233 {file}:3: task: GLUE has no task 'sst-2'. Did you mean 'glue/sst2'?",
+    ),
+    Mistake(
+        "a GLUE folder without the task",
+        ("{train: train.tsv, validation: dev.tsv, text: sentence, label: label,", "{glue: rte, folder: model,"),
+        "E233 {file}:3: task: {folder}/model: neither RTE/train.tsv nor train.tsv",
+    ),
+    Mistake(
+        "a data set without its split",
+        ("train: train.tsv", "train: hub:imdb"),
+        "E230 {file}:3: task.train: 'hub:imdb' is not a split of a data set",
+        "e.g. hub:nyu-mll/glue:sst2/train:10000",
+    ),
+    Mistake(
+        "a folder of a data set that is not there",
+        ("train: train.tsv", "train: hub:./sets/train"),
+        "E231 {file}:3: task.train: hub:./sets/train: no folder {folder}/sets. Paths are relative to the pipeline file",
+    ),
     Mistake("a broken row", ("\tclass1\n", "class1\n"), "E210 {file}:3: 1 fields where the header has 2", file="train.tsv"),
     Mistake(
         "a file where runs should go", nothing, "E801 {file}: a file, where a folder is needed", options=("--out", "{file}")

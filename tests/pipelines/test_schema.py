@@ -111,6 +111,23 @@ def test_what_a_pipeline_may_say_fits(stages):
     assert valid({**FRAME, "stages": stages})
 
 
+@pytest.mark.parametrize(
+    ("task", "fits_schema"),
+    [
+        ("glue/sst2", True),
+        ({"glue": "rte", "folder": "glue", "max_length": 64}, True),
+        ({"train": "hub:a/b:c/train:9", "validation": "d.parquet", "header": False}, True),
+        ("glue/sst3", False),
+        ({"glue": "sst2", "foldr": "x"}, False),
+        ("sst2", False),
+    ],
+    ids=str,
+)
+def test_a_task_may_be_one_of_glue(task, fits_schema):
+    assert valid({**FRAME, "task": task, "stages": ["merge"]}) == fits_schema
+    assert valid({"name": "a", "model": "./m", "tasks": {"x": task}, "stages": ["merge"]}) == fits_schema
+
+
 @pytest.mark.parametrize("stages", WRONG, ids=str)
 def test_mistakes_do_not(stages, tmp_path):
     """What the schema refuses is refused by the program, too."""

@@ -1,0 +1,141 @@
+"""Data sets of the Hugging Face hub by name: `hub:OWNER/NAME[:CONFIG]/SPLIT[:ROWS]` -> rows in a local .jsonl file.
+
+The rows are streamed once into a cache. From there on they are an ordinary file: checked with its line numbers, and known to
+fingerprints by its content, not by the name of the data set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.tasks.sources import needed
+from compressor.tasks.sources.content import DATA
+from compressor.text_files import in_units
+
+HUB = "hub:"
+FORM = "hub:OWNER/NAME/SPLIT, with :CONFIG after NAME and :ROWS after SPLIT where needed"
+PATTERN = re.compile(r"hub:(?P<place>[^:]+?)(:(?P<config>[^:/]+))?/(?P<split>[A-Za-z0-9_.-]+)(:(?P<rows>[1-9][0-9]{0,8}))?")
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+Say = Callable[[int], None]
+"""Told the number of rows that were read so far."""
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """One split of a data set. `place` is OWNER/NAME, or the path of a `local` folder laid out like one of the hub's."""
+
+    reference: str
+    place: str
+    config: str | None
+    split: str
+    rows: int | None
+    local: bool
+
+    @property
+    def path(self) -> Path:
+        """The file in the cache: of this data set, config, split and number of rows."""
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress", "data")
+        marked = f"-{hashlib.sha256(self.place.encode()).hexdigest()[:8]}" if self.local else ""
+        name = f"{Path(self.place).name}{marked}" if self.local else self.place.replace("/", "--")
+        ending = "" if self.rows is None else f"-first-{self.rows}"
+        return base / name / (self.config or "default") / f"{self.split}{ending}.jsonl"
+
+
+def is_hub(value: object) -> bool:
+    """Whether a value of a pipeline file is a reference to a data set of the hub."""
+    return isinstance(value, str) and value.startswith(HUB)
+
+
+def parse(reference: str, folder: Path) -> HubSplit:
+    """Parse a reference; a path in it is relative to `folder`. Raises UserError E230."""
+    match = PATTERN.fullmatch(reference)
+    place = match["place"] if match else ""
+    local = place.startswith((".", "/", "~"))
+    if match is None or not (local or REPOSITORY.fullmatch(place)):
+        what = f"'{reference:.100}' is not a split of a data set"
+        raise UserError("E230", what, f"Write {FORM}, e.g. hub:nyu-mll/glue:sst2/train:10000")
+    if local:
+        place = str((folder / Path(place).expanduser()).resolve())
+    return HubSplit(reference, place, match["config"], match["split"], int(match["rows"]) if match["rows"] else None, local)
+
+
+def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
+    """The file with the rows of a split, read from the hub unless the cache has it; a local folder is always read again.
+
+    Nothing is left in the cache unless every row arrived. Raises UserError E907 (datasets is missing), E231 (out of reach),
+    E232 (no such config or split, or files that cannot be read as rows), E215 (too large), E804 (the disk is full), E801.
+    """
+    if wanted.path.is_file() and not wanted.local:
+        return wanted.path
+    if wanted.local and not os.path.isdir(wanted.place):
+        raise UserError("E231", f"no folder {wanted.place}", "Paths are relative to the pipeline file", wanted.reference)
+    datasets = needed("datasets", "a data set of the hub", wanted.reference)
+    with _reachable(datasets, wanted):
+        rows = datasets.load_dataset(wanted.place, wanted.config, split=wanted.split, streaming=True)
+        features = rows.features or {}
+        if media := [name for name in features if hasattr(features[name], "decode_example")]:  # images, sound: never decoded
+            rows = rows.decode(False).remove_columns(media)
+    _write(_plain_rows(rows, features, datasets, wanted), wanted, say)
+    return wanted.path
+
+
+def _plain_rows(rows: Any, features: Any, datasets: Any, wanted: HubSplit) -> Iterator[dict[str, Any]]:
+    """Up to `rows` rows. A class is its number, so that class 1 stays the positive one; -1, which marks a hidden label, is
+    missing."""
+    classes = [name for name in features if type(features[name]).__name__ == "ClassLabel"]
+    with _reachable(datasets, wanted):
+        for number, row in enumerate(rows):
+            if number == wanted.rows:
+                return
+            yield row | {name: None for name in classes if row.get(name) == -1}
+
+
+def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
+    """Write rows beside the file in the cache, which then takes its place."""
+    scratch, size = None, 0
+    try:
+        wanted.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("wb", dir=wanted.path.parent, suffix=".part", delete=False) as file:
+            scratch = file.name
+            for number, row in enumerate(rows, start=1):
+                size += file.write(json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n")
+                say(number)
+                if size > DATA.most:
+                    what = f"more than {in_units(DATA.most)} after {number:,} rows"
+                    raise UserError("E215", what, f"Take fewer: {wanted.reference.rstrip('0123456789:')}:{number // 2}")
+        os.replace(scratch, wanted.path)
+        scratch = None
+    except OSError as error:
+        fix = "Make room, or set XDG_CACHE_HOME to another folder"
+        raise UserError("E801", f"cannot be written ({error.strerror})", fix, str(wanted.path.parent)) from None
+    finally:
+        if scratch is not None:
+            os.unlink(scratch)
+
+
+@contextmanager
+def _reachable(datasets: Any, wanted: HubSplit) -> Iterator[None]:
+    """Context in which the errors of `datasets` are E231 where the data set is out of reach, and E232 where it is not as
+    named."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the library raises a dozen unrelated types
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        if isinstance(error, ValueError | datasets.exceptions.DatasetGenerationError | KeyError) or wanted.local:
+            what = f"the data set is there, and this split of it cannot be read ({reason})"
+            raise UserError("E232", what, "Check CONFIG and SPLIT against the names above", wanted.reference) from None
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        fix = "Check the name and the network, or copy the data set's files and name their folder: hub:./FOLDER/SPLIT"
+        raise UserError("E231", f"could not be fetched from the hub{offline}: {reason}", fix, wanted.reference) from None

@@ -1,0 +1,351 @@
+"""Where rows come from besides text files: Parquet, data sets of the hub, GLUE by name; and rows that are too long."""
+
+import dataclasses
+import datetime
+import decimal
+import gzip
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import UserError
+from compressor.tasks import TaskConfig, reading
+from compressor.tasks.reading import read_rows, read_task
+from compressor.tasks.sources import content, hub_set, parquet_rows
+from compressor.tasks.sources.glue import TASKS, glue_keys
+from compressor.tasks.sources.hub_set import fetch, parse
+
+ROWS = {"text": ["good film", "bad"], "label": [1, 0]}
+
+
+@pytest.fixture
+def arrow():
+    return pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def write(arrow, tmp_path):
+    """A Parquet file of a table or of columns."""
+    from pyarrow import parquet
+
+    def make(table) -> Path:
+        parquet.write_table(table if isinstance(table, arrow.Table) else arrow.table(table), tmp_path / "train.parquet")
+        return tmp_path / "train.parquet"
+
+    return make
+
+
+def read(path: Path, **options):
+    return read_task(TaskConfig(train=path, validation=path, **options))
+
+
+def test_parquet_reads_as_text_files_do_also_gzipped(write):
+    path = write({**ROWS, "when": [datetime.date(2026, 1, 2), None], "cost": [decimal.Decimal("1.50"), None]})
+    packed = path.with_name("dev.parquet.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    rows = [{"text": "good film", "label": 1, "when": "2026-01-02", "cost": "1.50"}]
+    assert read_rows(path)[:1] == list(enumerate(rows, start=1)) and read_rows(packed) == read_rows(path)
+    data = read(path)
+    assert (data.label_names, data.train.texts, data.train.lines) == (["0", "1"], [("good film",), ("bad",)], [1, 2])
+
+
+def test_times_in_nanoseconds_are_text(arrow, write):
+    """As pandas writes them."""
+    path = write({**ROWS, "when": arrow.array([1, None], arrow.timestamp("ns"))})
+    assert [row["when"] for _, row in read_rows(path)] == ["1970-01-01 00:00:00.000000001", None]
+
+
+def test_lists_in_parquet_are_words_and_tags(write):
+    path = write({"tokens": [["Anna", "ran"], ["So"]], "tags": [["B-PER", "O"], ["O"]]})
+    assert read(path, kind="tokens").label_names == ["O", "B-PER", "I-PER"]
+
+
+MISTAKES = {
+    "a null": ({"text": ["a b", None], "label": [1, 0]}, r"E206 .*train.parquet:2: column 'text' holds None, not text"),
+    "no number": (
+        {"text": ["a b", "c", "d"], "label": [1.5, 0.0, float("nan")]},
+        r"E207 .*train.parquet:3: .* holds nan, not a finite number",
+    ),
+    "numbers for text": ({"text": [1, 2], "label": [1, 0]}, r"E206 .*train.parquet:1: column 'text' holds 1, not text"),
+    "another column": ({"sentence": ["a"], "label": [1]}, r"E205 .*no column 'text'. The file has: sentence, label"),
+    "no rows": ({"text": [], "label": []}, r"E204 .*the file has no rows"),
+    "one huge cell": (
+        {"text": ["x" * (content.MOST_OF_A_ROW + 1), "c"], "label": [1, 0]},
+        r"E234 .*train.parquet:1: a row of 16",
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_parquet_has_the_number_of_its_row(write, monkeypatch, columns, says):
+    monkeypatch.setattr(reading, "MOST_OF_A_ROW", 1000)
+    with pytest.raises(UserError, match=says):
+        read(write(columns), kind="regression")
+
+
+def test_parquet_columns_twice_and_bytes_that_are_no_text(arrow, write):
+    names = ["text", "text", "label"]
+    with pytest.raises(UserError, match=r"E216 .*column 'text' appears twice"):
+        read(write(arrow.table([arrow.array(["a"]), arrow.array(["b"]), arrow.array([1])], names=names)))
+    offsets, letters = b"\0\0\0\0\3\0\0\0\5\0\0\0", b"abc\xff\xfe"
+    broken = arrow.Array.from_buffers(arrow.string(), 2, [None, arrow.py_buffer(offsets), arrow.py_buffer(letters)])
+    with pytest.raises(UserError, match=r"E203 .*train.parquet:2: not UTF-8"):
+        read(write({"text": broken, "label": [1, 0]}))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda good: good[:-9], lambda good: good[:20] + b"\xff" * 40 + good[60:], lambda _: b"a,b\n"]
+)
+def test_a_damaged_parquet_file_is_one_line(write, damage):
+    path = write(ROWS)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"E210 .*train.parquet: not a readable Parquet file"):
+        read(path)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"E204 .*the file is empty"):
+        read(path)
+
+
+def test_a_small_parquet_file_of_much_content_is_refused(arrow, write, monkeypatch):
+    """Equal texts are stored once, and rows without values hardly at all."""
+    monkeypatch.setattr(parquet_rows, "DATA", small_limit(200_000))
+    same = arrow.DictionaryArray.from_arrays(arrow.array([0] * 100), arrow.array(["x" * 50_000]))
+    path = write({"text": same, "label": list(range(100))})
+    assert path.stat().st_size < 60_000
+    with pytest.raises(UserError, match=r"E215 .*where a data file has at most 195.3 KiB"):
+        read(path)
+    with pytest.raises(UserError, match="E215 "):
+        read(write({"text": arrow.nulls(60_000, arrow.string()), "label": arrow.nulls(60_000, arrow.int8())}))
+
+
+def small_limit(most: int):
+    return dataclasses.replace(content.DATA, most=most)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(
+        UserError, match=r"E907 .*pyarrow, which is not installed. Run: pip install 'compress-pipeline\[data\]'"
+    ):
+        read(tmp_path / "train.parquet")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"E907 .*datasets, which is not installed"):
+        fetch(parse("hub:a/b/train", tmp_path))
+
+
+# --- rows and lines that are too long ---
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl", "tsv.gz"])
+def test_a_line_that_is_too_long_is_refused_before_it_is_read_whole(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr(content, "MOST_OF_A_ROW", 1000)
+    line = b"text\tlabel\nx\ty\n" + b"z" * 100_000
+    path = tmp_path / f"train.{ending}"
+    path.write_bytes(gzip.compress(line) if ending.endswith("gz") else line)
+    size = "1.938 KiB" if ending.endswith("gz") else "97.66 KiB"  # of a packed line only the first blocks are unpacked
+    with pytest.raises(UserError, match=rf"E234 .*train.{ending}:3: a row of {size}"):
+        read_rows(path)
+
+
+def test_a_quote_that_closes_late_is_a_row_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_OF_A_ROW", 100)
+    (tmp_path / "train.csv").write_text('text,label\na,b\n"' + "line\n" * 50 + '",b\n')
+    with pytest.raises(UserError, match=r"E234 .*train.csv:3: a row of 2"):
+        read_rows(tmp_path / "train.csv")
+
+
+# --- a header that is missing ---
+
+
+@pytest.mark.parametrize(("ending", "comma"), [("tsv", "\t"), ("csv", ",")])
+def test_a_file_without_a_header_has_numbered_columns(tmp_path, ending, comma):
+    path = tmp_path / f"train.{ending}"
+    path.write_text("a,1\nb,0\n".replace(",", comma))
+    data = read(path, text="column1", label="column2", header=False)
+    assert (data.train.texts, data.train.lines) == ([("a",), ("b",)], [1, 2])
+    path.write_text("a,1\nb\n".replace(",", comma))
+    with pytest.raises(UserError, match=rf"E210 .*train.{ending}:2: 1 fields where the first row has 2"):
+        read(path, text="column1", label="column2", header=False)
+
+
+# --- the hub ---
+
+
+class Rows:
+    """What `datasets` gives of a streamed split."""
+
+    def __init__(self, rows, **features):
+        self.rows, self.features = rows, features
+
+    def __iter__(self):
+        for row in self.rows:
+            if isinstance(row, Exception):
+                raise row
+            yield row
+
+
+ClassLabel = type("ClassLabel", (), {})
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A stand-in for the library: each reference is answered with rows, or an error."""
+    library = types.ModuleType("datasets")
+    library.exceptions = types.SimpleNamespace(DatasetGenerationError=type("DatasetGenerationError", (Exception,), {}))
+    library.answer, library.calls = Rows([]), []
+
+    def load_dataset(*arguments, **options):
+        library.calls.append((*arguments, options["split"], options["streaming"]))
+        if isinstance(library.answer, Exception):
+            raise library.answer
+        return library.answer
+
+    library.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return library
+
+
+def cached(tmp_path) -> list[str]:
+    return [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path):
+    hub.answer = Rows(
+        [{"text": "caf\u00e9", "label": 1}, {"text": "x", "label": 0}, {"text": "y", "label": -1}], label=ClassLabel()
+    )
+    wanted = parse("hub:owner/name:config/train:2", tmp_path)
+    seen = []
+    path = fetch(wanted, seen.append)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == hub.answer.rows[:2] and seen == [1, 2]
+    assert read(path).label_names == ["0", "1"]
+    assert fetch(wanted) == path and hub.calls == [("owner/name", "config", "train", True)]
+    with pytest.raises(UserError, match=r"E207 .*train.jsonl:3: column 'label' holds None"):  # -1 marks a hidden label
+        read(fetch(parse("hub:owner/name:config/train", tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (
+            ConnectionError("Couldn't reach 'a/b' on the Hub"),
+            "E231 .*could not be fetched from the hub.*ConnectionError.*hub:./FOLDER",
+        ),
+        (Rows([{"text": "a"}, TimeoutError("later")]), "E231 .*TimeoutError: later"),
+        (ValueError("Bad split: x. Available splits: ['train']"), r"E232 .*Available splits: \['train'\]"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_told_and_leaves_nothing(hub, tmp_path, answer, says):
+    hub.answer = answer
+    with pytest.raises(UserError, match=says):
+        fetch(parse("hub:a/b/train", tmp_path))
+    assert cached(tmp_path) == []
+
+
+def test_a_split_that_is_too_large_is_not_kept(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_set, "DATA", small_limit(1000))
+    hub.answer = Rows([{"text": "x" * 90}] * 100)
+    with pytest.raises(UserError, match=r"E215 .*more than 1,000 bytes after 10 rows. Take fewer: hub:a/b/train:5"):
+        fetch(parse("hub:a/b/train", tmp_path))
+    assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "reference", ["hub:imdb", "hub:imdb/train", "hub:a/b", "hub:a/b/train:0", "hub:a/b/c/train", "hub:/train"]
+)
+def test_a_reference_that_names_no_split_is_told(tmp_path, reference):
+    with pytest.raises(UserError, match=r"E230 .*Write hub:OWNER/NAME/SPLIT"):
+        parse(reference, tmp_path)
+
+
+def test_a_folder_laid_out_as_on_the_hub_is_read_anew_each_time(arrow, tmp_path, monkeypatch):
+    """By the library itself: Parquet shards and a card that names splits and classes."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    from pyarrow import parquet
+
+    card = {
+        "dataset_info": [{"config_name": "main", "features": [
+            {"name": "text", "dtype": "string"},
+            {"name": "label", "dtype": {"class_label": {"names": {"0": "no", "1": "yes"}}}},
+            {"name": "picture", "dtype": "image"},
+        ]}],
+        "configs": [{"config_name": "main", "data_files": [{"split": "train", "path": "data/train-*"}]}],
+    }  # fmt: skip
+    folder = tmp_path / "set"
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n")
+    pictures = [{"bytes": b"x", "path": "a.png"}] * 2
+    for labels in ([1, -1], [0, 1]):
+        parquet.write_table(arrow.table({**ROWS, "label": labels, "picture": pictures}), folder / "data/train-0-of-1.parquet")
+        rows = [row for _, row in read_rows(fetch(parse("hub:./set/train", tmp_path)))]
+        assert rows == [
+            {"text": text, "label": None if label < 0 else label} for text, label in zip(ROWS["text"], labels, strict=True)
+        ]
+    for reference, says in (
+        ("hub:./set:other/train", r"E232 .*'other' not found. Available: \['main'\]"),
+        ("hub:./set/tset", r"E232 .*Bad split: tset. Available splits: \['train'\]"),
+        ("hub:./sets/train", "E231 .*no folder "),
+    ):
+        with pytest.raises(UserError, match=says):
+            fetch(parse(reference, tmp_path))
+
+
+# --- GLUE ---
+
+KNOWN = ("kind", "train", "validation", "text", "label", "header")
+HEADS = {
+    "cola": "gj04\t1\t\t{}\ngj04\t0\t*\t{}",
+    "sst2": "sentence\tlabel\n{}\t1\n{}\t0",
+    "mrpc": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t2\t3\t{0}\t{1}\n0\t2\t3\t{0}\t{1}",
+    "stsb": "index\tsentence1\tsentence2\tscore\n0\t{0}\t{1}\t2.500\n0\t{0}\t{1}\t4.000",
+    "qqp": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\t{0}\t{1}\t0\n0\t1\t2\t{0}\t{1}\t1",
+    "mnli": "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\t{0}\t{1}\tneutral\tneutral\n0\t{0}\t{1}\tneutral\tentailment",
+    "qnli": "index\tquestion\tsentence\tlabel\n0\t{0}\t{1}\tentailment\n0\t{0}\t{1}\tnot_entailment",
+    "rte": "index\tsentence1\tsentence2\tlabel\n0\t{0}\t{1}\tentailment\n0\t{0}\t{1}\tnot_entailment",
+    "wnli": "index\tsentence1\tsentence2\tlabel\n0\t{0}\t{1}\t0\n0\t{0}\t{1}\t1",
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_download_of_a_task_is_read_with_its_columns(tmp_path, name):
+    folder = tmp_path / "glue" / TASKS[name].folder
+    folder.mkdir(parents=True)
+    text = HEADS[name].format('a "quote', "b") + "\n"
+    (folder / "train.tsv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text.encode()))  # MRPC has a byte order mark
+    for split in ("dev", "dev_matched", "dev_mismatched"):
+        (folder / f"{split}.tsv").write_text(text)
+    keys = glue_keys(name, None, tmp_path, KNOWN)
+    data = read_task(TaskConfig(**keys))
+    assert data.train.texts == data.validation.texts and data.train.texts[0][0] == 'a "quote' and len(data.train) == 2
+    assert keys == glue_keys(name, str(folder), tmp_path, KNOWN) == glue_keys(name, "glue", tmp_path, KNOWN)
+    metric = glue_keys(name, "glue", tmp_path, ("metric", "test"))
+    figure = {"cola": "matthews", "mrpc": "accuracy_f1", "qqp": "accuracy_f1", "stsb": "pearson_spearman"}
+    assert metric.pop("metric") == figure.get(name, "accuracy")
+    assert metric == ({"test": {"mismatched": str(folder / "dev_mismatched.tsv")}} if name == "mnli" else {})
+
+
+def test_without_a_download_the_hub_is_named(tmp_path):
+    assert glue_keys("mnli", None, tmp_path, (*KNOWN, "test")) == {
+        "kind": "classification",
+        "train": "hub:nyu-mll/glue:mnli/train",
+        "validation": "hub:nyu-mll/glue:mnli/validation_matched",
+        "text": ["premise", "hypothesis"],
+        "label": "label",
+        "test": {"mismatched": "hub:nyu-mll/glue:mnli/validation_mismatched"},
+    }
+    for name, folder, says in (
+        ("sst-2", None, "E233 GLUE has no task 'sst-2'. Did you mean 'glue/sst2'"),
+        ("sst2", "nowhere", "E233 .*neither SST-2/train.tsv nor train.tsv"),
+        ("sst2", 5, "E233 folder is 5, not a path"),
+    ):
+        with pytest.raises(UserError, match=says):
+            glue_keys(name, folder, tmp_path, KNOWN)
+    (tmp_path / "SST-2").mkdir()
+    (tmp_path / "SST-2/train.tsv").write_text("sentence\tlabel\n")
+    with pytest.raises(UserError, match=r"E233 .*SST-2: dev.tsv \(or .gz\) is missing"):
+        glue_keys("sst2", ".", tmp_path, KNOWN)

@@ -1,0 +1,79 @@
+"""GLUE's tasks and data sets of the hub in a pipeline file: what they become, and that the content decides reuse."""
+
+import json
+
+import pytest
+import yaml
+
+from compressor.errors import UserErrors
+from pipelines.file.config import load_pipeline
+from tests.tiny import write_pipeline
+
+STAGES = [{"tune": {"method": "bitfit", "epochs": 0.1}}]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a pipeline file with this task beside a GLUE folder that holds SST-2."""
+    folder = tmp_path / "glue" / "SST-2"
+    folder.mkdir(parents=True)
+    for split in ("train", "dev"):
+        (folder / f"{split}.tsv").write_text("sentence\tlabel\na film\t1\na plot\t0\n")
+
+    def write(task) -> str:
+        path = tmp_path / "pipeline.yaml"
+        path.write_text(yaml.safe_dump({"name": "a", "model": "./model", "task": task, "stages": STAGES}))
+        return path
+
+    return write
+
+
+def test_a_glue_task_becomes_files_and_columns_and_keys_beside_it_hold(written, tmp_path):
+    plain = load_pipeline(written("glue/sst2"), ["task.max_length=64"]).task
+    assert plain.train == tmp_path / "glue/SST-2/train.tsv" and plain.validation.name == "dev.tsv"
+    assert (plain.kind, plain.text_columns, plain.label, plain.max_length) == ("classification", ("sentence",), "label", 64)
+    other = load_pipeline(written({"glue": "sst2", "folder": "glue", "validation": "mine.tsv", "max_length": 64})).task
+    assert other == plain.model_copy(update={"validation": tmp_path / "mine.tsv"})
+    assert load_pipeline(written("glue/rte"), ["task=glue/sst2", "task.max_length=64"]).task == plain
+    with pytest.raises(UserErrors, match=r"E102 .*pipeline.yaml:[0-9]+: task.foldr: unknown key"):
+        load_pipeline(written({"glue": "sst2", "foldr": "glue"}))
+
+
+def test_a_data_set_is_fetched_only_for_a_file_without_faults(written, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    task = {"train": "hub:./set/train", "validation": "hub:owner/name:main/test:5", "text": "sentence"}
+    fetched = []
+    monkeypatch.setattr("pipelines.file.data_sources.fetch", lambda split, say: fetched.append(split.reference))
+    with pytest.raises(UserErrors, match="E102 "):
+        load_pipeline(written(task), ["tune.epoch=1"])
+    assert fetched == []
+    read = load_pipeline(written(task), ["task.validation=hub:owner/name/test:5"]).task
+    assert fetched == ["hub:./set/train", "hub:owner/name/test:5"]
+    assert read.validation == tmp_path / "cache/compress/data/owner--name/default/test-first-5.jsonl"
+
+
+def test_a_folder_of_a_data_set_is_checked_as_files_are_and_reused_by_content(tmp_path, monkeypatch, compress):
+    """By the library itself; a mistake has the line of the fetched rows and the key of the pipeline."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pipeline = write_pipeline(tmp_path, stages=STAGES, rows=12)
+    source = yaml.safe_load(pipeline.read_text())
+    source["task"] |= {"train": "hub:./set/train", "validation": "hub:./set/test", "text": "text", "label": "label"}
+    pipeline.write_text(yaml.safe_dump(source))
+    (tmp_path / "set").mkdir()
+
+    def put(**files) -> None:
+        for split, labels in files.items():
+            rows = [{"text": f"the film was good {number}", "label": label} for number, label in enumerate(labels)]
+            (tmp_path / "set" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    put(train=[0, 1] * 6, test=[0, 1, 1])
+    code, _, error = compress("run", pipeline, "--out", tmp_path / "runs")
+    assert code == 0, error
+    put(train=[0, 1] * 6, test=[0, 1, 1])
+    assert "tune         reuse" in compress("run", pipeline, "--out", tmp_path / "runs", "--dry-run")[1]
+    put(train=[1, 0] * 6)
+    assert "tune         run" in compress("run", pipeline, "--out", tmp_path / "runs", "--dry-run")[1]
+    put(test=[0, 1, 7])
+    code, _, error = compress("run", pipeline, "--out", tmp_path / "runs")
+    assert code == 2 and "/test.jsonl:3: label '7' never occurs in training" in error and "task.validation)" in error
