@@ -6,7 +6,9 @@ import contextlib
 import copy
 import gc
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +183,10 @@ def texts_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> di
     return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
 
 
+def _next(counted: Iterator[int], note: str) -> None:
+    next(counted)
+
+
 RESUMED = "resumed"
 """A training that stores checkpoints, is interrupted and resumed, and keeps its best parameters; rows by length."""
 
@@ -195,7 +201,7 @@ def resumed_in_one_process(work: Path, batch_size: int, accumulate: int = 1, sto
         prepared(model, "lora", MODULES)
         counted = iter(range(left))
         with contextlib.suppress(StopIteration):
-            train(model, rows_of(45), 1, schedule, work, lambda note: next(counted), save_every=0.0, best=best)
+            train(model, rows_of(45), 1, schedule, work, partial(_next, counted), save_every=0.0, best=best)
     assert [evaluation["step"] for evaluation in best.evaluations] == [2, 4, 6, 8]
     return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
 
