@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from compressor.errors import UserError
 from compressor.training.processes import helping, launched
 
-GRACE = 30.0
-"""Seconds that a process stays after a failure: the first one reports it and ends, upon which torchrun ends this one.
-
-If this one ended before, torchrun would end the first one in the middle of its report.
-"""
+GRACE = 10.0
+"""Seconds that a process stays after a failure. If the first one fails, too, it reports that and ends, upon which torchrun ends
+this one; the other way round, it would be ended in the middle of its report."""
 
 
 @contextlib.contextmanager

@@ -179,9 +179,9 @@ def write_fault(run: Run, error: BaseException) -> None:
     write_atomic(path, text)
 
 
-def fault_of_helpers(run: Run) -> CompressError | None:
-    """The error of a process that failed while it helped to train; None where none is written within FAULT_WAIT."""
-    deadline = time.monotonic() + FAULT_WAIT
+def fault_of_helpers(run: Run, patience: float = FAULT_WAIT) -> CompressError | None:
+    """The error of a process that failed while it helped to train; None where none is written within `patience` seconds."""
+    deadline = time.monotonic() + patience
     while not (paths := _faults(run)):
         if time.monotonic() > deadline:
             return None

@@ -143,6 +143,11 @@ def _execute(run: Run, console: Console) -> RunResult:
             raise
         raise fault from error
     except BaseException as stop:
+        # where another process has failed, torchrun ends this one
+        if launched() > 1 and (fault := fault_of_helpers(run, patience=0.0)):
+            with contextlib.suppress(OSError):
+                write_account(run, FAILED, fault)
+            raise fault from stop
         with contextlib.suppress(OSError):
             write_account(run, STOPPED)
         if isinstance(stop, Stopped):
