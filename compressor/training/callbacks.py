@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from compressor.deltas.kinds.dense import Dense, gates_of, project, reseed
 from compressor.selection.growth import Grower
 from compressor.training.divergence import Watch
+from compressor.training.processes import agreed
 
 SAVE_EVERY = 30.0
 """Seconds between the checkpoints of a training."""
@@ -60,7 +61,7 @@ class Save(TrainerCallback):
         self.seconds, self.last = SAVE_EVERY if seconds is None else seconds, time.monotonic()
 
     def on_step_end(self, args, state, control, **kwargs):
-        if time.monotonic() - self.last >= self.seconds:
+        if agreed(lambda: time.monotonic() - self.last >= self.seconds):
             control.should_save = True
 
     def on_save(self, args, state, control, **kwargs):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from compressor.training.processes import agreed
 from compressor.training.unfinished import changing
 
 KEPT, EVALUATIONS = "kept.safetensors", "evaluations.json"
@@ -40,7 +41,8 @@ class KeepBest(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step % self.every and state.global_step < state.max_steps:
             return
-        self.evaluations.append({"step": state.global_step, "value": float(self.measure(model))})
+        value = agreed(lambda: float(self.measure(model)))
+        self.evaluations.append({"step": state.global_step, "value": value})
         since = len(self.evaluations) - 1 - self.best
         if since == 0:
             self.kept = {name: tensor.detach().clone() for name, tensor in changing(model).items()}

@@ -18,6 +18,7 @@ class Schedule:
     final_learning_rate: float | None = None
     """Learning rate of diff pruning after its projection; None: `learning_rate`."""
     batch_size: int = 32
+    """Rows of a batch, of all processes together."""
     accumulate: int = 1
     """Number of batches whose gradients are accumulated in one step."""
     warmup: float = 0.06
@@ -28,15 +29,15 @@ class Schedule:
     dropout: bool = True
     """False: the layers compute as in eval mode; only changes that differ in training, such as gates, do so."""
 
-    def steps(self, rows: int, processes: int = 1) -> int:
-        """Optimizer steps for a training set of `rows`; `batch_size` is that of one process."""
+    def steps(self, rows: int) -> int:
+        """Optimizer steps for a training set of `rows`."""
         if self.max_steps is not None:
             return self.max_steps
-        return math.ceil(self.epoch_steps(rows, processes) * self.epochs)
+        return math.ceil(self.epoch_steps(rows) * self.epochs)
 
-    def epoch_steps(self, rows: int, processes: int = 1) -> int:
+    def epoch_steps(self, rows: int) -> int:
         """Optimizer steps of one pass over `rows`."""
-        return math.ceil(math.ceil(rows / (self.batch_size * processes)) / self.accumulate)
+        return math.ceil(math.ceil(rows / self.batch_size) / self.accumulate)
 
     def rising(self, steps: int) -> int:
         """Number of warm-up steps among `steps`: never the last one, or a training of a single step would have rate 0."""

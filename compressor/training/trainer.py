@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from compressor.training.callbacks import CLIP, DenseLinks, Grow, Report, Save
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.divergence import Watch, mask_parameters
 from compressor.training.keep_best import KeepBest
+from compressor.training.processes import agreed, divided_cores, helping, launched, rank, wait
 from compressor.training.schedule import Schedule
 from compressor.training.unfinished import load_changing, newest, save_changing, seal
 
@@ -57,11 +59,24 @@ class TrainingRows(torch.utils.data.Dataset):
 
 @dataclass(frozen=True)
 class Collator:
-    """Items -> a right-padded batch of tensors."""
+    """Items -> a right-padded batch of tensors.
+
+    Of several `processes`, number `rank` gets every `processes`-th item. Its batch then contains `rows`, the number of all
+    items, and `weight`, that of its mean in the mean over the processes: 0 where it has an item only to compute something.
+    """
 
     pad_id: int
+    rank: int = 0
+    processes: int = 1
 
-    def __call__(self, items: list[dict]) -> dict[str, Tensor]:
+    def __call__(self, items: list[dict]) -> dict[str, Any]:
+        if self.processes == 1:
+            return self._batch(items)
+        share = items[self.rank :: self.processes]
+        weight = len(share) * self.processes / len(items)
+        return {**self._batch(share or items[:1]), "rows": len(items), "weight": weight}
+
+    def _batch(self, items: list[dict]) -> dict[str, Any]:
         extra = ("labels", "teacher", "task")
         batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
@@ -125,6 +140,7 @@ class TaskTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels, teacher_logits = inputs.pop("labels"), inputs.pop("teacher", None)
+        rows, weight = inputs.pop("rows", len(labels)), inputs.pop("weight", 1.0)
         kind = self.train_dataset.kinds[inputs.get("task", 0)]
         if not self.dropout:
             without_dropout(model)
@@ -136,19 +152,30 @@ class TaskTrainer(Trainer):
             loss = kind.loss(logits, labels) if teacher_logits is None else kind.distillation(logits, teacher_logits, labels)
         loss = loss + sum(link.penalty() for link in self.dense)
         if self.mean_rows is not None:
-            loss = loss * (len(labels) / self.mean_rows)
+            weight *= rows / self.mean_rows
+        if weight != 1.0:
+            loss = loss * weight
         return (loss, outputs) if return_outputs else loss
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The batches of a step. Trainer averages their losses; the last of an epoch may have fewer rows, and counts less."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self.mean_rows = sum(len(batch["labels"]) for batch in batches) / len(batches) if len(batches) > 1 else None
+        rows = [batch.get("rows", len(batch["labels"])) for batch in batches]
+        self.mean_rows = sum(rows) / len(rows) if len(rows) > 1 else None
         return batches, items
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        loader = super().get_train_dataloader()
+        if self.args.world_size > 1:
+            # every process reads whole batches, of which its collator takes a share: accelerate's equal shares repeat rows
+            shard = loader.batch_sampler
+            shard.num_processes, shard.process_index, shard.even_batches = 1, 0, False
+        return loader
 
     def _get_train_sampler(self, train_dataset: TrainingRows | None = None) -> torch.utils.data.Sampler:
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        if hasattr(self.train_dataset, "sampler"):  # many tasks: all batches of a step, on all processes, are from one task
-            return self.train_dataset.sampler(size * self.args.world_size, self.args.data_seed)
+        if hasattr(self.train_dataset, "sampler"):  # many tasks: all batches of a step are from one task
+            return self.train_dataset.sampler(size, self.args.data_seed)
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         lengths = [len(row["input_ids"]) for row in self.train_dataset.rows]
@@ -196,7 +223,9 @@ class TaskTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         self.watch.require_trained(self.state.global_step)
         super()._save_checkpoint(model, trial)
-        seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+        wait()  # every process writes its random state
+        if not helping():
+            seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_changing(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
@@ -228,15 +257,21 @@ def train(
 ) -> list[dict]:
     """Train the parameters with `requires_grad`, in place; returns the logged losses ({"step", "loss"}).
 
-    Uses the GPU if torch finds one. Deterministic for one seed and one thread count. Every `save_every` seconds a checkpoint
+    Uses the GPU if torch finds one. Deterministic for one seed, thread count and number of processes. With several processes
+    (torchrun) all call this with the same arguments; each computes its share of every batch, and all end with the same model.
+    Every `save_every` seconds a checkpoint
     is written to `work`; a call that finds one there resumes from it. Raises UserError E406 when a gradient or a parameter is
     no longer finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen. With
     `best` (only where Ω does not grow and nothing is projected) the model gets the best parameters instead of the last.
     """
     callbacks = [Report(on_step), Save(save_every)]
-    trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, on_stop, teacher, best)
-    checkpoint = newest(work)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    with divided_cores():
+        told = _ignore if helping() else on_stop
+        trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, told, teacher, best)
+        if helping():  # for other rows, other masks of dropout
+            torch.manual_seed(int(np.random.SeedSequence((schedule.seed, rank())).generate_state(1)[0]))
+        checkpoint = agreed(lambda: str(newest(work) or ""))
+        trainer.train(resume_from_checkpoint=checkpoint or None)
     trainer.watch.require_trained(trainer.state.global_step)
     # Trainer leaves the model on the GPU where there is one; everything after it compares and stores on the CPU
     model.cpu().eval()
@@ -246,6 +281,10 @@ def train(
     if trainer.grower is not None:
         del model.growth
     return _means([record["loss"] for record in trainer.state.log_history if "loss" in record])
+
+
+def _ignore(places: int) -> None:
+    """Instead of `on_stop` in a process that only helps."""
 
 
 def settle(model: nn.Module) -> None:
@@ -297,9 +336,10 @@ def trainer_of(
         "remove_unused_columns": False,
         "dataloader_pin_memory": False,
         "use_cpu": not torch.cuda.is_available(),
+        "ddp_broadcast_buffers": False,  # every process computes the same
     }
     settings = TrainingArguments(**{**arguments, **overrides})
-    steps = schedule.steps(len(dataset), settings.world_size)
+    steps = schedule.steps(len(dataset))
     settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
     first, watch = steps // 2, Watch(model, schedule, steps, mask_parameters(model))
@@ -308,7 +348,7 @@ def trainer_of(
         model=model,
         args=settings,
         train_dataset=dataset,
-        data_collator=Collator(pad_id),
+        data_collator=Collator(pad_id, rank(), launched()),
         callbacks=[*callbacks, *method_callbacks, *([best] if best is not None else [])],
         watch=watch,
         mask_learning_rate=schedule.mask_learning_rate,

@@ -16,6 +16,7 @@ from compressor.errors import CompressError
 from pipelines.cli.completion import PipelineName
 from pipelines.cli.delta_commands import delta
 from pipelines.cli.folder_type import Folder
+from pipelines.cli.launch import led
 from pipelines.cli.list_commands import list_
 from pipelines.cli.loadtest_command import loadtest
 from pipelines.cli.work.lazy_work import work
@@ -29,7 +30,7 @@ class Commands(click.Group):
     """A group that ends in the documented exit codes: whatever goes wrong is one line on stderr, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _interruptible() as interrupts:
+        with _interruptible() as interrupts, led():
             try:
                 return super().invoke(ctx)
             except (click.ClickException, click.Abort, click.exceptions.Exit):
@@ -100,7 +101,7 @@ def main() -> None:
 @click.option("--force", multiple=True, metavar="STAGE", help="Run this stage again although its result is in the store.")
 @click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
-@work("pipelines.cli.work.run_work:run")
+@work("pipelines.cli.work.run_work:run", distributed=True)
 def run() -> None:
     """Run a pipeline FILE, or a bundled recipe by its name (quickstart, twice_as_fast, paper, paper_unstructured, dsee_repo).
 

@@ -9,6 +9,7 @@ import logging
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from compressor.account import Plan
-from compressor.errors import UserError
-from pipelines.engine.disk import disk_fault
+from compressor.errors import CompressError, UserError
+from compressor.training.processes import launched, rank
+from pipelines.engine.disk import disk_fault, shortened
 from pipelines.engine.environment import machine
 from pipelines.engine.preflight import Ready
 from pipelines.engine.stage import Artifact, Entry, Progress
-from pipelines.engine.store import Locked, Store, canonical, lock
+from pipelines.engine.store import Locked, Store, canonical, lock, write_atomic
 from pipelines.engine.unchanged import Originals
 from pipelines.file.config import Pipeline
 from pipelines.terminal.progress import Display
@@ -137,6 +139,8 @@ def stopping() -> Iterator[None]:
         return
 
     def stop(number: int, _frame: object) -> None:
+        for also in before if launched() > 1 else ():
+            signal.signal(also, signal.SIG_IGN)  # torchrun forwards what the terminal sends to this process, too
         raise Stopped(number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -162,3 +166,36 @@ def holding(run: Run) -> Iterator[None]:
     except Locked as holder:
         what = f"process {holder.pid} is running this pipeline here"
         raise UserError("E802", what, "Wait for it, or choose another --out", str(run.folder)) from None
+
+
+FAULT_WAIT = 3.0
+"""Seconds to wait for the traceback of a process that failed while it helped to train."""
+
+
+def write_fault(run: Run, error: BaseException) -> None:
+    """Write the traceback of this process, which helped to train, for the first one to report."""
+    path = run.folder / "logs" / f"process-{rank()}.log"
+    text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+    write_atomic(path, text)
+
+
+def fault_of_helpers(run: Run, patience: float = FAULT_WAIT) -> CompressError | None:
+    """The error of a process that failed while it helped to train; None where none is written within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while not (paths := _faults(run)):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+    number, reason = paths[0].stem.rpartition("-")[2], paths[0].read_text().strip().rpartition("\n")[2]
+    what = f"process {number} failed while training ({shortened(reason)})"
+    return CompressError("E899", what, f"Its traceback is in {paths[0]}")
+
+
+def clear_faults(run: Run) -> None:
+    """Remove what `write_fault` wrote in an earlier attempt."""
+    for path in _faults(run):
+        path.unlink(missing_ok=True)
+
+
+def _faults(run: Run) -> list[Path]:
+    return sorted((run.folder / "logs").glob("process-*.log"))

@@ -18,9 +18,19 @@ from rich.console import Console
 
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.processor import default_threads
+from compressor.training.processes import agreed, launched, lost
 from pipelines.engine.attempt import CHECKS_FAILED, DONE, FAILED, RUNNING, STOPPED
 from pipelines.engine.disk import disk_fault, nothing_left, shortened
-from pipelines.engine.invocation import Run, RunResult, StageWorkspace, Stopped, holding, stopping
+from pipelines.engine.invocation import (
+    Run,
+    RunResult,
+    StageWorkspace,
+    Stopped,
+    clear_faults,
+    fault_of_helpers,
+    holding,
+    stopping,
+)
 from pipelines.engine.preflight import check_folder, check_inputs, check_packages, make_plan
 from pipelines.engine.results import publish_results, write_account
 from pipelines.engine.stage import Artifact, Entry, Stage
@@ -53,7 +63,7 @@ def run_pipeline(
     CompressError E899 when a stage fails unexpectedly; Stopped on SIGINT and SIGTERM. Failed checks that did not stop the run
     are `failures` of the result.
     """
-    run = _prepare(pipeline, out, from_, until, force)
+    run = prepare(pipeline, out, from_, until, force)
     ahead = _look_ahead(run, damaged_is_missing=not dry_run)
     # the plan needs an import of torch, which a fully reused run avoids
     plan = make_plan(run.ready) if dry_run or len(ahead) < len(run.entries) else None
@@ -73,7 +83,10 @@ def run_pipeline(
         raise fault from error
 
 
-def _prepare(pipeline: Pipeline, out: Path, from_: str | None, until: str | None, force: Sequence[str]) -> Run:
+def prepare(
+    pipeline: Pipeline, out: Path, from_: str | None = None, until: str | None = None, force: Sequence[str] = ()
+) -> Run:
+    """Check the inputs and the options of an invocation; nothing is written."""
     last = len(pipeline.stages) - 1 if until is None else pipeline.number(until, "--until")
     first = len(pipeline.stages) if from_ is None else pipeline.number(from_, "--from")
     if from_ is not None and first > last:
@@ -130,6 +143,11 @@ def _execute(run: Run, console: Console) -> RunResult:
             raise
         raise fault from error
     except BaseException as stop:
+        # where another process has failed, torchrun ends this one
+        if launched() > 1 and (fault := fault_of_helpers(run, patience=0.0)):
+            with contextlib.suppress(OSError):
+                write_account(run, FAILED, fault)
+            raise fault from stop
         with contextlib.suppress(OSError):
             write_account(run, STOPPED)
         if isinstance(stop, Stopped):
@@ -206,7 +224,9 @@ def _perform(run: Run, number: int, stage: Stage, work: Path, unfinished: Path, 
     workspace = StageWorkspace(work, logs, unfinished, cache, again, log, display, proofs)
     with captured(log_path):
         try:
-            _settle(stage, run.pipeline.seed, run.threads)
+            settle(stage, run.pipeline.seed, run.threads)
+            if stage.trains and launched() > 1:
+                _call_helpers(run, number)
             metadata = stage.perform(entry.config, inputs_of(run, number, run.artifacts), workspace)
             return json.loads(canonical(metadata))
         except Exception as error:
@@ -218,8 +238,18 @@ def _perform(run: Run, number: int, stage: Stage, work: Path, unfinished: Path, 
             raise fault from error
 
 
+def _call_helpers(run: Run, number: int) -> None:
+    """Tell the other processes to take part in a stage: they read the same artifacts."""
+    clear_faults(run)
+    made = [[artifact.stage, run.fingerprints[artifact.entry], artifact.entry] for artifact in run.artifacts]
+    mark = fingerprint_of(run, number, run.artifacts)
+    agreed(lambda: {"number": number, "fingerprint": mark, "artifacts": made, "failures": run.failures})
+
+
 def _stage_fault(run: Run, number: int, error: Exception, log_path: Path) -> CompressError:
     """Convert the exception that ended a stage to an error with a code and, for a mistake of the user, a location."""
+    if lost(error) and (fault := fault_of_helpers(run)):
+        return fault
     if fault := disk_fault(error, run.out):
         return fault
     if isinstance(error, UserError):
@@ -232,7 +262,7 @@ def _stage_fault(run: Run, number: int, error: Exception, log_path: Path) -> Com
     return CompressError("E899", what, f"This is a bug; its traceback is in {log_path}")
 
 
-def _settle(stage: Stage, seed: int, threads: int) -> None:
+def settle(stage: Stage, seed: int, threads: int) -> None:
     """Set random state and thread count for a stage, so that earlier stages in this process have no effect on it."""
     random.seed(seed)
     if "torch" in stage.packages:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compressor.tasks import ending
+from compressor.training.processes import launched
 from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
 from pipelines.engine.stage import Artifact, Inputs, dense_of
@@ -76,6 +77,8 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             "python": list(sys.version_info[:2]),
             "threads": run.threads,
             **({"accelerator": card} if card else {}),
+            # sums over processes round differently, and each draws its own masks of dropout
+            **({"processes": launched()} if stage.trains and launched() > 1 else {}),
             **stage.surroundings(entry.config),
         }
     )

@@ -106,7 +106,9 @@ class TrainingConfig(GroundConfig):
     learning_rate: float | None = Field(
         default=None, gt=0, le=limits.RATE, description="learning rate of AdamW, default that of the method"
     )
-    batch_size: int = Field(default=32, ge=1, le=limits.BATCH, description="rows of a batch")
+    batch_size: int = Field(
+        default=32, ge=1, le=limits.BATCH, description="rows of a batch, of all processes together under torchrun"
+    )
     # without a default value, so that results of pipelines without these keys keep their fingerprints
     accumulate: int | None = Field(
         default=None, ge=1, le=limits.BATCHES, description="batches of an optimizer step, their gradients averaged, default 1"

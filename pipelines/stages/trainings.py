@@ -32,6 +32,7 @@ from compressor.tasks.reading import TaskData
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.keep_best import KeepBest
+from compressor.training.processes import helping, launched
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
@@ -53,6 +54,7 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train the trainable parameters, measure quality on the validation rows, write the state; returns its metadata.
 
+    A process that helps another one to train does only that.
     `logits` (predictions, outputs) are a teacher's for every training row; `teacher` is a model in memory.
     """
     trainable, stops, kept = trainable_counts(model), stops_of(config, model), workspace.unfinished / BUDGETS
@@ -63,6 +65,8 @@ def train_and_save(
 
     options = {"row": row, "logits": logits, "teacher": teacher, "on_stop": keep}
     trained = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
+    if helping():
+        return {}
     published = publish_model(model, inputs, data, workspace) | score_tests(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
         workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
@@ -97,7 +101,7 @@ def train_model(
     dataset = rows_of(config, data, taught)
     every = config.evaluate_every or schedule.epoch_steps(len(dataset))
     best = KeepBest(quality_on_validation(data), every, config.patience) if config.keep_best else None
-    title = f"training {what}{trainable_counts(model)['body']:,} parameters"
+    title = f"training {what}{trainable_counts(model)['body']:,} parameters{together()}"
     with workspace.progress(title, schedule.steps(len(dataset))) as bar:
         inputs.require_unchanged()
         options = {"stops": stops_of(config, model), "on_stop": on_stop, "teacher": teacher, "best": best}
@@ -107,6 +111,11 @@ def train_model(
     kept = best.evaluations[best.best]["step"]
     workspace.say(f"{what}step {kept:,} kept: the best of {len(best.evaluations)} evaluations on the validation rows")
     return {"losses": losses, "evaluations": best.evaluations, "kept_step": kept}
+
+
+def together() -> str:
+    """' in 2 processes', '' in one."""
+    return f" in {launched()} processes" if launched() > 1 else ""
 
 
 def quality_on_validation(data: Data) -> Callable[[nn.Module], float]:

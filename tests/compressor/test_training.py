@@ -30,6 +30,7 @@ from tests.compressor.training_parts import (
     MODULES,
     NUMBERS,
     OTHERS,
+    RESUMED,
     SMOOTHED,
     TAGS,
     TAUGHT,
@@ -291,7 +292,7 @@ def test_warm_up_leaves_a_training_of_one_step_a_rate(case, trainings, tmp_path)
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> Path:
-    """Every case trained by two gloo processes with half the batch each; a folder with one file a case."""
+    """Every case trained by two gloo processes with about half of each batch; a folder with one file a case."""
     out = tmp_path_factory.mktemp("gloo")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run([*command, "-m", "tests.compressor.training_parts", str(out)], capture_output=True, text=True)
@@ -300,7 +301,7 @@ def two_processes(tmp_path_factory) -> Path:
 
 
 def test_one_batch_is_two_accumulated_is_two_processes(case, tmp_path, two_processes):
-    """16 rows a step in float64: whole, as 8 + 8 accumulated (Trainer alone doubles an encoder's loss), as two processes."""
+    """16 rows a step, in the last 1, in float64: whole, as 8 + 8 accumulated, as two processes (in the last one is idle)."""
     whole = one_process(case, tmp_path / "1", batch_size=16)
     halves = one_process(case, tmp_path / "2", batch_size=8, accumulate=2)
     spread = load_file(two_processes / f"{case}.safetensors")
@@ -320,7 +321,7 @@ def test_many_tasks_are_the_same_over_two_processes(tmp_path, two_processes):
     assert all(torch.allclose(tensor, spread[name], atol=1e-9) for name, tensor in whole.items())
 
 
-@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, SMOOTHED, TAGS, TEXTS])
+@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, SMOOTHED, TAGS, TEXTS, RESUMED])
 def test_another_loss_is_the_same_over_two_processes(what, tmp_path, two_processes):
     """Learnt from a live dense model, or labels of every kind and a teacher's outputs: whole, as 8 + 8, as two processes."""
     whole, spread = OTHERS[what](tmp_path / "1", batch_size=16), load_file(two_processes / f"{what}.safetensors")

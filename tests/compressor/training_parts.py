@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +23,10 @@ from compressor.pruning.surgery import remove
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
+from compressor.training.keep_best import KeepBest
 from compressor.training.multitask import Mixture, join_heads
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import TrainingRows, trainer_of
+from compressor.training.trainer import TrainingRows, train, trainer_of
 from compressor.training.unfinished import changing
 from tests.compressor.conftest import CASES, GROWING, OPTIONS, PLAN, prepared, tiny
 
@@ -40,11 +44,11 @@ def rows_of(count: int) -> TrainingRows:
 
 
 def one_process(case: str, work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
-    """Three steps of 16 rows in float64, in order, on this process's share; returns what moved."""
+    """Three steps of 16 rows in float64, in order, and one of a single row; returns what moved."""
     model = tiny("bert")
     prepared(model, case, MODULES, places=20)
     schedule = Schedule(epochs=1, learning_rate=1e-2, mask_learning_rate=3e-2, batch_size=batch_size, accumulate=accumulate)
-    trainer_of(model, rows_of(48), 1, schedule, work, train_sampling_strategy="sequential", use_cpu=True).train()
+    trainer_of(model, rows_of(49), 1, schedule, work, train_sampling_strategy="sequential", use_cpu=True).train()
     return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
 
 
@@ -80,7 +84,7 @@ def mixture() -> Mixture:
 
 
 def many_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
-    """Twelve steps of 16 rows of one task each, in float64, on this process's share; returns what moved."""
+    """Twelve steps of 16 rows of one task each, in float64; returns what moved."""
     model, _ = many()
     schedule = Schedule(epochs=2, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate, seed=5)
     trainer_of(model, mixture(), 1, schedule, work, use_cpu=True).train()
@@ -117,7 +121,7 @@ def numbers_of(count: int) -> TrainingRows:
 
 
 def numbers_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
-    """Three steps of 16 rows in float64, in order, on this process's share; returns what moved."""
+    """Three steps of 16 rows in float64, in order; returns what moved."""
     model = with_classes("bert", 1, torch.float64)
     prepared(model, "lora", MODULES)
     schedule = Schedule(epochs=1, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate)
@@ -130,7 +134,7 @@ SMOOTHED = "smoothed"
 
 
 def smoothed_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
-    """Three steps of 16 rows in float64, in order, with weight decay, on this process's share; returns what moved."""
+    """Three steps of 16 rows in float64, in order, with weight decay; returns what moved."""
     model, rows = tiny("bert"), rows_of(48)
     prepared(model, "lora", MODULES)
     taught = np.random.default_rng(4).normal(size=(len(rows), 3)).astype(np.float32)
@@ -153,11 +157,11 @@ def tags_of(count: int) -> TrainingRows:
 
 
 def tags_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
-    """Three steps of 16 rows in float64, in order, on this process's share; returns what moved."""
+    """Three steps of 16 rows in float64, in order; returns what moved."""
     model = tiny("bert", auto=AutoModelForTokenClassification)
     prepared(model, "lora", MODULES)
     schedule = Schedule(epochs=1, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate)
-    trainer_of(model, tags_of(48), 1, schedule, work, train_sampling_strategy="sequential", use_cpu=True).train()
+    trainer_of(model, tags_of(45), 1, schedule, work, train_sampling_strategy="sequential", use_cpu=True).train()
     return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
 
 
@@ -166,7 +170,7 @@ TEXTS = "texts"
 
 
 def texts_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
-    """Three steps of 16 rows in float64, in order, on this process's share; returns what moved."""
+    """Three steps of 16 rows in float64, in order; returns what moved."""
     dense, model = (tiny("gpt2", auto=AutoModelForCausalLM, seed=seed) for seed in (1, 0))
     prepared(model, "lora", MODULES)
     rows = rows_of(48).rows
@@ -179,7 +183,31 @@ def texts_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> di
     return {name: tensor.detach().clone() for name, tensor in changing(model).items()}
 
 
+def _next(counted: Iterator[int], note: str) -> None:
+    next(counted)
+
+
+RESUMED = "resumed"
+"""A training that stores checkpoints, is interrupted and resumed, and keeps its best parameters; rows by length."""
+
+
+def resumed_in_one_process(work: Path, batch_size: int, accumulate: int = 1, stop: int = 3) -> dict[str, Tensor]:
+    """At most nine steps of 16 rows in float64, the last of each epoch of 13, interrupted after `stop`; returns the best."""
+    schedule = Schedule(epochs=3, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate)
+    values = iter([0.1, 0.2, 0.5, 0.4])  # of the steps before and after the interruption; here this is not what is tested
+
+    for left in (stop, 100):
+        model, best = tiny("bert"), KeepBest(lambda model: next(values), every=2, patience=1)
+        prepared(model, "lora", MODULES)
+        counted = iter(range(left))
+        with contextlib.suppress(StopIteration):
+            train(model, rows_of(45), 1, schedule, work, partial(_next, counted), save_every=0.0, best=best)
+    assert [evaluation["step"] for evaluation in best.evaluations] == [2, 4, 6, 8]
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
 OTHERS = {
+    RESUMED: resumed_in_one_process,
     MANY: many_in_one_process,
     TAUGHT: taught_in_one_process,
     NUMBERS: numbers_in_one_process,
@@ -192,8 +220,8 @@ OTHERS = {
 def main(out: Path) -> None:
     gc.freeze()  # Trainer collects garbage at every start
     for case in (*CASES, *GROWING, *OTHERS):
-        work = out / "work"
-        moved = OTHERS[case](work, batch_size=8) if case in OTHERS else one_process(case, work, batch_size=8)
+        work = out / "work" / case
+        moved = OTHERS[case](work, batch_size=16) if case in OTHERS else one_process(case, work, batch_size=16)
         if torch.distributed.get_rank() == 0:
             save_file(moved, out / f"{case}.safetensors")
     torch.distributed.destroy_process_group()  # or gloo's threads abort the process at its end

@@ -7,16 +7,20 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+from pipelines.cli.launch import require_launch
 
-def work(path: str) -> Callable[[Callable[[], None]], Callable[..., Any]]:
+
+def work(path: str, distributed: bool = False) -> Callable[[Callable[[], None]], Callable[..., Any]]:
     """Decorate the declaration of a command (its name, its help) with the function at `path`, "module:function", that does it.
 
-    The module is imported only when the command runs, so it may have heavy imports.
+    The module is imported only when the command runs, so it may have heavy imports. Only commands that are `distributed` run
+    under torchrun.
     """
 
     def decorate(declaration: Callable[[], None]) -> Callable[..., Any]:
         @functools.wraps(declaration)
         def run(**parameters: Any) -> Any:
+            require_launch(path.rpartition(":")[2].strip("_"), distributed)
             return pkgutil.resolve_name(path)(**parameters)
 
         return run

@@ -7,18 +7,31 @@ from typing import Any
 
 import click
 
+from compressor.training.processes import helping
 from pipelines.cli.shown import near, summary
 from pipelines.engine.attempt import checks_failed
 from pipelines.engine.invocation import RunResult
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import Pipeline, find_pipeline, load_pipeline
+from pipelines.runs.helping import help_to_train, helped
 from pipelines.terminal.console_table import table
 
 
 def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> None:
-    """Run the stages, or say which would; then show what came of them. Raises the checks that failed and did not end it."""
-    pipeline = load_pipeline(find_pipeline(file), overrides)
-    result = run_pipeline(pipeline, dry_run=dry_run, **options)
+    """Run the stages, or say which would; then show what came of them. Raises the checks that failed and did not end it.
+
+    Under torchrun the first process does this, and the others help it to train.
+    """
+
+    def load() -> Pipeline:
+        return load_pipeline(find_pipeline(file), overrides)
+
+    if helping():
+        help_to_train(load, options["out"])
+        return
+    with helped():
+        pipeline = load()
+        result = run_pipeline(pipeline, dry_run=dry_run, **options)
     if dry_run:
         _show_plan(pipeline, result, options["until"])
         return

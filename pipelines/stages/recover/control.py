@@ -12,7 +12,7 @@ import io
 import json
 import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
@@ -30,6 +30,7 @@ from compressor.pruning.positions import before_pruning
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
+from compressor.training.processes import announced, announcing, helping, launched
 from compressor.training.unfinished import MANIFEST, is_complete, seal
 from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Artifact, Inputs, Workspace
@@ -45,6 +46,8 @@ from pipelines.stages.trainings import load_options, train_model
 
 CONTROL = "control"
 """Folder of the control in the artifact, and of its unfinished training in the stage's work folder."""
+FINISHED = "finished"
+"""Folder of a control in its work folder once it is trained."""
 PREDICTED, FACTS = "predicted.safetensors", "facts.json"
 """What its metrics are computed from, row by row, and the metadata."""
 
@@ -64,9 +67,15 @@ def train_control(
         workspace.say(f"no control: {why}")
         return None
     training = _training(config, inputs, data, lessons, earlier)
+    if helping():
+        if announced():
+            _train(training, inputs, workspace, workspace.unfinished / CONTROL)
+        return None
     name = f"control-{training.fingerprint(inputs)[:16]}"
     folder = workspace.folder / CONTROL
-    _unpack(once(name, lambda: _pack(_finished(training, inputs, workspace)), workspace, ending="zip"), folder)
+    with announcing() as announce:
+        packed = once(name, lambda: _pack(_finished(training, inputs, workspace, announce)), workspace, ending="zip")
+    _unpack(packed, folder)
     facts, metric = json.loads((folder / FACTS).read_text()), data.kind.metric
     (folder / FACTS).unlink()
     value = hundredths(facts["quality"][metric.key], metric.unit)
@@ -120,6 +129,7 @@ class ControlTraining:
                 "logits": None if logits is None else hashlib.sha256(np.ascontiguousarray(logits)).hexdigest(),
                 **_measured_by(inputs.task),
                 "run": [inputs.seed, inputs.threads, accelerator(), *map(distribution, STAGE.packages)],
+                **({"processes": launched()} if launched() > 1 else {}),
             }
         )
 
@@ -137,18 +147,20 @@ def _training(config: RecoverConfig, inputs: Inputs, data: Data, lessons: Lesson
     return ControlTraining(how, own, data, previous["method"], _positions(config, inputs, previous["kept"]), earlier, learned)
 
 
-def _finished(training: ControlTraining, inputs: Inputs, workspace: Workspace) -> Path:
-    """The folder of the finished control: its state, its predictions and its metadata. Trained unless it is there."""
+def _finished(training: ControlTraining, inputs: Inputs, workspace: Workspace, announce: Callable[[], None]) -> Path:
+    """The folder of the finished control: its state, its predictions and its metadata. Trained, after `announce`, unless it is
+    there."""
     work = workspace.unfinished / CONTROL
-    finished = work / "finished"
+    finished = work / FINISHED
     if not is_complete(finished):
         inputs.require_unchanged()
-        _train(training, inputs, workspace, work, finished)
+        announce()
+        _train(training, inputs, workspace, work)
     return finished
 
 
-def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work: Path, finished: Path) -> None:
-    """Train, and write the finished control."""
+def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work: Path) -> None:
+    """Train, and write the finished control to `work`. A process that helps another one to train does only that."""
     config, lessons, data = training.config, training.lessons, training.data
     model = _start(inputs, training.earlier)
 
@@ -165,9 +177,12 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
             raise
         what = f"the control (the dense model, trained as the pruned one is): {error.what}"
         raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
+    if helping():
+        return
     judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
     tests = score_tests(model, inputs, data, workspace)
     facts = {"quality": judged.quality, **tests, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
+    finished = work / FINISHED
     shutil.rmtree(finished, ignore_errors=True)
     reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}
     save_state(model, finished, **reference, label_names=data.label_names)

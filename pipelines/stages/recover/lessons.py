@@ -18,6 +18,7 @@ from compressor.tasks.data import Data, TokenRows, tokenized
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
+from compressor.training.processes import in_turn
 from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.engine.store import digest, fingerprint
@@ -107,7 +108,8 @@ def stored_logits(
         "threads": inputs.threads,
         "packages": [distribution("torch"), distribution("transformers"), accelerator()],
     }
-    return load(once(f"teacher-{fingerprint(facts)[:16]}", compute, workspace, ending="safetensors"))["logits"]
+    name = f"teacher-{fingerprint(facts)[:16]}"
+    return load(in_turn(lambda: once(name, compute, workspace, ending="safetensors")))["logits"]
 
 
 def _predicted(labels: np.ndarray) -> list[Any]:

@@ -12,10 +12,11 @@ from compressor.storage.task_files import SHARED, write_tasks
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
 from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
+from compressor.training.processes import helping
 from compressor.training.trainer import train
 from pipelines.engine.stage import TASKS, Inputs, Workspace
 from pipelines.stages.loading import judge_rows, load_data, score_tests
-from pipelines.stages.trainings import load_options, rows_of, schedule_of, settings_of, stepping, with_start
+from pipelines.stages.trainings import load_options, rows_of, schedule_of, settings_of, stepping, together, with_start
 from pipelines.stages.tune.config import TuneConfig
 
 TEMPERATURE = 10.0
@@ -35,9 +36,11 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     mixture = Mixture([rows_of(config, task) for task in data.values()], temperature)
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
     inputs.require_unchanged()
-    with workspace.progress(f"training {trainable['body']:,} parameters", schedule.steps(len(mixture))) as bar:
+    with workspace.progress(f"training {trainable['body']:,} parameters{together()}", schedule.steps(len(mixture))) as bar:
         losses = train(model, mixture, pad_id, schedule, workspace.unfinished, stepping(bar))
 
+    if helping():
+        return {}
     labels = {name: task.label_names for name, task in data.items()}
     folder, base = workspace.folder / TASKS, inputs.base
     files = write_tasks(model, folder, base=base.reference, base_sha256=base.sha256, label_names=labels)
