@@ -1,7 +1,7 @@
 """Tuning methods: each combines changes and a selection, and counts its trainable parameters in closed form.
 
-A new method is one file here with a `METHOD` and one word in `NAMES`; the shared test harness then covers it. Importing this
-package and its rows loads no torch: pipeline files are checked, and methods listed, without it.
+A new method is one file here (or in a room of `ROOMS`) with a `METHOD` and one word in `NAMES`; the shared test harness then
+covers it. Importing this package and its rows loads no torch: pipeline files are checked, and methods listed, without it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ NAMES = (
     "full",
     "mam",
 )
+
+ROOMS = dict.fromkeys(("mixout", "diff_pruning", "child_tuning"), "dense_deltas.")
+"""The sub-packages of methods that belong together."""
 
 Placement = Literal["pfeiffer", "houlsby", "adapterhub"]
 Shared = Literal["adapter", "lora", "prefix"]
@@ -174,8 +177,8 @@ class Method:
     """The option that selects the method's variant, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The keys of `reads` that each variant uses; `unread` lists the others."""
-    unused: Callable[[object], tuple[str, ...]] = lambda settings: ()
-    """The keys that other keys of the settings (a config, None where not given) leave without use."""
+    unused: Callable[[object], Mapping[str, str]] = lambda settings: {}
+    """Keys that other keys of the settings (a config, None where not given) leave without use: key -> what does."""
     defaults: Mapping[str | None, Mapping[str, float]] = field(default_factory=dict)
     """The paper's values of a stage's keys where they differ from those of `Options`, by variant (None: without variants)."""
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -219,7 +222,7 @@ def method(name: str) -> Method:
     """The method with this name. Raises UserError E402."""
     if name not in NAMES:
         raise UserError("E402", f"unknown method '{name}'", f"Methods: {', '.join(NAMES)}")
-    return importlib.import_module(f"compressor.methods.{name}").METHOD
+    return importlib.import_module(f"compressor.methods.{ROOMS.get(name, '')}{name}").METHOD
 
 
 def apply(model: nn.Module, name: str, options: Options) -> None:

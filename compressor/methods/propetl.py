@@ -176,6 +176,6 @@ METHOD = Method(
     identity=False,
     kind_key="shared",
     variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length", "reparametrize")},
-    unused=lambda settings: ("mask_learning_rate",) if settings.masks == "random" else (),
+    unused=lambda settings: {"mask_learning_rate": "masks: random"} if settings.masks == "random" else {},
     defaults={"lora": {"rank": 32, "alpha": 48.0}},
 )

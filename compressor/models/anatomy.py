@@ -145,9 +145,9 @@ class Layer:
 
     @property
     def norm_after_ffn(self) -> nn.Module:
-        """The norm of the sum of the FFN's output and input. Raises UserError E407 where norms come before the sublayers."""
+        """The norm of the sum of the FFN's output and input. Raises UserError E407 where the row names none."""
         if self.blocks.ffn_norm is None:
-            what = f"in architecture '{self.row.model_type}' no norm follows the FFN, which the adapters would read"
+            what = f"the row of architecture '{self.row.model_type}' names no norm behind the FFN, which such adapters read"
             raise UserError("E407", what, "Use placement: pfeiffer or houlsby")
         return self.module.get_submodule(self.blocks.ffn_norm)
 

@@ -208,12 +208,15 @@ class TrainingConfig(GroundConfig):
 
 
 def length_problems(config: TrainingConfig) -> Iterable[Problem]:
-    """Faults of a training whose length is given twice, or in evaluations that there are not."""
+    """Faults of a training whose length is given twice, in evaluations that there are not, or shorter than its burn-in."""
     for key in () if config.keep_best else ("evaluate_every", "patience"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used without keep_best", "Remove the key, or add keep_best: true", (key,))
     if config.steps is not None and "epochs" in config.model_fields_set:
         yield Problem("E403", "steps and epochs exclude each other", "Keep one of them", ("steps",))
+    if config.burn_in is not None and config.steps is not None and config.burn_in >= config.steps:
+        what = f"burn_in is {config.burn_in:,} steps, the training has {config.steps:,}"
+        yield Problem("E413", what, "Lower it, or train longer: the positions are trained further after it", ("burn_in",))
 
 
 def kind_problems(config: TrainingConfig, kinds: Iterable[str]) -> Iterable[Problem]:
@@ -240,7 +243,8 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     if row.kind_key:
         kind = row.kind(config)
         yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
-    yield from meaningless(config, row.unused(config), f"{row.name} with these keys")
+    for key, why in row.unused(config).items():
+        yield from meaningless(config, (key,), f"{row.name} with {why}")
     wants, on = row.takes_places(config), on_of(config, row, omega)
     yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:

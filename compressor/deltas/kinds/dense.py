@@ -237,7 +237,7 @@ def fixed_after(links: Sequence[Dense], steps: int) -> int:
     burn_in = next((link.burn_in for link in projected_of(links)), None)
     if burn_in is not None and burn_in >= steps:
         what = f"burn_in is {burn_in:,} steps, the training has {steps:,}"
-        raise UserError("E413", what, "Lower it, or train longer: the positions are fixed after it, and trained further")
+        raise UserError("E413", what, "Lower it, or train longer: the positions are trained further after it")
     return steps // 2 if burn_in is None else burn_in
 
 

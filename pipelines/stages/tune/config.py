@@ -53,7 +53,8 @@ def with_tasks(config: TuneConfig, many: bool, kinds: Sequence[str]) -> Iterable
     if many and not row.many_tasks:
         fix = (
             "Use propetl, adapter or full, or run it once for each task (`task` instead of `tasks`) on this base: "
-            "`compress delta convert` makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
+            "`compress delta convert` makes a small delta file of each result, and compressor.load(base, delta=FILE) switches "
+            "between them"
         )
         yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", fix, ("method",))
     if many and config.keep_best:

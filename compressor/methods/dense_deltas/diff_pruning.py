@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.cost import ModelShape, shape_of
-from compressor.methods import Method, Options, mixout, selective
+from compressor.methods import Method, Options, selective
+from compressor.methods.dense_deltas import mixout
 
 if TYPE_CHECKING:
     from torch import nn
