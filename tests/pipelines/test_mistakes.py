@@ -526,7 +526,10 @@ MISTAKES = [
     ),
     Mistake(
         "a rate of masks that nothing learns",
-        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: propetl, masks: random, mask_learning_rate: 0.1"),
+        (
+            "  - select: {count: 4}\n  - tune: {rank: 4",
+            "  - tune: {method: propetl, shared: lora, masks: random, mask_learning_rate: 0.1",
+        ),
         "E403 {file}:5: stages[0].tune.mask_learning_rate: mask_learning_rate is not used by method propetl with masks: random",
     ),
     Mistake(
@@ -539,8 +542,8 @@ MISTAKES = [
     ),
     Mistake(
         "more last blocks than blocks",
-        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: full, top: 9"),
-        "E414 {file}:5: stages[0].tune: top is 9, the model has 2 blocks",
+        ("method: same", "method: full, top: 9"),
+        "E414 {file}:8: stages[3].recover: top is 9, the model has 2 blocks",
     ),
     Mistake(
         "all of a model of which the last blocks were trained",
