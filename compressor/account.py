@@ -64,7 +64,7 @@ class Trained:
     def kept(self, shape: ModelShape) -> int:
         """Number of those parameters that remain after training, which a later stage can train further."""
         row = method(self.method)
-        return row.kept(shape, self.options) if row.kept else self.count(shape)
+        return (row.kept(shape, self.options) if row.kept else 0) or self.count(shape)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,10 @@ class InsertFormulas:
     the last one."""
 
 
+ADAPTERS = InsertFormulas("adapters", lambda b, d, k: (2 * b * d, b + d), token_macs=lambda b, d: 2 * b * d)
+
 INSERTS = {
-    "adapter": InsertFormulas("adapters", lambda b, d, k: (2 * b * d, b + d), token_macs=lambda b, d: 2 * b * d),
+    **dict.fromkeys(("adapter", "norm_adapter", "parallel_adapter"), ADAPTERS),
     "prefix": InsertFormulas("prefixes", lambda length, d, k: (2 * length * k, 0), in_attention=True),
 }
 """Formulas of every kind of `compressor.deltas.inserts.Insert`."""
@@ -202,7 +204,7 @@ class ModelShape:
     def inserted_kinds(self) -> str:
         """'adapters', 'prefixes' or both; '' where nothing was inserted."""
         kinds = {insert.kind for layer in self.layers for insert in layer.inserts}
-        return " and ".join(formulas.plural for kind, formulas in INSERTS.items() if kind in kinds)
+        return " and ".join(dict.fromkeys(formulas.plural for kind, formulas in INSERTS.items() if kind in kinds))
 
     @property
     def mask_entries(self) -> int:

@@ -122,6 +122,30 @@ class Reparametrized(TensorSource):
         return PlainTensors({name: self.read(name).detach() for name in self.names})
 
 
+class NetworkPrototype(Prototype):
+    """A prototype whose tensors are computed by a network: the masks lie on its outputs (ProPETL equations 12 and 13).
+
+    It is stored, and settled, as the plain prototype of its current tensors.
+    """
+
+    def __init__(self, name: str, source: Reparametrized, group: str = ""):
+        super().__init__(name, {}, group)
+        self.source, self.names = source, source.names
+
+    def read(self, name: str) -> Tensor:
+        return self.source.read(name)
+
+    def size(self, name: str) -> torch.Size:
+        return self.source.size(name)
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+    def settled(self) -> Prototype:
+        return Prototype(self.name, {name: self.read(name).detach() for name in self.names}, self.group)
+
+
 class _TopK(torch.autograd.Function):
     """|s| -> a 0/1 mask of its `count` largest entries; the gradient passes straight through (Ramanujan et al. 2020)."""
 
@@ -182,12 +206,19 @@ class Scores(nn.Module):
 
 
 class FixedMasks(nn.Module):
-    """Fixed masks that were learned before: `Scores` as stored on disk, one bit per entry."""
+    """Masks that are not learned: drawn at random, or learned before and stored on disk, one bit per entry."""
 
     def __init__(self, masks: Mapping[str, Tensor]):
         super().__init__()
         for name, mask in masks.items():
             self.register_buffer(name, mask)
+
+    @classmethod
+    @torch.no_grad()
+    def drawn(cls, prototype: PlainTensors, keep: float) -> Self:
+        """Random masks that keep as many entries as learned ones do (the "random mask" of ProPETL section 4.4)."""
+        scores = Scores(prototype, keep)
+        return cls({name: scores.mask(name) for name, _ in scores.named_parameters()})
 
     def mask(self, name: str) -> Tensor | None:
         return getattr(self, name, None)
@@ -253,3 +284,11 @@ class Shared:
         """Stored masks, unpacked in the prototype's dtype and on its device."""
         like = self.prototype.read(self.prototype.names[0])
         return FixedMasks({name: mask.to(like) for name, mask in masks.items()})
+
+
+def settle_prototypes(model: nn.Module) -> None:
+    """Replace every prototype that a network computes by its tensors, in place: one object for all its views."""
+    plain: dict[int, Prototype] = {}
+    for view in [module for module in model.modules() if isinstance(module, Masked)]:
+        made = plain.setdefault(id(view.prototype), view.prototype.settled())
+        view.prototype = made

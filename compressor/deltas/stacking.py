@@ -172,7 +172,7 @@ def _adapters(path: str, tasks: Sequence[TaskChanges]) -> list[Stack]:
     """The adapters after a layer, first to last."""
     each = [task.inserts.get(path, []) for task in tasks]
     for task, inserts in zip(tasks, each, strict=True):
-        if odd := [insert for insert in inserts if not isinstance(insert, Adapter)]:
+        if odd := [insert for insert in inserts if type(insert) is not Adapter]:
             raise _unstackable(task, f"a change of kind '{odd[0].kind}'", path)
     columns = zip_longest(*each)
     return [_slotted(AdapterStack(_with_rest(column)), [adapter is not None for adapter in column]) for column in columns]

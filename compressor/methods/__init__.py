@@ -1,7 +1,7 @@
 """Tuning methods: each combines changes and a selection, and counts its trainable parameters in closed form.
 
-A new method is one file here with a `METHOD` and one word in `NAMES`; the shared test harness then covers it. Importing this
-package and its rows loads no torch: pipeline files are checked, and methods listed, without it.
+A new method is one file here (or in a room of `ROOMS`) with a `METHOD` and one word in `NAMES`; the shared test harness then
+covers it. Importing this package and its rows loads no torch: pipeline files are checked, and methods listed, without it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,20 @@ NAMES = (
     "diff_pruning",
     "child_tuning",
     "full",
+    "mam",
 )
 
-Placement = Literal["pfeiffer", "houlsby"]
+ROOMS = dict.fromkeys(("mixout", "diff_pruning", "child_tuning"), "dense_deltas.")
+"""The sub-packages of methods that belong together."""
+
+Placement = Literal["pfeiffer", "houlsby", "adapterhub"]
 Shared = Literal["adapter", "lora", "prefix"]
 Combine = Literal["or", "and", "add"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
 On = Literal["weights", "lora", "adapter"]
-Child = Literal["d", "f"]
+Child = Literal["d", "f", "pruning"]
+Masks = Literal["learned", "random"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,10 @@ class Options:
     """What a ProPETL prototype is."""
     keep: float = 0.5
     """Share of a prototype that each block's mask keeps, k in the paper."""
+    share: bool = True
+    """Whether all blocks share one ProPETL prototype; otherwise each has tensors of its own behind its mask."""
+    masks: Masks = "learned"
+    """Whether ProPETL learns its masks, or draws them once."""
     on: On = "weights"
     """The tensors that Ω lies in: the frozen weights, or the tensors that this method adds, frozen at their initial values."""
     tasks: int = 0
@@ -84,10 +93,18 @@ class Options:
     """Probability that a step uses the pretrained weights of an input neuron, p in the paper."""
     penalty: float = 1.25e-7
     """Penalty of diff pruning for each gate expected to be open, λ in the paper."""
+    group_gates: bool = False
+    """Whether every matrix has a gate of diff pruning, too."""
+    burn_in: int | None = None
+    """Steps after which diff pruning and child pruning fix their positions; None: half of the training."""
+    renew: int | None = None
+    """Steps between resets of all but the largest entries before that; None: none (diff pruning), after each step (child)."""
     child: Child = "f"
-    """Whether the child network is drawn at every step (f) or chosen before training (d)."""
+    """Whether the child network is drawn at every step (f), chosen before training (d), or the largest changes (pruning)."""
     reserve: float = 0.3
     """Probability with which a step of Child-Tuning-F keeps a gradient element."""
+    top: int | None = None
+    """Number of last blocks that full fine-tuning trains; None: the whole model."""
     group: str = "tune"
     omega: Mapping[str, Tensor] | None = None
 
@@ -145,11 +162,13 @@ class Method:
     scopes: tuple[str, ...] = ()
     """Scopes within which entries compete for Ω."""
     kept: Callable[[ModelShape, Options], int] | None = None
-    """Final |Ω|, if more is trained at first."""
+    """Final |Ω|, if more is trained at first; 0 for a variant that keeps all."""
     trains_base: bool = False
     """Whether the pretrained weights themselves are trained."""
     many_tasks: bool = False
     """Whether several tasks can be trained together, sharing what the method adds."""
+    task_masks: bool = False
+    """Whether each of them then has a mask of its own."""
     mergeable: bool | Mapping[str, bool] = True
     """Whether merging gives a model of the base's architecture; for each variant (`on`, `shared`) if they differ."""
     identity: bool = True
@@ -158,6 +177,10 @@ class Method:
     """The option that selects the method's variant, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The keys of `reads` that each variant uses; `unread` lists the others."""
+    unused: Callable[[object], Mapping[str, str]] = lambda settings: {}
+    """Keys that other keys of the settings (a config, None where not given) leave without use: key -> what does."""
+    defaults: Mapping[str | None, Mapping[str, float]] = field(default_factory=dict)
+    """The paper's values of a stage's keys where they differ from those of `Options`, by variant (None: without variants)."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Other default peak learning rates, by the option that causes them."""
 
@@ -199,7 +222,7 @@ def method(name: str) -> Method:
     """The method with this name. Raises UserError E402."""
     if name not in NAMES:
         raise UserError("E402", f"unknown method '{name}'", f"Methods: {', '.join(NAMES)}")
-    return importlib.import_module(f"compressor.methods.{name}").METHOD
+    return importlib.import_module(f"compressor.methods.{ROOMS.get(name, '')}{name}").METHOD
 
 
 def apply(model: nn.Module, name: str, options: Options) -> None:
@@ -209,18 +232,24 @@ def apply(model: nn.Module, name: str, options: Options) -> None:
     """
     chosen = method(name)
     chosen.attach(model, options)
-    set_trainable(model, base=chosen.trains_base, groups=(options.group,))
+    set_trainable(model, base=chosen.trains_base, groups=(options.group,), top=options.top)
 
 
-def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str]) -> None:
-    """Set requires_grad for the task head, the changes of `groups` and, with `base`, the whole base; clear it elsewhere."""
+def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str], top: int | None = None) -> None:
+    """Set requires_grad for the task head, the changes of `groups` and, with `base`, the whole base, or its last `top` blocks;
+    clear it elsewhere. Raises UserError E414 for more blocks than there are."""
     from compressor.deltas.links import Change
+    from compressor.models.anatomy import layers_of
 
     head = head_names(model)
     compression = compression_of(model)
     compression.weights_moved = base or compression.weights_moved
+    layers = layers_of(model) if base and top else []
+    if layers and top > len(layers):
+        raise UserError("E414", f"top is {top}, the model has {len(layers)} blocks", "Lower it, or leave it out to train all")
+    inside = {id(parameter) for layer in layers[-top:] for parameter in layer.module.parameters()} if layers else None
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(base or name in head)
+        parameter.requires_grad_((base and (inside is None or id(parameter) in inside)) or name in head)
     for module in model.modules():
         if isinstance(module, Change):
             module.requires_grad_(module.group in groups and module.tuned and not module.frozen)

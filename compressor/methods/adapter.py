@@ -1,4 +1,7 @@
-"""Bottleneck adapters after the FFN (Pfeiffer et al. 2021) or after attention and FFN (Houlsby et al. 2019)."""
+"""Bottleneck adapters after the FFN (Pfeiffer et al. 2021) or after attention and FFN (Houlsby et al. 2019).
+
+`adapterhub` is the former as AdapterHub computes it: it reads the norm of the FFN's output plus input.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-BEHIND = {"pfeiffer": ("ffn_out",), "houlsby": ("output", "ffn_out")}
+BEHIND = {"pfeiffer": ("ffn_out",), "houlsby": ("output", "ffn_out"), "adapterhub": ("ffn_out",)}
 """The matrices behind which a placement puts adapters."""
 
 
 def attach_adapters(model: nn.Module, options: Options) -> None:
-    """Insert an adapter after every matrix of the placement. Its up-projection starts at 0, so outputs start unchanged."""
-    from compressor.deltas.inserts import insert
-    from compressor.deltas.kinds.adapter import Adapter
-    from compressor.deltas.sources import PlainTensors
-    from compressor.models.anatomy import matrices_of
+    """Insert an adapter after every matrix of the placement. Its up-projection starts at 0, so outputs start unchanged.
 
-    for matrix in matrices_of(model, BEHIND[options.placement]):
-        source = PlainTensors(Adapter.tensors(matrix.original[:, 0], options.bottleneck, std=0.0))
-        insert(matrix.owner, Adapter(source, options.group))
+    Raises UserError E407 for `adapterhub` where no norm follows the FFN.
+    """
+    from compressor.deltas.inserts import insert
+    from compressor.deltas.kinds.adapter import Adapter, NormAdapter
+    from compressor.deltas.sources import PlainTensors
+    from compressor.models.anatomy import layers_of
+
+    kind = NormAdapter if options.placement == "adapterhub" else Adapter
+    for layer in layers_of(model):
+        for name in BEHIND[options.placement]:
+            if name in layer.names:
+                source = PlainTensors(Adapter.tensors(layer.matrix(name).original[:, 0], options.bottleneck, std=0.0))
+                insert(layer.norm_after_ffn if kind is NormAdapter else layer.linear(name), kind(source, options.group))
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
@@ -52,5 +61,6 @@ METHOD = Method(
     learning_rate=1e-3,
     source="Houlsby et al. 2019, section 2.1; Pfeiffer et al. 2021, section 3.2",
     reads=("bottleneck", "placement"),
+    many_tasks=True,
     mergeable=False,
 )

@@ -9,9 +9,11 @@ from compressor.errors import UserError
 from compressor.methods import Method, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
+
+    from compressor.deltas.sources import Network, Reparametrized
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
@@ -35,16 +37,36 @@ def attach_prefixes(model: nn.Module, options: Options) -> None:
     """Insert a prefix into every attention; if they are reparametrized, one network computes them all."""
     from compressor.deltas.inserts import insert
     from compressor.deltas.kinds.prefix import Prefix
-    from compressor.deltas.sources import Network, PlainTensors, Reparametrized
+    from compressor.deltas.sources import PlainTensors
 
-    network = None
+    shared = None
     for attention, key in attentions(model):
         if options.reparametrize:
-            network = network or Network(key, options.length, key.shape[1], INNER)
-            source = Reparametrized(network, {"keys": key.shape[0], "values": key.shape[0]})
+            shared = shared or network(key, options.length)
+            source = through_network(shared, key)
         else:
             source = PlainTensors(Prefix.tensors(key, options.length))
         insert(attention, Prefix(source, options.group))
+
+
+def network(key: Tensor, length: int) -> Network:
+    """A newly initialized network behind prefixes of `length`; `key` is a key matrix (out, in)."""
+    from compressor.deltas.sources import Network
+
+    return Network(key, length, key.shape[1], INNER)
+
+
+def through_network(shared: Network, key: Tensor) -> Reparametrized:
+    """Keys and values of one attention, with the key matrix `key` (out, in), as functions of a network."""
+    from compressor.deltas.sources import Reparametrized
+
+    return Reparametrized(shared, {"keys": key.shape[0], "values": key.shape[0]})
+
+
+def network_size(shape: ModelShape, length: int, keys: Sequence[int]) -> int:
+    """Parameters of a network behind the prefixes of attentions with `keys` rows in their key matrices:
+    l in + m in + m, and for each of them 2 (m d + d)."""
+    return length * shape.hidden + INNER * shape.hidden + INNER + sum(2 * (INNER * rows + rows) for rows in keys)
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
@@ -55,8 +77,7 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
     keys = [rows for _, rows, _ in shape.matrices(("key",))]
     if not options.reparametrize:
         return sum(2 * options.length * rows for rows in keys)
-    network = options.length * shape.hidden + INNER * shape.hidden + INNER
-    return network + sum(2 * (INNER * rows + rows) for rows in keys)
+    return network_size(shape, options.length, keys)
 
 
 METHOD = Method(

@@ -1,5 +1,7 @@
 """ProPETL (Zeng et al. 2023): all blocks share one prototype adapter, LoRA or prefix; each block learns a mask over it.
 
+Its ablations: tensors of each block's own behind the mask (`share: false`), masks that are not learned (`masks: random`).
+
 In a model of many tasks (`compressor.training.multitask.join_heads`), every task also learns a mask, shared by all blocks.
 """
 
@@ -13,37 +15,75 @@ from compressor.errors import UserError
 from compressor.methods import Method, Options, adapter, prefix
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor, nn
 
-    from compressor.deltas.sources import Masked, Prototype
+    from compressor.deltas.sources import FixedMasks, Masked, Prototype, Scores
     from compressor.training.multitask import TaskScores
 
 
 class Prototypes:
-    """The prototypes of one model by name, created at first use, and the masks of `tasks` over each."""
+    """The prototypes of one model by name, created at first use, and the masks of `tasks` over each.
+
+    Without `share` every block has a prototype of its own.
+    """
 
     def __init__(self, options: Options, tasks: Tasks | None = None):
-        self.options, self.tasks, self.made, self.task_scores = options, tasks, {}, {}
+        self.options, self.tasks, self.made, self.task_scores, self.views = options, tasks, {}, {}, 0
 
     def masked(self, name: str, tensors: dict[str, Tensor]) -> Masked:
         """The prototype called `name` behind a newly initialized mask. `tensors` initialize the prototype if it is new.
 
         Raises UserError E407 if a block would need a prototype of another size.
         """
-        from compressor.deltas.sources import Masked, Prototype, Scores
+        from compressor.deltas.sources import Prototype
 
-        prototype = self.made.setdefault(name, Prototype(f"{self.options.group}.{name}", tensors, self.options.group))
-        if any(prototype.size(part) != tensor.shape for part, tensor in tensors.items()):
+        sizes = {part: tensor.shape for part, tensor in tensors.items()}
+        return self._view(name, lambda full_name: Prototype(full_name, tensors, self.options.group), sizes)
+
+    def masked_prefix(self, key: Tensor) -> Masked:
+        """The prototype of all prefixes behind a mask; `key` is the block's key matrix (out, in).
+
+        With `reparametrize` a network computes it (ProPETL equations 12 and 13). Raises UserError E407.
+        """
+        from compressor.deltas.kinds.prefix import Prefix
+        from compressor.deltas.sources import NetworkPrototype
+
+        options = self.options
+        if not options.reparametrize:
+            return self.masked("prefix", Prefix.tensors(key, options.length))
+
+        def make(full_name: str) -> NetworkPrototype:
+            return NetworkPrototype(full_name, prefix.through_network(prefix.network(key, options.length), key), options.group)
+
+        return self._view("prefix", make, dict.fromkeys(("keys", "values"), (options.length, key.shape[0])))
+
+    def _view(self, name: str, make: Callable[[str], Prototype], sizes: Mapping[str, tuple[int, ...]]) -> Masked:
+        from compressor.deltas.sources import Masked
+
+        name = name if self.options.share else f"{name}.{self.views}"
+        self.views += 1
+        if name not in self.made:
+            self.made[name] = make(f"{self.options.group}.{name}")
+        prototype = self.made[name]
+        if any(prototype.size(part) != size for part, size in sizes.items()):
             raise UserError("E407", f"the blocks' {name} differ in size: one prototype cannot serve all", "Use adapter or lora")
-        layer = Scores(prototype, self.options.keep)
-        return Masked(prototype, layer, self._of_tasks(name, prototype), self.options.combine)
+        return Masked(prototype, self.mask_over(prototype), self._of_tasks(name, prototype), self.options.combine)
+
+    def mask_over(self, prototype: Prototype) -> Scores | FixedMasks:
+        """A newly initialized mask: scores, or a draw that stays."""
+        from compressor.deltas.sources import FixedMasks, Scores
+
+        make = Scores if self.options.masks == "learned" else FixedMasks.drawn
+        return make(prototype, self.options.keep)
 
     def _of_tasks(self, name: str, prototype: Prototype) -> TaskScores | None:
-        """Scores of the tasks' masks over a prototype, one object shared by all blocks; None with a single task."""
+        """The tasks' masks over a prototype, one object shared by all blocks; None with a single task."""
         from compressor.training.multitask import TaskScores
 
         if self.tasks is not None and name not in self.task_scores:
-            self.task_scores[name] = TaskScores(self.tasks, prototype, self.options.keep)
+            self.task_scores[name] = TaskScores(self.tasks, [self.mask_over(prototype) for _ in self.tasks.names])
         return self.task_scores.get(name)
 
 
@@ -77,41 +117,65 @@ def _share_prefix(model: nn.Module, options: Options, prototypes: Prototypes) ->
     from compressor.deltas.kinds.prefix import Prefix
 
     for attention, key in prefix.attentions(model):
-        insert(attention, Prefix(prototypes.masked("prefix", Prefix.tensors(key, options.length)), options.group))
+        insert(attention, Prefix(prototypes.masked_prefix(key), options.group))
 
 
 ATTACH = {"adapter": _share_adapter, "lora": _share_lora, "prefix": _share_prefix}
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Number of trainable parameters: n + n' (L + T), prototype and one score per maskable entry (no bias), block and task."""
+    """Number of trainable parameters: n + n' (L + T), prototype and one score per maskable entry (no bias), block and task.
+
+    Without sharing (n + n' (1 + T)) L; random masks have no scores.
+    """
+    total = 0
+    for entries in views(shape, options).values():
+        prototypes = entries if not options.share else entries[:1]
+        total += sum(trained for trained, _ in prototypes)
+        if options.masks == "learned":
+            total += sum(masked for _, masked in entries) + options.tasks * sum(masked for _, masked in prototypes)
+    return total
+
+
+def views(shape: ModelShape, options: Options) -> dict[str, list[tuple[int, int]]]:
+    """(trained scalars of the tensors, entries that are masked) of every block, by the prototype that they share."""
     if options.shared == "adapter":
-        (_, hidden, _), *_ = behind = shape.matrices(adapter.BEHIND["pfeiffer"])
-        return adapter.size(hidden, options.bottleneck) + (len(behind) + options.tasks) * 2 * options.bottleneck * hidden
+        b = options.bottleneck
+        hidden = [rows for _, rows, _ in shape.matrices(adapter.BEHIND["pfeiffer"])]
+        return {"adapter": [(adapter.size(d, b), 2 * b * d) for d in hidden]}
     if options.shared == "prefix":
-        keys = [2 * options.length * rows for _, rows, _ in shape.matrices(("key",))]
-        return (1 + options.tasks) * keys[0] + sum(keys)
-    sizes: dict[str, list[int]] = {}
+        keys = [rows for _, rows, _ in shape.matrices(("key",))]
+        behind = [prefix.network_size(shape, options.length, (rows,)) for rows in keys]
+        plain = [2 * options.length * rows for rows in keys]
+        return {"prefix": list(zip(behind if options.reparametrize else plain, plain, strict=True))}
+    sizes: dict[str, list[tuple[int, int]]] = {}
     for name, rows, columns in shape.matrices(options.modules):
-        sizes.setdefault(name, []).append(options.rank * (rows + columns))
-    return sum((1 + options.tasks) * entries[0] + sum(entries) for entries in sizes.values())
+        entries = options.rank * (rows + columns)
+        sizes.setdefault(name, []).append((entries, entries))
+    return sizes
 
 
 METHOD = Method(
     name="propetl",
     summary="one prototype adapter, LoRA or prefix for all blocks, a learned mask in each",
-    formula="n + n'L (n prototype, n' what is masked), of T tasks n + n'(L + T)",
+    formula="n + n'L (n prototype, n' what is masked), of T tasks n + n'(L + T); not shared: (n + n')L",
     attach=attach_prototypes,
     count=count,
     learning_rate=1e-3,
-    source="Zeng et al. 2023 (ProPETL), sections 3.2 to 3.4",
-    reads=("modules", "rank", "alpha", "bottleneck", "length", "shared", "keep", "mask_learning_rate"),
+    source="Zeng et al. 2023 (ProPETL), sections 3.2 to 3.4, table 4 and appendix A.3",
+    reads=(
+        *("modules", "rank", "alpha", "bottleneck", "length", "reparametrize", "shared", "keep", "mask_learning_rate"),
+        *("share", "masks"),
+    ),
     many_tasks=True,
+    task_masks=True,
     scores=("learned masks",),
     strategies=("at every step",),
     scopes=("matrix",),
     mergeable={"adapter": False, "lora": True, "prefix": False},
     identity=False,
     kind_key="shared",
-    variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length",)},
+    variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length", "reparametrize")},
+    unused=lambda settings: {"mask_learning_rate": "masks: random"} if settings.masks == "random" else {},
+    defaults={"lora": {"rank": 32, "alpha": 48.0}},
 )

@@ -143,6 +143,14 @@ class Layer:
             return 0
         return 2 * self.attention.pos_ebd_size * len(self.attention.pos_att_type)
 
+    @property
+    def norm_after_ffn(self) -> nn.Module:
+        """The norm of the sum of the FFN's output and input. Raises UserError E407 where the row names none."""
+        if self.blocks.ffn_norm is None:
+            what = f"the row of architecture '{self.row.model_type}' names no norm behind the FFN, which such adapters read"
+            raise UserError("E407", what, "Use placement: pfeiffer or houlsby")
+        return self.module.get_submodule(self.blocks.ffn_norm)
+
     def write_heads(self, structure: str) -> None:
         """Update the head count of an attention after its weights were pruned."""
         attention = self.home(structure)

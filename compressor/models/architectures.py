@@ -39,7 +39,8 @@ class Blocks:
     `attention` is the module that holds the head size, under the name `head_size`. Where a matrix has several paths, a block
     has it under the first that is there, and may lack it. `homes` are the modules that go when no unit of a structure is left;
     `heads_attributes` and `width_attributes` are what an attention calls its number of heads and of query rows; `configs` is
-    what config.json calls the number of each structure in a block.
+    what config.json calls the number of each structure in a block. `ffn_norm` is the norm of the sum of the FFN's output and
+    input, where norms follow the sublayers.
     """
 
     __pydantic_config__ = STRICT
@@ -52,6 +53,7 @@ class Blocks:
     heads_attributes: tuple[str, ...] = ("num_attention_heads",)
     width_attributes: tuple[str, ...] = ("all_head_size",)
     configs: dict[str, str] = field(default_factory=lambda: {"heads": "num_attention_heads", "neurons": "intermediate_size"})
+    ffn_norm: str | None = None
 
     def parts_in(self, block: nn.Module) -> dict[str, Part]:
         """The matrices that a live block contains."""
@@ -142,7 +144,7 @@ def _bert_blocks(attention: str, query: str, key: str, value: str, output: str) 
         "ffn_in": "intermediate.dense",
         "ffn_out": "output.dense",
     }
-    return (Blocks("encoder.layer", attention, modules, homes),)
+    return (Blocks("encoder.layer", attention, modules, homes, ffn_norm="output.LayerNorm"),)
 
 
 def _t5_blocks(stack: str, cross: bool) -> Blocks:
@@ -179,6 +181,7 @@ def _distilbert_blocks() -> Blocks:
         heads_attributes=("n_heads",),
         width_attributes=("dim",),
         configs={"heads": "n_heads", "neurons": "hidden_dim"},
+        ffn_norm="output_layer_norm",
     )
 
 

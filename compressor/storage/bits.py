@@ -88,6 +88,19 @@ def shared_low_rank(hidden: int, rank: int, masks: int) -> StoredBits:
     return StoredBits(4 * rank * hidden, mask_entries=4 * rank * hidden * masks)
 
 
+def masked_low_rank(hidden: int, rank: int, blocks: int, keep: float) -> StoredBits:
+    """ProPETL equation 17, masks without sharing: in every block the kept fraction of the factors for query and value."""
+    return StoredBits(blocks * round(4 * keep * rank * hidden))
+
+
 def shared_prefix(hidden: int, length: int, masks: int) -> StoredBits:
     """ProPETL equation 18: one prefix of keys and values."""
     return StoredBits(2 * length * hidden, mask_entries=2 * length * hidden * masks)
+
+
+def masked_prefixes(hidden: int, length: int, blocks: int, keep: float) -> StoredBits:
+    """ProPETL equation 19, masks without sharing: in every block the kept fraction of keys and values.
+
+    The paper prints their number, 2 k l d L, without the 32 bits of each that its other equations have.
+    """
+    return StoredBits(blocks * round(2 * keep * length * hidden))

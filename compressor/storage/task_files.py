@@ -1,7 +1,7 @@
 """The tasks of one training on disk: what they share in one file, and one small file per task (ProPETL section 3.4).
 
-A task file holds the task's masks and its head, and names the other by its checksum. `compressor.load(base, delta=FILE)` loads
-it like any delta file; docs/deltas.md has the format.
+A task file holds the task's masks, if the method has any, and its head, and names the other by its checksum.
+`compressor.load(base, delta=FILE)` loads it like any delta file; docs/deltas.md has the format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def write_tasks(
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"base": base, "base_sha256": base_sha256, **row_entry(model.config.model_type)}
     changes, tensors = changes_of(model)
-    common = {section: entries for section, entries in changes.items() if section != "tasks"}
+    common, masks = {section: entries for section, entries in changes.items() if section != "tasks"}, "tasks" in changes
     sha256 = save(folder / SHARED, {**facts, "labels": []}, common, _of_tasks(tensors, False), None)
     nothing = {section: {} for section in ("prototypes", *SECTIONS)}
     paths, tasks = {}, compression_of(model).tasks
@@ -43,7 +43,7 @@ def write_tasks(
         save(
             paths[name],
             task_facts,
-            {**nothing, "tasks": changes["tasks"]},
+            {**nothing, "tasks": changes["tasks"] if masks else {}},
             _of_tasks(tensors, True),
             tasks.head(name),
         )

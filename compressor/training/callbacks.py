@@ -8,7 +8,7 @@ from functools import partial
 
 from transformers import TrainerCallback
 
-from compressor.deltas.kinds.dense import Dense, gates_of, project, reseed
+from compressor.deltas.kinds.dense import Dense, gates_of, project, projected_of, reseed, reset
 from compressor.selection.growth import Grower
 from compressor.training.divergence import Watch
 from compressor.training.processes import agreed
@@ -36,18 +36,21 @@ class Grow(TrainerCallback):
 
 
 class DenseLinks(TrainerCallback):
-    """Callback for dense links: seeds their random draws, fixes gates after `first` steps, thins clipped gradients."""
+    """Callback for dense links: seeds their random draws, fixes positions after `first` steps, thins clipped gradients."""
 
     def __init__(self, links: Sequence[Dense], watch: Watch, first: int):
         self.links, self.watch, self.first = links, watch, first
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
         reseed(self.links, self.watch.schedule.seed, state.global_step)
-        gated = gates_of(self.links)
-        if gated and state.global_step == self.first:
-            self.watch.require_trained(state.global_step)
-            project(gated)
-            optimizer.state.clear()  # a new training begins, without momentum of the removed positions
+        projected, step = projected_of(self.links), state.global_step
+        if projected and step == self.first:
+            self.watch.require_trained(step)
+            project(projected)
+            if gates_of(self.links):
+                optimizer.state.clear()  # a new training begins, without momentum of the removed positions
+        elif projected and projected[0].renew and 0 < step < self.first and step % projected[0].renew == 0:
+            reset(projected)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         for link in self.links:

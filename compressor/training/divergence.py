@@ -24,7 +24,7 @@ Fault = tuple[str, "nn.Parameter | None"]
 def mask_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The scores and gates in training, from which masks are computed."""
     scores = [parameter for module in model.modules() if isinstance(module, Scores) for parameter in module.parameters()]
-    return [*scores, *(link.alpha for link in gates_of(dense_links(model)))]
+    return [*scores, *(alpha for link in gates_of(dense_links(model)) for alpha in link.alphas)]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from compressor.account import Plan
 from compressor.compression import Tasks, compression_of
 from compressor.cost import shape_of
-from compressor.deltas.sources import Masked, PlainTensors, Scores
+from compressor.deltas.sources import FixedMasks, Masked, Scores
 from compressor.models.hub import head_names, weightless_model
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
@@ -113,9 +113,9 @@ class PerTask(nn.Module):
 class TaskScores(nn.Module):
     """The task masks over one prototype, shared by every block: the mask of the active task is used."""
 
-    def __init__(self, tasks: Tasks, prototype: PlainTensors, keep: float):
+    def __init__(self, tasks: Tasks, masks: Sequence[Scores | FixedMasks]):
         super().__init__()
-        self.tasks, self.each = tasks, nn.ModuleList(Scores(prototype, keep) for _ in tasks.names)
+        self.tasks, self.each = tasks, nn.ModuleList(masks)
 
     def mask(self, name: str) -> Tensor | None:
         return self.each[self.tasks.active].mask(name)
@@ -164,8 +164,10 @@ def _choose(model: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dic
 
 
 def trained_parts(model: nn.Module) -> dict[str, int]:
-    """Trained scalars of a model of many tasks without its heads, by part. Shared ones count once."""
+    """Trained scalars of a model of many tasks without its heads, by part, where tasks have masks. Shared ones count once."""
     views = [module for module in model.modules() if isinstance(module, Masked)]
+    if not views:
+        return {}
     parts = {
         "prototype": [view.prototype for view in views],
         "layer_scores": [view.layer for view in views],

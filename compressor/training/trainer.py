@@ -18,8 +18,9 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from compressor.deltas.backward import by_factors
 from compressor.deltas.inserts import settle_inserts
-from compressor.deltas.kinds.dense import Dense, dense_links, gates_of
+from compressor.deltas.kinds.dense import Dense, dense_links, fixed_after, gates_of
 from compressor.deltas.links import Change, settle_links
+from compressor.deltas.sources import settle_prototypes
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
 from compressor.tasks.features import pad
@@ -292,6 +293,7 @@ def settle(model: nn.Module) -> None:
     settle_links(model)
     thaw(model)
     settle_inserts(model)
+    settle_prototypes(model)
 
 
 def _means(losses: list[float], every: int = 10) -> list[dict]:
@@ -342,7 +344,7 @@ def trainer_of(
     steps = schedule.steps(len(dataset))
     settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
-    first, watch = steps // 2, Watch(model, schedule, steps, mask_parameters(model))
+    first, watch = fixed_after(dense, steps), Watch(model, schedule, steps, mask_parameters(model))
     method_callbacks = [Grow(grower, watch)] if grower else [DenseLinks(dense, watch, first)] if dense else []
     trainer = TaskTrainer(
         model=model,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from compressor.methods import (
     GROUND,
+    NAMES,
     OF_TRAINING,
     OPTIONS,
     Child,
+    Masks,
     Method,
     On,
     Options,
@@ -48,7 +51,8 @@ class GroundConfig(StageConfig):
     )
     bottleneck: int | None = Field(default=None, ge=1, le=limits.WIDTH, description="inner width of adapters, default 64")
     placement: Placement | None = Field(
-        default=None, description="adapters behind the FFN (pfeiffer, default) or attention too"
+        default=None,
+        description="adapters behind the FFN (pfeiffer, default), attention too (houlsby), or as AdapterHub has them",
     )
 
     def ground(self, selected: Options | None = None) -> Options:
@@ -67,6 +71,10 @@ class TrainingConfig(GroundConfig):
         default=None, description="train a prefix through a network that is dropped afterwards, default no"
     )
     shared: Shared | None = Field(default=None, description="what propetl's prototype is, default adapter")
+    share: bool | None = Field(
+        default=None, description="propetl: whether all blocks share one prototype (default), or each has tensors of its own"
+    )
+    masks: Masks | None = Field(default=None, description="propetl: masks are learned (default), or drawn once (random)")
     keep: float | None = Field(default=None, gt=0, le=1, description="share of the prototype in each mask, default 0.5")
     mask_learning_rate: float | None = Field(
         default=None,
@@ -81,7 +89,7 @@ class TrainingConfig(GroundConfig):
         default=None, description="selective: Ω from select (static), grown (increment), or chosen anew (repeat)"
     )
     budget: CountOrShare | None = Field(
-        default=None, description="|Ω| of increment, repeat and diff_pruning: a count, or a share of the weights"
+        default=None, description="|Ω| of increment, repeat, diff_pruning and child pruning: a count, or a share of the weights"
     )
     checkpoints: tuple[CountOrShare, ...] | None = Field(
         default=None,
@@ -97,7 +105,24 @@ class TrainingConfig(GroundConfig):
     penalty: float | None = Field(
         default=None, ge=0, le=limits.SCALE, description="diff_pruning: cost of an open gate, default 1.25e-7"
     )
-    child: Child | None = Field(default=None, description="child_tuning: gradients drawn (f, default), or Ω from select (d)")
+    group_gates: bool | None = Field(default=None, description="diff_pruning: a gate for every matrix, too; default no")
+    burn_in: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.STEPS,
+        description="diff_pruning, child pruning: steps after which positions are fixed, default half of the training",
+    )
+    renew: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.STEPS,
+        description="diff_pruning, child pruning: before that, steps between resets of all but the largest changes",
+    )
+    top: int | None = Field(default=None, ge=1, le=limits.COUNT, description="full: train only so many of the last blocks")
+    child: Child | None = Field(
+        default=None,
+        description="child_tuning: gradients drawn (f, default), Ω from select (d), or the largest changes (pruning)",
+    )
     reserve: float | None = Field(
         default=None, gt=0, le=1, description="child f: probability that a step keeps a gradient element, default 0.3"
     )
@@ -141,6 +166,17 @@ class TrainingConfig(GroundConfig):
         default=None, description="the model's dropout while it is trained; default yes, but no where a recover has texts"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        """Fill in the paper's values of a method, as if they were written, unless one of them is."""
+        if not isinstance(given, dict) or given.get("method") not in NAMES:
+            return given
+        row = method(given["method"])
+        kind = given.get(row.kind_key) or getattr(Options, row.kind_key) if row.kind_key else None
+        values = row.defaults.get(kind, {}) if kind is None or isinstance(kind, str) else {}
+        return given if any(given.get(key) is not None for key in values) else {**given, **values}
+
     @property
     def uses_dropout(self) -> bool:
         """Whether the model's dropout is active in this training."""
@@ -174,12 +210,15 @@ class TrainingConfig(GroundConfig):
 
 
 def length_problems(config: TrainingConfig) -> Iterable[Problem]:
-    """Faults of a training whose length is given twice, or in evaluations that there are not."""
+    """Faults of a training whose length is given twice, in evaluations that there are not, or shorter than its burn-in."""
     for key in () if config.keep_best else ("evaluate_every", "patience"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used without keep_best", "Remove the key, or add keep_best: true", (key,))
     if config.steps is not None and "epochs" in config.model_fields_set:
         yield Problem("E403", "steps and epochs exclude each other", "Keep one of them", ("steps",))
+    if config.burn_in is not None and config.steps is not None and config.burn_in >= config.steps:
+        what = f"burn_in is {config.burn_in:,} steps, the training has {config.steps:,}"
+        yield Problem("E413", what, "Lower it, or train longer: the positions are trained further after it", ("burn_in",))
 
 
 def kind_problems(config: TrainingConfig, kinds: Iterable[str]) -> Iterable[Problem]:
@@ -206,6 +245,8 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     if row.kind_key:
         kind = row.kind(config)
         yield from meaningless(config, row.unread(kind), f"{row.name} with {row.kind_key}: {kind}")
+    for key, why in row.unused(config).items():
+        yield from meaningless(config, (key,), f"{row.name} with {why}")
     wants, on = row.takes_places(config), on_of(config, row, omega)
     yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:

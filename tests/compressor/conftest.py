@@ -111,14 +111,21 @@ CUTS = {"unequal": plan_of, "empty": empty_plan}
 CASES: dict[str, tuple[str, dict]] = {
     **{name: (name, {}) for name in NAMES},
     "adapter-houlsby": ("adapter", {"placement": "houlsby"}),
+    "adapter-adapterhub": ("adapter", {"placement": "adapterhub"}),
     "prefix-reparametrized": ("prefix", {"reparametrize": True}),
     "propetl-lora": ("propetl", {"shared": "lora"}),
     "propetl-prefix": ("propetl", {"shared": "prefix", "keep": 0.3}),
+    "propetl-prefix-reparametrized": ("propetl", {"shared": "prefix", "reparametrize": True}),
+    "propetl-only-mask": ("propetl", {"share": False}),
+    "propetl-lora-random": ("propetl", {"shared": "lora", "masks": "random"}),
+    "full-top": ("full", {"top": 2}),
     "selective-on-lora": ("selective", {"on": "lora"}),
     "selective-on-adapter": ("selective", {"on": "adapter", "placement": "houlsby"}),
     "mixout": ("mixout", {"mixout": 0.5}),
     "diff_pruning": ("diff_pruning", {"budget": 60, "penalty": 1e-4}),
+    "diff_pruning-groups": ("diff_pruning", {"budget": 60, "penalty": 1e-4, "group_gates": True, "renew": 2}),
     "child_tuning-d": ("child_tuning", {"child": "d"}),
+    "child_tuning-pruning": ("child_tuning", {"child": "pruning", "budget": 60}),
 }
 """Every method, and every kind of it: case -> (method, options). A new one is one row."""
 
@@ -161,7 +168,20 @@ def tuned(model, case: str, modules=("query", "value"), places: int = 5):
     return model
 
 
+FEW = {
+    "propetl-prefix-reparametrized",
+    "propetl-only-mask",
+    "propetl-lora-random",
+    "diff_pruning-groups",
+    "child_tuning-pruning",
+    "full-top",
+}
+"""Variants that differ in their training alone: tried on two architectures, of separate and of fused, transposed weights."""
+
+
 def _applies(case: str, architecture: str) -> bool:
+    if case in FEW and architecture not in ("bert", "gpt2"):
+        return False
     try:
         prepared(tiny(architecture, torch.float32), case)
     except UserError as error:

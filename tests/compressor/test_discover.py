@@ -40,7 +40,8 @@ def folder_of(model_type: str, folder: Path, **keys) -> Path:
 def test_what_is_found_is_the_row_by_hand(model_type):
     row, by_hand = proven_row(config_of(model_type)), ARCHITECTURES[model_type]
     (found,), (written,) = row.stacks, by_hand.stacks
-    assert found == written
+    # nor does it look for the norm behind the FFN, which only adapters as AdapterHub's read
+    assert found == replace(written, ffn_norm=None)
     assert (row.prefixes, row.head_on_tokens, row.positions) == (by_hand.prefixes, by_hand.head_on_tokens, by_hand.positions)
     # it cannot see that a ModernBERT's blocks know their own mask
     assert row.masks_by_place == (by_hand.masks_by_place or model_type == "modernbert")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from compressor.checkpoint import load, load_state, save_checkpoint, save_state
 from compressor.compression import compression_of
@@ -26,7 +26,7 @@ def test_identity_at_the_start(pair):
     model = tiny(architecture)
     before = logits(model)
     prepared(model, case, MODULES)
-    starts_elsewhere = not method_row(CASES[case][0]).identity and case != "propetl-lora"
+    starts_elsewhere = not method_row(CASES[case][0]).identity and not case.startswith("propetl-lora")
     assert torch.equal(logits(model), before) != starts_elsewhere
 
 
@@ -142,6 +142,49 @@ def test_dsee_counts_of_the_paper():
     bert = ModelShape(768, (LayerShape(12, 64, 3072),) * 12, other=0, head=0, head_macs=0)
     count = lambda rank, places: row.count(bert, Options(rank=rank), places)  # noqa: E731
     assert (count(16, 24 * 16), count(8, 0)) == (589_824 + 384, 294_912)
+
+
+def test_full_tuning_of_the_last_blocks():
+    """DSEE table 4, FT-Top2 of GPT-2 medium: 25.19M."""
+    config = AutoConfig.for_model("gpt2", n_embd=1024, n_layer=24, n_head=16, num_labels=2)
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+    compression_of(model).head_parameters = frozenset({"score.weight"})
+    apply(model, "full", Options(top=2))
+    count = method_row("full").count(shape_of(model), Options(top=2), 0)
+    assert trainable_counts(model)["body"] == count == 25_192_448
+    with pytest.raises(UserError, match="E414 top is 25, the model has 24 blocks"):
+        apply(model, "full", Options(top=25))
+
+
+def test_mam_of_the_paper():
+    """He et al. 2022, section 4.6: prefixes of 30 positions and bottlenecks of 512, here in BERT-base: 6.7 % of it."""
+    bert = ModelShape(768, (LayerShape(12, 64, 3072),) * 12, other=0, head=0, head_macs=0)
+    assert method_row("mam").defaults[None] == {"length": 30, "bottleneck": 512}
+    count = method_row("mam").count(bert, Options(length=30, bottleneck=512), 0)
+    assert count == 12 * (2 * 30 * 768 + 2 * 512 * 768 + 512 + 768) == 10_005_504
+
+
+def test_adapters_of_adapterhub_and_of_mam_compute_their_formulas():
+    """LN(s + f(LN(s))) and h + 4 f(x), f(x) = up(ReLU(down(x))), in a block of BERT by hand."""
+
+    def f(change, x):
+        read = change.source.read
+        return torch.relu(x @ read("down").T + read("down_bias")) @ read("up").T + read("up_bias")
+
+    x = torch.randn(2, 5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for case in ("adapter-adapterhub", "mam"):
+        model = tuned(tiny("bert"), case)
+        block = model.bert.encoder.layer[0]
+        dense, norm = block.output.dense, block.output.LayerNorm
+        bare = lambda layer, y: type(layer).forward(layer, y)  # noqa: E731
+        with torch.no_grad():
+            h = bare(dense, block.intermediate(x))
+            if case == "mam":
+                expected = bare(norm, h + 4 * f(dense.inserts[0], x) + x)
+            else:
+                expected = bare(norm, h + x + f(norm.inserts[0], bare(norm, h + x)))
+            assert torch.allclose(block.output(block.intermediate(x), x), expected, atol=1e-12)
 
 
 def test_a_network_behind_a_prefix_has_a_default_rate_of_its_own():

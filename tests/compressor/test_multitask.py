@@ -22,6 +22,7 @@ from compressor.storage.delta_comparison import compare_deltas
 from compressor.storage.delta_file import HEADER_LIMIT, header_size
 from compressor.storage.live import remember
 from compressor.storage.task_files import SHARED, write_tasks
+from compressor.training.moved_weights import as_deltas, trained_weights
 from compressor.training.multitask import TaskSampler, join_heads, probabilities, trained_parts
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
@@ -254,6 +255,26 @@ def test_a_task_comes_back_bit_equal(shared, architecture, combine, tmp_path):
     delta_file.write(live, tmp_path / "alone", base="here", base_sha256="0", label_names=LABELS["a"])
     (tmp_path / SHARED).unlink()
     assert torch.equal(logits(compressor.load(live, delta=tmp_path / "alone")), of_task(model, 0))
+
+
+@pytest.mark.parametrize(("method", "architecture"), [("adapter", "bert"), ("full", "bert"), ("full", "t5")])
+def test_tasks_that_share_all_but_their_heads(method, architecture, tmp_path):
+    """The baselines of ProPETL table 2: one set of adapters, or a fully tuned model, for all tasks. T5 ties its embeddings."""
+    model, options = many(architecture, torch.float32, method)
+    assert trainable_counts(model)["body"] == method_row(method).count(shape_of(model), options, 0) and not trained_parts(model)
+    before = trained_weights(model) if method == "full" else {}
+    train(model, mixture(), 1, FAST, tmp_path / "work")
+    expected = [of_task(model, number) for number in range(2)]
+    if method == "full":
+        as_deltas(model, before, options.group)
+    paths, live = written(model, tmp_path), remember(tiny(architecture, torch.float32), "here", "0")
+    start = logits(live)
+    for number, name in ((0, "a"), (1, "b"), (0, "a")):
+        found = logits(compressor.load(live, delta=paths[name]))
+        assert found.shape == expected[number].shape
+        assert torch.allclose(found, expected[number], atol=1e-5) and torch.equal(found, of_task(model, number))
+    assert not torch.allclose(expected[0], start, atol=1e-3)
+    assert delta_file.stored(delta_file.read(paths["a"])).scalars == 0, "only its head"
 
 
 def test_switching_does_not_touch_the_base(tmp_path):

@@ -12,7 +12,8 @@ from compressor.deltas.sources import Masked, Prototype, Scores, kept_count, str
 from compressor.methods import Options
 from compressor.methods import method as method_row
 from compressor.storage.changes import pack, prototypes_of, unpack
-from tests.compressor.conftest import encoding, prepared, tiny
+from compressor.training.trainer import settle
+from tests.compressor.conftest import encoding, logits, prepared, tiny, tuned
 
 DOUBLE = torch.float64
 
@@ -100,6 +101,31 @@ def read_cut_off(view: Masked, name: str) -> torch.Tensor:
     return Masked.read(view, name).detach()
 
 
+def test_only_masks_and_random_masks():
+    """ProPETL table 4: without sharing every block has its own tensors; a random mask keeps as many entries, and is fixed."""
+    model = tiny("bert")
+    prepared(model, "propetl-only-mask")
+    assert len({id(prototype.down) for prototype in prototypes_of(model)}) == 3
+    model = tiny("bert")
+    prepared(model, "propetl-lora-random")
+    views = [module for module in model.modules() if isinstance(module, Masked)]
+    assert not any(isinstance(module, Scores) for module in model.modules())
+    kept = [(view.mask(name).bool(), kept_count(view.size(name).numel(), 0.5)) for view in views for name in view.names]
+    assert all(int(mask.sum()) == count for mask, count in kept)
+    assert not torch.equal(views[0].mask("A"), views[2].mask("A")), "each block has its own"
+
+
+def test_a_reparametrized_prototype_is_stored_without_its_network():
+    """ProPETL equations 12 and 13: the masks lie on the network's outputs, which alone are kept."""
+    model = tuned(tiny("bert"), "propetl-prefix-reparametrized")
+    before, (prototype,) = logits(model), prototypes_of(model)
+    assert prototype.to_tensors()["keys"].shape == (2, 32) and sum(p.numel() for p in prototype.parameters()) > 512 * 64
+    settle(model)
+    (plain,) = prototypes_of(model)
+    assert {name for name, _ in plain.named_parameters()} == {"keys", "values"} and torch.equal(logits(model), before)
+    assert all(view.prototype is plain for view in model.modules() if isinstance(view, Masked))
+
+
 @pytest.mark.parametrize("case", ["propetl", "propetl-lora", "propetl-prefix"])
 def test_one_object_gets_the_gradients_of_all_blocks(case):
     """Its gradient is the sum of those that reach it through one block alone."""
@@ -153,6 +179,14 @@ BASE, LARGE = (ModelShape(hidden, (LayerShape(heads, 64, 4 * hidden),) * depth, 
         (BASE, "propetl", Options(bottleneck=64), 0, 2 * 64 * 768 + 64 + 768 + 12 * 2 * 64 * 768),
         (BASE, "propetl", Options(rank=32, shared="lora"), 0, 13 * 4 * 32 * 768),  # B.3: 4 bn d
         (BASE, "propetl", Options(length=64, shared="prefix"), 0, 13 * 2 * 64 * 768),  # B.4: 2 l d
+        (
+            BASE,
+            "propetl",
+            Options(rank=32, shared="lora", share=False),
+            0,
+            12 * 2 * 4 * 32 * 768,
+        ),  # only mask: values and scores
+        (BASE, "propetl", Options(rank=32, shared="lora", masks="random"), 0, 4 * 32 * 768),
     ],
 )
 def test_counts_that_the_papers_print(shape, method, options, places, printed):

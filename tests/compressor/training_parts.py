@@ -68,11 +68,11 @@ def with_classes(architecture: str, classes: int, dtype: torch.dtype):
     return model
 
 
-def many(architecture: str = "bert", dtype: torch.dtype = torch.float64, **kind):
-    """A ProPETL model of both tasks, and its options."""
+def many(architecture: str = "bert", dtype: torch.dtype = torch.float64, method: str = "propetl", **kind):
+    """A model of both tasks, by default of ProPETL, and its options."""
     model = join_heads((name, with_classes(architecture, count, dtype)) for name, count in CLASSES.items())
     options = replace(OPTIONS, group="1", tasks=len(CLASSES), **kind)
-    apply(model, "propetl", options)
+    apply(model, method, options)
     return model, options
 
 

@@ -135,6 +135,11 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         ((f"{TUNE}}}", f"{TUNE}}}\n  - report:"), "E117 {}:9: stages[1].report: this stage works on one task", ""),
         ((TUNE, f"{TUNE}, temperature: 0"), "E104 {}:8: stages[0].tune.temperature: must be greater than 0, not 0", ""),
         ((TUNE, f"{TUNE}, combine: xor"), "E104 {}:8: stages[0].tune.combine: must be 'or' or 'and' or 'add'", "'or'?"),
+        (
+            (TUNE, "method: adapter, combine: and"),
+            "E403 {}:8: stages[0].tune.combine: combine is not used by method adapter",
+            "",
+        ),
         ((TUNE, f"{TUNE}, keep_best: true"), "E403 {}:8: stages[0].tune.keep_best: keep_best is not used with several", ""),
         ((TUNE, f"{TUNE}, combine: and"), "E403 {}:8: stages[0].tune.combine: combine is not used with one task", "tasks"),
     ],

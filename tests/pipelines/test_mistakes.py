@@ -525,6 +525,32 @@ MISTAKES = [
         "E403 {file}:6: stages[1].tune.reserve: reserve is not used by method child_tuning with child: d",
     ),
     Mistake(
+        "a rate of masks that nothing learns",
+        (
+            "  - select: {count: 4}\n  - tune: {rank: 4",
+            "  - tune: {method: propetl, shared: lora, masks: random, mask_learning_rate: 0.1",
+        ),
+        "E403 {file}:5: stages[0].tune.mask_learning_rate: mask_learning_rate is not used by method propetl with masks: random",
+    ),
+    Mistake(
+        "a burn-in as long as the training",
+        (
+            "  - select: {count: 4}\n  - tune: {rank: 4",
+            "  - tune: {method: child_tuning, child: pruning, budget: 9, steps: 4, burn_in: 4",
+        ),
+        "E413 {file}:5: stages[0].tune.burn_in: burn_in is 4 steps, the training has 4",
+    ),
+    Mistake(
+        "more last blocks than blocks",
+        ("method: same", "method: full, top: 9"),
+        "E414 {file}:8: stages[3].recover: top is 9, the model has 2 blocks",
+    ),
+    Mistake(
+        "all of a model of which the last blocks were trained",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: full, top: 1"),
+        "E404 {file}:7: stages[2].recover.method: same would train the whole model, 'tune' trained its last 1 blocks",
+    ),
+    Mistake(
         "diff pruning without a budget",
         ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: diff_pruning"),
         "E404 {file}:5: stages[0].tune.method: diff_pruning needs a budget",

@@ -26,6 +26,21 @@ def test_the_schedule(keys, expected):
     assert (schedule.accumulate, schedule.warmup, schedule.weight_decay) == expected
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"method": "propetl", "shared": "lora"}, {"rank": 32, "alpha": 48.0}),  # ProPETL, section 4.2
+        ({"method": "propetl", "shared": "lora", "rank": 8}, {"rank": 8, "alpha": 16.0}),
+        ({"method": "propetl"}, {"rank": 16, "bottleneck": 64, "length": 64}),
+        ({"method": "mam"}, {"length": 30, "bottleneck": 512}),  # He et al. 2022, section 4.6
+        ({"method": "mam", "bottleneck": 8}, {"length": 64, "bottleneck": 8}),
+    ],
+)
+def test_the_values_of_the_papers_are_defaults(keys, expected):
+    options = TuneConfig(**keys).options(None, None, "1")
+    assert {key: getattr(options, key) for key in expected} == expected
+
+
 @pytest.mark.parametrize("smoothing", [None, 0.0, 0.3])
 def test_smoothed_labels_are_those_of_the_training_alone(smoothing):
     rows = TokenRows([{"input_ids": [1]}] * 2, np.array([0, 1]), kind_of("classification"))

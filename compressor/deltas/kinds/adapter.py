@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compressor.deltas.inserts import Insert
+from compressor.deltas.inserts import Insert, inserts_of
 from compressor.deltas.links import Stack
+from compressor.deltas.sources import TensorSource
 
 
 class Adapter(Insert):
@@ -38,10 +39,14 @@ class Adapter(Insert):
     def size(self) -> int:
         return self.source.size("down")[0]
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def bottleneck(self, hidden: Tensor) -> Tensor:
+        """up(ReLU(down(h)))."""
         read = self.source.read
         inner = functional.relu(functional.linear(hidden, read("down"), read("down_bias")))
-        return hidden + functional.linear(inner, read("up"), read("up_bias"))
+        return functional.linear(inner, read("up"), read("up_bias"))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.bottleneck(hidden)
 
     def after(self, module: nn.Module, arguments: tuple, output: Tensor) -> Tensor:
         """Forward hook on the linear layer that the adapter follows."""
@@ -49,6 +54,53 @@ class Adapter(Insert):
 
     def join(self, owner: nn.Module) -> None:
         owner.register_forward_hook(self.after)
+
+
+class NormAdapter(Adapter):
+    """LN(s + up(ReLU(down(LN(s))))) for the sum s of an FFN's output and its input: Pfeiffer's adapter as AdapterHub has it.
+
+    It is inserted at the norm, which is computed twice (Pfeiffer et al. 2020).
+    """
+
+    kind = "norm_adapter"
+
+    def after(self, module: nn.Module, arguments: tuple, output: Tensor) -> Tensor:
+        return module.forward(arguments[0] + self.bottleneck(output))
+
+
+class ParallelAdapter(Adapter):
+    """h + s · up(ReLU(down(x))) for the output h of an FFN and its input x (He et al. 2022, section 4.1 and table 1)."""
+
+    kind = "parallel_adapter"
+
+    def __init__(self, source: TensorSource, scale: float, group: str = ""):
+        super().__init__(source, group)
+        self.scale, self.seen = scale, None
+
+    def settings(self) -> dict:
+        return {**super().settings(), "scale": self.scale}
+
+    def before(self, module: nn.Module, arguments: tuple) -> None:
+        """Forward pre-hook on the FFN's first linear layer, whose input is x."""
+        self.seen = arguments[0]
+
+    def after(self, module: nn.Module, arguments: tuple, output: Tensor) -> Tensor:
+        # an FFN without neurons has only its outgoing layer left, which gets x itself
+        x, self.seen = arguments[0] if getattr(module, "emptied", False) else self.seen, None
+        return output + self.scale * self.bottleneck(x)
+
+    def enter(self, model: nn.Module) -> None:
+        from compressor.models.anatomy import layers_of
+
+        for layer in layers_of(model):
+            if "ffn_out" in layer.names and any(change is self for change in inserts_of(layer.linear("ffn_out"))):
+                layer.linear("ffn_in").register_forward_pre_hook(self.before)
+
+    def leave(self, model: nn.Module) -> None:
+        for module in model.modules():
+            for key, hook in list(module._forward_pre_hooks.items()):
+                if getattr(hook, "__self__", None) is self:
+                    del module._forward_pre_hooks[key]
 
 
 class AdapterStack(Stack):

@@ -1,4 +1,5 @@
-"""Dense deltas with a special form of training: mixed with the base (mixout), gated (diff pruning), thinned (Child-Tuning).
+"""Dense deltas with a special form of training: mixed with the base (mixout), gated (diff pruning), thinned (Child-Tuning),
+or reduced to the largest entries after every step (ChildPruning).
 
 They exist only during training; the plain link returned by `settled` is stored, merged and pruned. Random numbers are drawn
 once a step from a seed of that step: micro-batches and processes use the same draw, and a resumed training repeats the draws
@@ -18,6 +19,7 @@ from compressor.deltas.kinds.offset import Offset
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import Delta
 from compressor.deltas.sources import top_mask
+from compressor.errors import UserError
 
 
 class Dense(Delta):
@@ -113,20 +115,20 @@ def expected_open(alpha: Tensor) -> Tensor:
     return torch.sigmoid(alpha - math.log(-LOW / HIGH))
 
 
-class Gated(Dense):
-    """W + z ⊙ w with a gate z for every entry, learned first, then fixed by `project` (diff pruning, Guo et al. 2021).
+class Projected(Dense):
+    """W + ΔW of which `project` keeps the `budget` largest entries over all links of the model together, from then on fixed.
 
-    The expected number of open gates costs `sparsity` λ each. `budget` is |Ω| over all links of the model together.
+    That is after `burn_in` steps, by default half of the training; before it, `renew` steps apart, `reset` returns all but the
+    `budget` largest entries to W, and every entry goes on (ChildPruning, Fu et al. 2023, section 5: after each step).
     """
 
-    kind = "gated"
+    kind = "projected"
     settles_factorable = True
     moving = ("kept", "projected")
 
-    def __init__(self, weight: Tensor, budget: int, sparsity: float, group: str = ""):
+    def __init__(self, weight: Tensor, budget: int, group: str = "", *, burn_in: int | None = None, renew: int | None = None):
         super().__init__(weight, group)
-        self.alpha = nn.Parameter(torch.full_like(self.values, OPEN))
-        self.budget, self.sparsity = budget, sparsity
+        self.budget, self.burn_in, self.renew = budget, burn_in, renew
         self.register_buffer("kept", torch.ones_like(self.values, dtype=torch.bool))
         # not on the device of the values: it is also read on a weightless (meta) model
         self.register_buffer("projected", torch.zeros((), dtype=torch.bool))
@@ -134,13 +136,14 @@ class Gated(Dense):
     def change(self, weight: Tensor) -> Tensor:
         if self.projected:  # selected, not added as 0: outside Ω even the sign of a zero is preserved, and there is no gradient
             return torch.where(self.kept, weight + self.values, weight)
-        return weight + hard_concrete(self.alpha, self.uniform() if self.training else None) * self.values
+        return weight + self.before()
+
+    def before(self) -> Tensor:
+        """ΔW (out, in) of a step before the projection."""
+        return self.values
 
     def effect(self) -> Tensor:
-        return self.values * self.kept if self.projected else hard_concrete(self.alpha) * self.values
-
-    def penalty(self) -> Tensor | float:
-        return 0.0 if self.projected else self.sparsity * expected_open(self.alpha).sum()
+        return self.values * self.kept if self.projected else self.values
 
     def settled(self) -> Delta:
         if not self.projected:
@@ -149,24 +152,93 @@ class Gated(Dense):
         return self._placed(Sparse(omega, self.values.detach().flatten()[omega].clone(), self.group))
 
 
-@torch.no_grad()
-def project(links: Sequence[Gated]) -> None:
-    """Keep the `budget` entries with the largest |z w| over all `links`, at that value; all other entries return to W.
+class Gated(Projected):
+    """W + z ⊙ w with a gate z for every entry, learned first, then fixed by `project` (diff pruning, Guo et al. 2021).
 
-    From then on the gates are fixed. Equal magnitudes: the lowest index of the first link (Guo et al. 2021, section 3.2).
+    The expected number of open gates costs `sparsity` λ each. With `grouped` the whole matrix has a gate, too, and z is the
+    product of both (section 3.3).
     """
-    effects = [link.effect() for link in links]
-    flat = torch.cat([effect.abs().flatten() for effect in effects])
-    kept = top_mask(flat, links[0].budget).split([effect.numel() for effect in effects])
-    for link, effect, mask in zip(links, effects, kept, strict=True):
-        link.kept.copy_(mask.view_as(effect))
-        link.values.copy_(effect * link.kept)
+
+    kind = "gated"
+
+    def __init__(self, weight: Tensor, budget: int, sparsity: float, group: str = "", *, grouped: bool = False, **schedule):
+        super().__init__(weight, budget, group, **schedule)
+        self.alpha = nn.Parameter(torch.full_like(self.values, OPEN))
+        self.alpha_of_matrix = nn.Parameter(self.values.new_full((1,), OPEN)) if grouped else None
+        self.sparsity = sparsity
+
+    @property
+    def alphas(self) -> list[nn.Parameter]:
+        """The parameters of all gates."""
+        return [self.alpha] if self.alpha_of_matrix is None else [self.alpha, self.alpha_of_matrix]
+
+    def gates(self, noisy: bool) -> Tensor:
+        """z (out, in), with this step's noise or without."""
+        if self.alpha_of_matrix is None:
+            return hard_concrete(self.alpha, self.uniform() if noisy else None)
+        size = self.alpha.numel()
+        single, whole = self.uniform(size + 1).split([size, 1]) if noisy else (None, None)
+        single = None if single is None else single.view_as(self.alpha)
+        return hard_concrete(self.alpha, single) * hard_concrete(self.alpha_of_matrix, whole)
+
+    def before(self) -> Tensor:
+        return self.gates(self.training) * self.values
+
+    def effect(self) -> Tensor:
+        return super().effect() if self.projected else self.gates(False) * self.values
+
+    def penalty(self) -> Tensor | float:
+        if self.projected:
+            return 0.0
+        penalty = self.sparsity * expected_open(self.alpha).sum()
+        return penalty if self.alpha_of_matrix is None else penalty * expected_open(self.alpha_of_matrix)[0]
+
+
+@torch.no_grad()
+def largest(links: Sequence[Projected]) -> list[Tensor]:
+    """Masks (out, in) of the `budget` entries with the largest |ΔW| over all `links`.
+
+    Equal magnitudes: the lowest index of the first link (Guo et al. 2021, section 3.2).
+    """
+    effects = [link.effect().abs() for link in links]
+    flat = top_mask(torch.cat([effect.flatten() for effect in effects]), links[0].budget)
+    parts = flat.split([effect.numel() for effect in effects])
+    return [part.view_as(effect) for part, effect in zip(parts, effects, strict=True)]
+
+
+@torch.no_grad()
+def reset(links: Sequence[Projected]) -> None:
+    """Return all entries but the `largest` to W; all are trained further."""
+    for link, mask in zip(links, largest(links), strict=True):
+        link.values.mul_(mask)
+
+
+@torch.no_grad()
+def project(links: Sequence[Projected]) -> None:
+    """Keep the `largest` entries, at their value; all others return to W. From then on gates and positions are fixed."""
+    for link, mask in zip(links, largest(links), strict=True):
+        link.values.copy_(link.effect() * mask)
+        link.kept.copy_(mask)
         link.projected.fill_(True)
 
 
 def dense_links(model: nn.Module) -> list[Dense]:
     """Every dense link in training, in the order of the model."""
     return [module for module in model.modules() if isinstance(module, Dense)]
+
+
+def projected_of(links: Sequence[Dense]) -> list[Projected]:
+    """The links that are reduced to their largest entries during the training."""
+    return [link for link in links if isinstance(link, Projected)]
+
+
+def fixed_after(links: Sequence[Dense], steps: int) -> int:
+    """The step after which positions are fixed in a training of `steps`. Raises UserError E413 for one that is not in it."""
+    burn_in = next((link.burn_in for link in projected_of(links)), None)
+    if burn_in is not None and burn_in >= steps:
+        what = f"burn_in is {burn_in:,} steps, the training has {steps:,}"
+        raise UserError("E413", what, "Lower it, or train longer: the positions are trained further after it")
+    return steps // 2 if burn_in is None else burn_in
 
 
 def gates_of(links: Sequence[Dense]) -> list[Gated]:

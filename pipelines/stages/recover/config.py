@@ -170,6 +170,10 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
             what = f"same would train the whole {on} in which '{entry.id}' trained chosen positions"
             yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its positions come from", ("method",))
             return
+        if entry.row.trains and entry.config.top is not None:
+            what = f"same would train the whole model, '{entry.id}' trained its last {entry.config.top} blocks"
+            yield Problem("E404", what, f"Say method: full, top: {entry.config.top}, or another method", ("method",))
+            return
     if fresh is not None:
         fix = "Use method: dsee or selective, or drop the select"
         yield Problem("E404", f"same does not use the positions that '{fresh.id}' chooses", fix)
@@ -193,7 +197,7 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     name, count = counted("recover", added, shape)
     if config.method != "full":
         return replace(plan, shape=shape, trained=(*plan.trained, added), trainable=(*plan.trainable, (name, count)))
-    if not config.trains_embeddings:
+    if not config.trains_embeddings and config.top is None:
         count -= plan.model.get_input_embeddings().weight.numel()
     return replace(plan, shape=shape, trained=(added,), trainable=(*plan.trainable, (name, count)))
 

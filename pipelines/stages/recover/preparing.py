@@ -25,10 +25,10 @@ def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Ca
     groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
     if config.method == "full" or (config.method == "same" and before == "full"):
         merge_deltas(model)
-        set_trainable(model, base=True, groups=())
+        set_trainable(model, base=True, groups=(), top=config.top)
         if not config.trains_embeddings:
             model.get_input_embeddings().requires_grad_(False)
-        return {"method": "full"}
+        return {"method": "full", **({"top": config.top} if config.top else {})}
     if config.method == "same":
         set_trainable(model, base=False, groups=groups)
         return {"method": before}

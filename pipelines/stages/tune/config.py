@@ -18,7 +18,14 @@ from compressor.methods import (
 )
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
-from pipelines.stages.training_config import TrainingConfig, kind_problems, length_problems, method_in_words, method_problems
+from pipelines.stages.training_config import (
+    TrainingConfig,
+    kind_problems,
+    length_problems,
+    meaningless,
+    method_in_words,
+    method_problems,
+)
 from pipelines.stages.training_plan import counted, estimate, planned
 
 
@@ -45,12 +52,15 @@ def with_tasks(config: TuneConfig, many: bool, kinds: Sequence[str]) -> Iterable
     row = method(config.method)
     if many and not row.many_tasks:
         fix = (
-            "Use propetl, or run it once for each task (`task` instead of `tasks`) on this base: `compress delta convert` "
-            "makes a small delta file of each result, and compressor.load(base, delta=FILE) switches between them"
+            "Use propetl, adapter or full, or run it once for each task (`task` instead of `tasks`) on this base: "
+            "`compress delta convert` makes a small delta file of each result, and compressor.load(base, delta=FILE) switches "
+            "between them"
         )
         yield Problem("E117", f"method {row.name} trains one task, the pipeline has `tasks`", fix, ("method",))
     if many and config.keep_best:
         yield Problem("E403", "keep_best is not used with several tasks, each with its metric", "Remove it", ("keep_best",))
+    if many and row.many_tasks and not row.task_masks:
+        yield from meaningless(config, ("combine",), row.name)
     for key in () if many else ("combine", "temperature"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used with one task", "Remove the key, or list several under tasks", (key,))

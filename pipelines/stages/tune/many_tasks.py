@@ -11,6 +11,7 @@ from compressor.models.hub import build
 from compressor.storage.task_files import SHARED, write_tasks
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward
+from compressor.training.moved_weights import as_deltas, trained_weights
 from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
 from compressor.training.processes import helping
 from compressor.training.trainer import train
@@ -33,6 +34,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
 
+    before = trained_weights(model) if row.trains_base else {}
     mixture = Mixture([rows_of(config, task) for task in data.values()], temperature)
     schedule, trainable = schedule_of(config, row, inputs.seed), trainable_counts(model)
     inputs.require_unchanged()
@@ -41,6 +43,8 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
 
     if helping():
         return {}
+    if row.trains_base:
+        as_deltas(model, before, options.group)
     labels = {name: task.label_names for name, task in data.items()}
     folder, base = workspace.folder / TASKS, inputs.base
     files = write_tasks(model, folder, base=base.reference, base_sha256=base.sha256, label_names=labels)
@@ -55,7 +59,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
         "formula": row.formula,
         "losses": losses,
         **settings_of(row, options, model),
-        "combine": options.combine,
+        **({"combine": options.combine} if row.task_masks else {}),
         "temperature": temperature,
     }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.cost import ModelShape, shape_of
-from compressor.methods import Method, Options, mixout, selective
+from compressor.methods import Method, Options, selective
+from compressor.methods.dense_deltas import mixout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,13 +18,15 @@ def attach_gated(model: nn.Module, options: Options) -> None:
     from compressor.models.anatomy import matrices_of
 
     budget = selective.places_of(shape_of(model), options)
+    settings = {"grouped": options.group_gates, "burn_in": options.burn_in, "renew": options.renew}
     for matrix in matrices_of(model, options.modules):
-        matrix.attach(Gated(matrix.original, budget, options.penalty, options.group))
+        matrix.attach(Gated(matrix.original, budget, options.penalty, options.group, **settings))
 
 
 def count(shape: ModelShape, options: Options, places: int) -> int:
-    """Number of trainable parameters: Σ 2 m n, a value and a gate for every weight."""
-    return 2 * mixout.count(shape, options, places)
+    """Number of trainable parameters: Σ 2 m n, a value and a gate for every weight, and with `group_gates` one a matrix."""
+    matrices = len(shape.matrices(options.modules)) if options.group_gates else 0
+    return 2 * mixout.count(shape, options, places) + matrices
 
 
 METHOD = Method(
@@ -34,8 +37,8 @@ METHOD = Method(
     count=count,
     learning_rate=3e-4,
     mask_learning_rate=0.1,
-    source="Guo et al. 2021, sections 3.1 and 3.2",
-    reads=("modules", "budget", "penalty", "mask_learning_rate", "final_learning_rate"),
+    source="Guo et al. 2021, sections 3.1 to 3.3",
+    reads=("modules", "budget", "penalty", "group_gates", "burn_in", "renew", "mask_learning_rate", "final_learning_rate"),
     kept=selective.places_of,
     scores=("learned gates",),
     strategies=("projection",),

@@ -1,0 +1,32 @@
+"""Fully tuned weights as deltas of their base, for what is stored as a delta: a model of many tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from compressor.compression import compression_of
+from compressor.deltas.kinds.offset import Offset
+from compressor.deltas.links import attach
+from compressor.models.hub import head_names
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the weights of the base that a training is about to change, tied ones under each of their names."""
+    head, named = head_names(model), model.named_parameters(remove_duplicate=False)
+    return {name: weight.detach().cpu().clone() for name, weight in named if weight.requires_grad and name not in head}
+
+
+@torch.no_grad()
+def as_deltas(model: nn.Module, before: Mapping[str, Tensor], group: str) -> None:
+    """Set the weights back to `before`, in place, and attach the differences as deltas."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    changes = {name: parameters[name].detach().cpu() - weight for name, weight in before.items()}
+    for name, weight in before.items():
+        parameters[name].copy_(weight)
+    for name, values in changes.items():
+        path, _, tensor = name.rpartition(".")
+        attach(model.get_submodule(path), Offset(values, group), tensor, check=False)
+    compression_of(model).weights_moved = False
