@@ -38,10 +38,10 @@ class Places:
 
     def scopes(self, shape: ModelShape) -> list[int]:
         """Number of entries in each scope (each matrix, each layer, or the whole model)."""
+        if self.scope == "global":
+            return [sum(sizes(shape, self.ground))]
         layers = [sizes(replace(shape, layers=(layer,)), self.ground) for layer in shape.layers]
-        if self.scope == "matrix":
-            return [size for layer in layers for size in layer]
-        return [sum(layer) for layer in layers] if self.scope == "layer" else [sum(map(sum, layers))]
+        return [size for layer in layers for size in layer] if self.scope == "matrix" else [sum(layer) for layer in layers]
 
     def of(self, size: int) -> int:
         """Number of entries chosen among `size`."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from compressor.deltas.inserts import inserts_of
 from compressor.deltas.links import Delta, chain, chains, detach, original
@@ -50,9 +51,10 @@ def require_factorable(model: nn.Module, *, trained: bool = True) -> None:
         )
     fix = "Put a merge before export, and leave out merge: false"
     for path, layer, name in attached:
+        linear = name == "weight" and isinstance(layer, nn.Linear | Conv1D)
         for link in chain(layer, name):
-            apart = link.factorable and name == "weight"
-            later = link.settles_factorable and not trained
+            apart = link.factorable and linear
+            later = link.settles_factorable and linear and not trained
             if not (apart or later):
                 raise UserError(
                     "E644", f"a delta of kind '{link.kind}' on {path}.{name} cannot be computed separately from its matrix", fix

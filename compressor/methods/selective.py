@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from compressor.cost import ModelShape, share, spendable
 from compressor.methods import GROUND, Method, Options, adapter, lora, method
+from compressor.models.modules import REST
 from compressor.selection.score_names import SCOPES, SCORES
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ def ground(model: nn.Module, options: Options) -> list[Matrix]:
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
-    """Number of entries of each tensor of `ground` in a model of `shape`."""
+    """Number of entries of each tensor of `ground` in a model of `shape`; those of REST as one."""
     if options.on == "weights":
-        return [rows * columns for _, rows, columns in shape.matrices(options.modules)]
+        matrices = [rows * columns for _, rows, columns in shape.matrices(options.modules)]
+        return [*matrices, shape.rest] if REST in options.modules else matrices
     return {"lora": lora.sizes, "adapter": adapter.sizes}[options.on](shape, options)
 
 

@@ -109,6 +109,11 @@ class Growth(Change):
         require_finite(scores, f"in step {step} the scores |g|/(|θ|+eps)^exp of {matrix.path}", "Use an exp closer to 0")
         return scores
 
+    def gradient(self, number: int) -> Tensor:
+        """This step's gradient (out, in) of matrix `number`; 0 where the forward pass does not use it."""
+        total = self.gradients.get(number)
+        return torch.zeros_like(self.matrices[number].original) if total is None else total
+
     def add_gradient(self, number: int, gradient: Tensor) -> None:
         """Accumulate a micro-batch's gradient (out, in) of matrix `number`."""
         total = self.gradients.get(number)
@@ -172,7 +177,7 @@ class Grower:
         if step not in self.targets:
             return
         growth = self.growth
-        gradients = [growth.gradients[number] for number in range(len(growth.matrices))]
+        gradients = [growth.gradient(number) for number in range(len(growth.matrices))]
         _average(gradients)
         for gradient, matrix in zip(gradients, growth.matrices, strict=True):
             require(gradient, f"the gradients of {matrix.path}")

@@ -23,7 +23,7 @@ from compressor.methods import (
     ground_of,
     method,
 )
-from compressor.models.modules import Modules
+from compressor.models.modules import REST, WideModules
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
@@ -38,9 +38,10 @@ class GroundConfig(StageConfig):
     on: On | None = Field(
         default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
     )
-    modules: Modules | None = Field(
+    modules: WideModules | None = Field(
         default=None,
-        description="linear layers that are trained, or all; default those of the select before it, or query, value",
+        description="linear layers that are trained, or all; for selective also everything, with embeddings, norms and biases; "
+        "default those of the select before it, or query, value",
     )
     rank: int | None = Field(default=None, ge=1, le=limits.RANK, description="rank of the low-rank part, default 16")
     alpha: float | None = Field(
@@ -234,7 +235,7 @@ def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable
         return
     missing = [name for name in chosen.modules if name not in (config.modules or chosen.modules)]
     if chosen.on == "weights" and missing:
-        what = f"select chose positions in {', '.join(missing)}, which is not tuned"
+        what = f"select chose positions in {'everything' if REST in missing else ', '.join(missing)}, which is not tuned"
         yield Problem("E404", what, "Use the same modules in both", ("modules",))
     for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
         value, selected = getattr(config, key), getattr(chosen, key)

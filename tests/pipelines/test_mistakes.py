@@ -412,6 +412,31 @@ MISTAKES = [
         "E302 {file}:5: stages[0].select: architecture 'bert' has no ffn_gate",
     ),
     Mistake(
+        "everything by rpca",
+        ("count: 4}", "scope: global, count: 4, modules: everything}"),
+        "E411 {file}:5: stages[0].select.modules: modules: everything is not possible with score rpca",
+    ),
+    Mistake(
+        "everything of a lora",
+        within("score: random, scope: global, count: 4, on: lora, modules: everything", ""),
+        "E411 {file}:5: stages[0].select.modules: modules: everything is not possible with a select on lora",
+    ),
+    Mistake(
+        "everything of each matrix",
+        ("count: 4}", "score: random, count: 4, modules: everything}"),
+        "E403 {file}:5: stages[0].select: modules: everything with scope matrix",
+    ),
+    Mistake(
+        "everything with dsee",
+        ("count: 4}", "score: random, scope: global, count: 4, modules: everything}"),
+        "E411 {file}:6: stages[1].tune: modules: everything is not possible with method dsee",
+    ),
+    Mistake(
+        "everything trained, less chosen",
+        within("score: random, scope: global, count: 4, modules: everything", "modules: all"),
+        "E404 {file}:6: stages[1].tune.modules: select chose positions in everything, which is not tuned",
+    ),
+    Mistake(
         "another method's key", ("rank: 4", "bottleneck: 4"), "E403 {file}:6: stages[1].tune.bottleneck: bottleneck is not used"
     ),
     Mistake(

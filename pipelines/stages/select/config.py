@@ -11,7 +11,7 @@ from pydantic import Field
 from compressor.account import Places, Plan
 from compressor.errors import UserError
 from compressor.methods import GROUND, On, ground_of
-from compressor.models.modules import Modules
+from compressor.models.modules import REST, WideModules
 from compressor.selection.score_names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
 from pipelines.engine.stage import Entry, Problem, Stage
@@ -35,7 +35,10 @@ class SelectConfig(GroundConfig):
     scope: Scope = Field(default="matrix", description="scope of count or ratio: each matrix, each layer, or the whole model")
     count: int | None = Field(default=None, ge=1, le=limits.COUNT, description="positions in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
-    modules: Modules = Field(default=DEFAULT_MODULES, description="linear layers in which positions are chosen, or all")
+    modules: WideModules = Field(
+        default=DEFAULT_MODULES,
+        description="linear layers in which positions are chosen, or all; everything: embeddings, norms and biases too",
+    )
     setting: SettingName | None = Field(default=None, description="settings of rpca; `released` follows DSEE's published code")
     samples: int | None = Field(
         default=None, ge=1, le=limits.ROWS, description="training rows for fish, sam and d3, default 1024"
@@ -79,6 +82,20 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used by score {config.score}", "Remove it, or name another score", (key,))
     yield from ground_problems(config)
+    yield from everything_problems(config)
+
+
+def everything_problems(config: SelectConfig) -> Iterable[Problem]:
+    """Faults of `modules: everything`."""
+    if REST not in config.modules:
+        return
+    if config.score == "rpca" or config.on != "weights":
+        who = f"a select on {config.on}" if config.on != "weights" else "score rpca"
+        what = f"modules: everything is not possible with {who}, which takes matrices of the blocks"
+        yield Problem("E411", what, "Use modules: all, or another score on the weights, e.g. score: sam", ("modules",))
+    elif config.scope != "global":
+        what = f"modules: everything with scope {config.scope}: embeddings are in no block, and short vectors would get nothing"
+        yield Problem("E403", what, "Use scope: global, one budget for all of them", ("scope",))
 
 
 def ground_problems(config: SelectConfig) -> Iterable[Problem]:
