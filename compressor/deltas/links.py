@@ -55,6 +55,8 @@ class Change(nn.Module):
     """Whether training may change it, and criteria count it in |ΔW|."""
     masks = False
     """Whether it zeroes entries of W + ΔW: it is then always last in its chain, and not part of ΔW."""
+    first = False
+    """Whether it changes the frozen weight itself, before every delta: it is then always first in its chain."""
     prototype_name: str | None = None
     """Name of the prototype that this change shares with others; it is stored once."""
     moving: tuple[str, ...] = ()
@@ -229,13 +231,15 @@ def original(layer: nn.Module, name: str = "weight") -> Tensor:
 def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool = True) -> None:
     """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
-    A delta is inserted before existing masks, because they must cover it. With `check`, torch computes the weight once to
-    verify its shape.
+    A delta is inserted before existing masks, because they must cover it; a mask of the weight alone before all deltas. With
+    `check`, torch computes the weight once to verify its shape.
     """
     masks = sum(change.masks for change in chain(layer, name))
     parametrize.register_parametrization(layer, name, link, unsafe=not check)
-    if masks and not link.masks:
-        links = layer.parametrizations[name]
+    links = layer.parametrizations[name]
+    if link.first:
+        links.insert(0, links.pop(-1))
+    elif masks and not link.masks:
         links.insert(len(links) - 1 - masks, links.pop(-1))
     original(layer, name).requires_grad_(False)
 

@@ -6,18 +6,17 @@ because after pruning they differ between layers and `config.num_attention_heads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from compressor.compression import compression_of
-from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.kinds.mask import Mask, WeightMask
 from compressor.deltas.links import WHOLE, Change, Delta, Place, attach, chain, delta_of, original, plain_name, tied_owners
 from compressor.errors import UserError
 from compressor.models.architectures import Architecture, Blocks, row_of
-from compressor.models.hub import head_names
 from compressor.models.modules import EVERYTHING, MODULES, REST, STRUCTURES
 
 
@@ -54,9 +53,18 @@ class Matrix:
 
     @property
     def mask(self) -> Mask | None:
-        """The matrix's mask; None where it is not masked."""
-        links = (link for link in chain(self.owner, self.tensor) if link.masks)
-        return next((link for link in links if link.place == self.place), None)
+        """The matrix's mask over W + ΔW; None where there is none."""
+        return next((mask for mask in self._masks if mask.masks), None)
+
+    @property
+    def weight_mask(self) -> WeightMask | None:
+        """The matrix's mask over W alone; None where there is none."""
+        return next((mask for mask in self._masks if mask.first), None)
+
+    @property
+    def _masks(self) -> Iterator[Mask]:
+        links = chain(self.owner, self.tensor)
+        return (link for link in links if isinstance(link, Mask) and link.place == self.place)
 
     def attach(self, link: Delta) -> None:
         """Add a delta or a mask made for this matrix to the chain of the weight that holds it."""
@@ -214,7 +222,7 @@ def rest_of(model: nn.Module, layers: Sequence[Layer]) -> list[Matrix]:
     """
     inside = {id(original(layer.linear(name), "weight")) for layer in layers for name in layer.names}
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    outside, tied = head_names(model), tied_owners(model)
+    outside, tied = compression_of(model).head_parameters or (), tied_owners(model)
     result = []
     for path, parameter in model.named_parameters():
         name = plain_name(path)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from compressor.compression import Kept
 from compressor.deltas.inserts import insert, inserts_of
+from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.links import Change, Delta, Place, attach, chain, chains, original, tied_owners
 from compressor.deltas.registry import KINDS, PROTOTYPES
 from compressor.deltas.sources import Masked, PlainTensors, Prototype, Shared, masks_of
@@ -171,7 +172,7 @@ def restore_masks(model: nn.Module, description: dict, tensors: Tensors) -> None
     """Attach only the masks over weights that `describe` recorded, in place. Raises as `restore`."""
     for key, changes in description["links"].items():
         for index, settings in enumerate(changes):
-            if KINDS[settings["kind"]].masks:
+            if issubclass(KINDS[settings["kind"]], Mask):
                 _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), {}), {})
 
 

@@ -156,7 +156,7 @@ def density(report: Record) -> ReportTable:
         Column("density", "r", lambda row: percent(row["nonzeros"] / row["entries"])),
     ]
     note = (
-        "Linear layers of the merged blocks. n:m: at most n non-zeros in m consecutive inputs. Zeros are stored and computed: "
+        "Linear layers of the blocks, merged unless it says: of W alone. n:m: at most n non-zeros in m consecutive inputs. Zeros are stored and computed: "
         "parameters, bytes, FLOPs and latency count them."
     )
     return made("density", "What is zero", columns, report["density"], note)
@@ -387,6 +387,7 @@ def aimed(row: Record) -> str:
 def removal_text(item: Record) -> str:
     """'heads by delta, 6 per layer', 'weights by delta_or_weight, unstructured, 1,234 of 6,170 zero'."""
     if item["structure"] == "weights":
-        return f"weights by {item['criterion']}, {item['pattern']}, {item['hidden']:,} of {item['entries']:,} zero"
+        alone = " in W alone" if item.get("hides") == "weight" else ""
+        return f"weights by {item['criterion']}, {item['pattern']}, {item['hidden']:,} of {item['entries']:,} zero{alone}"
     everywhere = item["scope"] == "global" or item["structure"] == "layers"
     return f"{item['structure']} by {item['criterion']}, {item['remove']} {'in all' if everywhere else 'per layer'}"

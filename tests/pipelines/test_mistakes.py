@@ -188,6 +188,40 @@ MISTAKES = [
         weights("remove: {adapted: 0.5}"),
         "E105 {file}:7: stages[2].prune.remove: key 'others' is missing",
     ),
+    Mistake(
+        "a merge that fills what is hidden in W alone",
+        weights("remove: 0.5, hides: weight"),
+        "E412 {file}:9: stages[4].merge: merging would fill the zeros of 'prune', which hides W alone",
+    ),
+    Mistake(
+        "training all of what is hidden in W alone",
+        rewrite(
+            PIPELINE.replace(*weights("remove: 0.5, hides: weight"))
+            .replace("method: same", "method: full")
+            .split("  - merge")[0]
+        ),
+        "E412 {file}:8: stages[3].recover: training every weight would fill the zeros of 'prune'",
+    ),
+    Mistake(
+        "W alone where nothing is apart from it",
+        rewrite(
+            PIPELINE.replace(*weights("remove: 0.5, hides: weight"))
+            .replace("  - select: {count: 4}\n", "")
+            .replace("rank: 4", "method: full")
+            .replace("  - merge:\n  - export:\n  - benchmark: {length: [16, 64]}\n", "")
+        ),
+        "E412 {file}:6: stages[1].prune.hides: hides: weight keeps ΔW apart",
+    ),
+    Mistake(
+        "modules that a structure is not scored by",
+        pruning("structure: heads, criterion: delta, remove: 1, modules: [query, ffn_in]"),
+        "E104 {file}:7: stages[2].prune: ffn_in is not scored for heads",
+    ),
+    Mistake(
+        "modules of a criterion of the loss",
+        pruning("structure: heads, criterion: taylor, remove: 1, modules: query"),
+        "E104 {file}:7: stages[2].prune: modules is not used by criterion taylor",
+    ),
     Mistake("a unit's key", weights("remove: 0.5, normalise: true"), "E102 {file}:7: stages[2].prune.normalise: unknown key"),
     Mistake(
         "less than one weight", weights("remove: 1e-5"), "E501 {file}:7: stages[2].prune: remove: 1e-05 is less than one of"
