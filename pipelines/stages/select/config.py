@@ -41,7 +41,10 @@ class SelectConfig(GroundConfig):
     )
     setting: SettingName | None = Field(default=None, description="settings of rpca; `released` follows DSEE's published code")
     samples: int | None = Field(
-        default=None, ge=1, le=limits.ROWS, description="training rows for fish, sam and d3, default 1024"
+        default=None,
+        ge=1,
+        le=limits.ROWS,
+        description="training rows for fish, sam and d3, default 1024 or all; more than there are: repeated, pass after pass",
     )
     batch_size: int | None = Field(
         default=None, ge=1, le=limits.BATCH, description="rows per gradient; default 1 for fish, 16 for sam and d3"
@@ -159,4 +162,6 @@ STAGE = Stage(
     run="pipelines.stages.select.run:run",
     plan=plan,
     estimate=estimate,
+    # since rows are repeated: an earlier choice by more samples than rows is another
+    surroundings=lambda config: {"repeated": True} if config.samples else {},
 )
