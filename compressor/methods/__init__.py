@@ -41,6 +41,7 @@ Shared = Literal["adapter", "lora", "prefix"]
 Combine = Literal["or", "and", "add"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
+Deselected = Literal["reset", "freeze"]
 On = Literal["weights", "lora", "adapter"]
 Child = Literal["d", "f"]
 
@@ -81,6 +82,8 @@ class Options:
     exp: float = 0.0
     eps: float = 1.0
     """eps of ID3's score |g| / (|θ| + eps)^exp."""
+    deselected: Deselected = "reset"
+    """What becomes of a position that is no longer chosen: back to its pretrained value, or frozen at the one it has."""
     mixout: float = 0.9
     """Probability that a step uses the pretrained weights of an input neuron, p in the paper."""
     penalty: float = 1.25e-7

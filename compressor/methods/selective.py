@@ -61,6 +61,7 @@ def attach_selected(model: nn.Module, options: Options) -> None:
         heuristic=Heuristic(options.exp, options.eps),
         schedule=options.schedule,
         repeat=options.strategy == "repeat",
+        freeze=options.deselected == "freeze",
         group=options.group,
     )
     plant(model, growth)
@@ -84,7 +85,7 @@ METHOD = Method(
     count=count,
     learning_rate=1e-3,
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
-    reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
+    reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps", "deselected"),
     uses_omega=True,
     scores=SCORES,
     strategies=("static", "increment", "repeat"),
@@ -95,6 +96,6 @@ METHOD = Method(
     variants={
         "static": (),
         "increment": ("budget", "checkpoints", "schedule", "exp", "eps"),
-        "repeat": ("budget", "schedule", "exp", "eps"),
+        "repeat": ("budget", "schedule", "exp", "eps", "deselected"),
     },
 )

@@ -13,6 +13,7 @@ from compressor.methods import (
     OF_TRAINING,
     OPTIONS,
     Child,
+    Deselected,
     Method,
     On,
     Options,
@@ -94,6 +95,10 @@ class TrainingConfig(GroundConfig):
         default=None, ge=-limits.EXPONENT, le=limits.EXPONENT, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0"
     )
     eps: float | None = Field(default=None, gt=0, le=limits.SCALE, description="eps of ID3's heuristic, default 1")
+    deselected: Deselected | None = Field(
+        default=None,
+        description="repeat: what is no longer chosen gets its pretrained value (reset, default), or keeps its own",
+    )
     mixout: float | None = Field(default=None, ge=0, lt=1, description="probability of a pretrained column, default 0.9")
     penalty: float | None = Field(
         default=None, ge=0, le=limits.SCALE, description="diff_pruning: cost of an open gate, default 1.25e-7"

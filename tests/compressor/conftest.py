@@ -129,6 +129,7 @@ GROWING: dict[str, tuple[str, dict]] = {
     "id3-exact": ("selective", {"strategy": "increment", "budget": 0.02, "schedule": "exact", "exp": -1.0, "eps": 0.5}),
     "repeat": ("selective", {"strategy": "repeat", "budget": 40}),
     "id3-everything": ("selective", {"strategy": "increment", "budget": 40, "modules": EVERYTHING}),
+    "repeat-freeze": ("selective", {"strategy": "repeat", "budget": 40, "deselected": "freeze"}),
     "id3-on-lora": ("selective", {"strategy": "increment", "budget": 40, "on": "lora"}),
     "id3-on-adapter": ("selective", {"strategy": "increment", "budget": 0.2, "schedule": "exact", "on": "adapter"}),
 }
