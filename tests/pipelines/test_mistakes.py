@@ -501,7 +501,9 @@ MISTAKES = [
         "E403 {file}:5: stages[0].tune.checkpoints: checkpoints lie below the budget 9",
     ),
     Mistake(
-        "a rank of weights", ("count: 4}", "count: 4, rank: 8}"), "E403 {file}:5: stages[0].select.rank: rank is not used by"
+        "a rank of weights",
+        ("count: 4}", "count: 4, score: pafi, rank: 8}"),
+        "E403 {file}:5: stages[0].select.rank: rank is not used by",
     ),
     Mistake(
         "dsee on a lora",

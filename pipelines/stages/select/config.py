@@ -10,7 +10,7 @@ from pydantic import Field
 
 from compressor.account import Places, Plan
 from compressor.errors import UserError
-from compressor.methods import GROUND, On, ground_of
+from compressor.methods import GROUND, On, Options, ground_of
 from compressor.models.modules import REST, WideModules
 from compressor.selection.score_names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
@@ -58,6 +58,11 @@ class SelectConfig(GroundConfig):
     )
     eps: float | None = Field(default=None, gt=0, le=limits.SCALE, description="eps of d3, default 1")
 
+    def ground(self, selected: Options | None = None) -> Options:
+        # of weights, rank is that of rpca's low-rank part, which no training inherits
+        keys = self.model_copy(update={"rank": None}) if self.on == "weights" else self
+        return GroundConfig.ground(keys, selected)
+
     @property
     def places(self) -> Places:
         count = DEFAULT_COUNT if self.count is None and self.ratio is None else self.count
@@ -104,6 +109,8 @@ def everything_problems(config: SelectConfig) -> Iterable[Problem]:
 def ground_problems(config: SelectConfig) -> Iterable[Problem]:
     """Faults: keys that are not used where Ω lies, and scores that cannot rank entries there."""
     for key in GROUND:
+        if key == "rank" and config.score == "rpca" and config.on == "weights":
+            continue
         if key in config.model_fields_set and getattr(config, key) is not None and key not in ground_of(config.on):
             yield Problem("E403", f"{key} is not used by a select on {config.on}", "Remove the key", (key,))
     if config.on == "weights":

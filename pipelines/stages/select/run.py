@@ -72,6 +72,8 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
         model = build(base, ["0", "1"]) if earlier is None else load_state(earlier.folder, base, changes=False)
         matrices = matrices_of(model, config.modules)
     settings = {key: getattr(config, key) for key in OF_RPCA if getattr(config, key) is not None}
+    if config.score == "rpca":
+        settings["rank"] = config.rank
     scores = {}
     with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
         for matrix in matrices:
