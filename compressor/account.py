@@ -13,6 +13,7 @@ from compressor.cost import ModelShape, human_bytes, shape_of, share
 from compressor.methods import Options, method
 from compressor.methods.selective import sizes
 from compressor.models.hub import weightless_model
+from compressor.pruning_criteria import Hides
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of
 
@@ -38,10 +39,10 @@ class Places:
 
     def scopes(self, shape: ModelShape) -> list[int]:
         """Number of entries in each scope (each matrix, each layer, or the whole model)."""
+        if self.scope == "global":
+            return [sum(sizes(shape, self.ground))]
         layers = [sizes(replace(shape, layers=(layer,)), self.ground) for layer in shape.layers]
-        if self.scope == "matrix":
-            return [size for layer in layers for size in layer]
-        return [sum(layer) for layer in layers] if self.scope == "layer" else [sum(map(sum, layers))]
+        return [size for layer in layers for size in layer] if self.scope == "matrix" else [sum(layer) for layer in layers]
 
     def of(self, size: int) -> int:
         """Number of entries chosen among `size`."""
@@ -77,6 +78,7 @@ class Sparsity:
     hidden: int
     over_others: bool = False
     """Some weights were masked by an earlier prune: a group of an n:m pattern then keeps n weights at most, possibly fewer."""
+    hides: Hides = "both"
 
     def nonzeros(self, shape: ModelShape) -> tuple[int, bool]:
         """Number of weights left in a model of `shape`, and whether it is exact: removing units later can take pruned ones."""
@@ -87,7 +89,7 @@ class Sparsity:
         """Row of the plan's table: (quantity, before, after)."""
         before = sum(rows * columns for _, rows, columns in dense.matrices(self.modules))
         nonzeros, exact = self.nonzeros(shape)
-        quantity = f"non-zeros of {', '.join(self.modules)} ({self.pattern})"
+        quantity = f"non-zeros of {', '.join(self.modules)} ({self.pattern}{', of W alone' if self.hides == 'weight' else ''})"
         doubt = "at most " if self.over_others else "" if exact else "about "
         return quantity, f"{before:,}", f"{doubt}{nonzeros:,} ({1 - self.hidden / self.entries:.1%} dense)"
 

@@ -165,6 +165,13 @@ class ModelShape:
     head_macs: int
     other_biases: int = 0
     token_macs: int = 0
+    pooler: int = 0
+    """Parameters of the base's own pooler, a part of `other`."""
+
+    @property
+    def rest(self) -> int:
+        """Number of parameters of the base outside the blocks' matrices and its pooler: embeddings, norms, biases."""
+        return self.other + self.biases - self.other_biases - self.head - self.pooler
 
     def matrices(self, modules: Sequence[str] | None = None) -> list[tuple[str, int, int]]:
         """(module, out, in) of every matrix of the blocks that `modules` names; of all matrices by default."""
@@ -288,15 +295,17 @@ def shape_of(model: nn.Module) -> ModelShape:
     outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
     head_macs = sum(linear.in_features * linear.out_features for linear in outside)
     every_token = row_of_model(model).head_on_tokens or auto_class_of(model) == TOKENS
-    parameters = dict(model.named_parameters())
+    parameters, heads = dict(model.named_parameters()), head_names(model)
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     return ModelShape(
         hidden=normalized(model.config).hidden_size,
         layers=tuple(_layer_shape(layer) for layer in layers),
         other=sum(p.numel() for p in parameters.values() if id(p) not in blocks | added),
-        head=sum(parameters[name].numel() for name in head_names(model)),
+        head=sum(parameters[name].numel() for name in heads),
         head_macs=0 if every_token else head_macs,
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(model) if id(owner) not in inside),
         token_macs=head_macs if every_token else 0,
+        pooler=sum(p.numel() for name, p in parameters.items() if name.startswith(f"{prefix}pooler.") and name not in heads),
     )
 
 

@@ -20,6 +20,9 @@ WeightCriterion = Literal[AnyCriterion, "delta_or_weight"]
 
 UNSTRUCTURED = "unstructured"
 
+Hides = Literal["both", "weight"]
+"""What a mask over single weights hides: W + ΔW, or W alone (DSEE section 3.3)."""
+
 
 @dataclass(frozen=True)
 class NofM:
@@ -46,6 +49,9 @@ def _pattern(value: str) -> str:
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """Config type of `unstructured`, `2:4`, `1:4`, any n:m."""
+
+SUMS = ("delta", "weight", "weight_plus_delta")
+"""Criteria of units that sum absolute values over the matrices of a structure."""
 
 LOSS_POWER = {"taylor": 1, "fisher": 2}
 """Criteria computed from the loss, and the power of the effect (of a row; of a batch for single weights) that they sum."""

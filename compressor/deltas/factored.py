@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from compressor.deltas.inserts import inserts_of
-from compressor.deltas.links import Delta, chain, chains, detach, original
+from compressor.deltas.links import Delta, attach, chain, chains, detach, merge, original
 from compressor.errors import UserError
 
 
@@ -50,9 +51,11 @@ def require_factorable(model: nn.Module, *, trained: bool = True) -> None:
         )
     fix = "Put a merge before export, and leave out merge: false"
     for path, layer, name in attached:
+        linear = name == "weight" and isinstance(layer, nn.Linear | Conv1D)
         for link in chain(layer, name):
-            apart = link.factorable and name == "weight"
-            later = link.settles_factorable and not trained
+            # a mask of the weight alone is folded into the base
+            apart = (link.factorable or link.first) and linear
+            later = link.settles_factorable and linear and not trained
             if not (apart or later):
                 raise UserError(
                     "E644", f"a delta of kind '{link.kind}' on {path}.{name} cannot be computed separately from its matrix", fix
@@ -66,8 +69,19 @@ def factor_all(model: nn.Module) -> nn.Module:
     require_factorable(model)
     for path, layer, name in list(chains(model)):
         owner, _, leaf = path.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, FactoredLinear(layer, detach(layer, name)))
+        if links := fold_first(layer, name):
+            setattr(model.get_submodule(owner), leaf, FactoredLinear(layer, links))
     return model
+
+
+def fold_first(layer: nn.Module, name: str) -> list[Delta]:
+    """Remove the chain, keeping in the tensor what its `first` links change; returns the others."""
+    links = detach(layer, name)
+    for link in links:
+        if link.first:
+            attach(layer, link, name, check=False)
+    merge(layer, name)
+    return [link for link in links if not link.first]
 
 
 def factored(model: nn.Module) -> Iterator[tuple[str, FactoredLinear]]:
@@ -98,6 +112,6 @@ def apart_of(model: nn.Module) -> Apart:
     """Cost of the deltas still attached to `model`: r (m + n) for each low-rank link, |Ω| for each sparse one."""
     size = 0
     for _, layer, name in chains(model):
-        for link in chain(layer, name):
+        for link in (link for link in chain(layer, name) if not link.first):
             size += sum(parameter.numel() for parameter in link.factor(original(layer, name).shape[-1]).parameters())
     return Apart(size, size)

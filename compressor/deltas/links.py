@@ -55,6 +55,8 @@ class Change(nn.Module):
     """Whether training may change it, and criteria count it in |ΔW|."""
     masks = False
     """Whether it zeroes entries of W + ΔW: it is then always last in its chain, and not part of ΔW."""
+    first = False
+    """Whether it changes the frozen weight itself, before every delta: it is then always first in its chain."""
     prototype_name: str | None = None
     """Name of the prototype that this change shares with others; it is stored once."""
     moving: tuple[str, ...] = ()
@@ -169,8 +171,8 @@ class Delta(Change):
             return self.change(stored)
         return self.place.write(stored, self.change(self.place.read(stored)))
 
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Delta:
-        """The same delta for a weight of `shape` (out, in) reduced to `rows` and `columns` (sorted int64)."""
+    def cut(self, shape: tuple[int, ...], rows: Tensor, columns: Tensor) -> Delta:
+        """The same delta for a weight of `shape` (out, in), or a bias (out,), cut to `rows` and `columns` (sorted int64)."""
         raise NotImplementedError
 
     def fits(self, stored: Tensor) -> bool:
@@ -229,13 +231,15 @@ def original(layer: nn.Module, name: str = "weight") -> Tensor:
 def attach(layer: nn.Module, link: Delta, name: str = "weight", *, check: bool = True) -> None:
     """Append a delta or a mask to the chain of `layer.weight` (or another tensor) and freeze the original.
 
-    A delta is inserted before existing masks, because they must cover it. With `check`, torch computes the weight once to
-    verify its shape.
+    A delta is inserted before existing masks, because they must cover it; a mask of the weight alone before all deltas. With
+    `check`, torch computes the weight once to verify its shape.
     """
     masks = sum(change.masks for change in chain(layer, name))
     parametrize.register_parametrization(layer, name, link, unsafe=not check)
-    if masks and not link.masks:
-        links = layer.parametrizations[name]
+    links = layer.parametrizations[name]
+    if link.first:
+        links.insert(0, links.pop(-1))
+    elif masks and not link.masks:
         links.insert(len(links) - 1 - masks, links.pop(-1))
     original(layer, name).requires_grad_(False)
 
@@ -251,6 +255,18 @@ def delta_of(layer: nn.Module, place: Place = WHOLE, name: str = "weight") -> Te
     return place.read(changed - before)
 
 
+def tied_owners(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Parameters that several modules share: id -> (module, name in it) of each, in the order of the model."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        if name := plain_name(path):
+            owner, _, tensor = name.rpartition(".")
+            use, uses = (model.get_submodule(owner), tensor), owners.setdefault(id(parameter), [])
+            if use not in uses:  # a module may have several paths
+                uses.append(use)
+    return {key: uses for key, uses in owners.items() if len(uses) > 1}
+
+
 def merge(layer: nn.Module, name: str = "weight") -> None:
     """Replace the chain by the tensor that it computes. Bit-exact."""
     if chain(layer, name):
@@ -261,11 +277,10 @@ def merge(layer: nn.Module, name: str = "weight") -> None:
 
 def merge_deltas(model: nn.Module) -> nn.Module:
     """Merge the deltas of `model` in place and keep its masks: pruned weights stay zero in later training."""
-    for _, layer, name in list(chains(model)):
-        masks = [link for link in chain(layer, name) if link.masks]
-        merge(layer, name)
-        for mask in masks:
-            attach(layer, mask, name, check=False)
+    masks = [(layer, name, link) for _, layer, name in chains(model) for link in chain(layer, name) if link.masks]
+    merge_all(model)
+    for layer, name, mask in masks:
+        attach(layer, mask, name, check=False)
     return model
 
 
@@ -279,9 +294,10 @@ def detach(layer: nn.Module, name: str = "weight") -> list[Delta]:
 
 def settle_links(model: nn.Module) -> None:
     """Replace every link by the plain link that it is stored as; remove links without values."""
+    settled: dict[Delta, Delta] = {}  # the uses of a tied parameter have their links in common
     for _, owner, name in list(chains(model)):
         links = chain(owner, name)
-        plain = [link.settled() for link in links]
+        plain = [settled[link] if link in settled else settled.setdefault(link, link.settled()) for link in links]
         if any(new is not old for new, old in zip(plain, links, strict=True)):
             detach(owner, name)
             for new, old in zip(plain, links, strict=True):
@@ -307,9 +323,15 @@ def plain_name(name: str) -> str | None:
 
 
 def merge_all(model: nn.Module) -> nn.Module:
-    """Merge every chain of `model` in place and return it. Inserted modules stay: they cannot be merged."""
+    """Merge every chain of `model` in place and return it; tied parameters stay tied. Inserted modules stay: they cannot be
+    merged."""
+    tied = tied_owners(model)
+    groups = [uses for uses in tied.values() if chain(*uses[0])]
     for _, layer, name in list(chains(model)):
         merge(layer, name)
+    for (first, tensor), *others in groups:
+        for owner, name in others:
+            setattr(owner, name, getattr(first, tensor))
     return model
 
 
@@ -320,7 +342,7 @@ def merged_copy(model: nn.Module) -> nn.Module:
     Never `deepcopy` and then merge: both copies share the class that torch made for a parametrized layer, and merging one
     takes the `weight` property from the other. So the copy's layers get their original class back explicitly.
     """
-    result = copy.deepcopy(model)
+    result, merged = copy.deepcopy(model), {}
     # the longest path first: a chain may be attached to a tensor of a link, which is removed with its own chain
     for path in sorted({path for path, _, _ in chains(model)}, key=len, reverse=True):
         layer, source = result.get_submodule(path), model.get_submodule(path)
@@ -328,5 +350,8 @@ def merged_copy(model: nn.Module) -> nn.Module:
         layer.__class__ = type(source).__bases__[0]
         del layer.parametrizations
         for name in names:
-            layer.register_parameter(name, nn.Parameter(getattr(source, name).detach().clone()))
+            before = original(source, name)  # tied parameters stay tied
+            if before not in merged:
+                merged[before] = nn.Parameter(getattr(source, name).detach().clone())
+            layer.register_parameter(name, merged[before])
     return result.train(model.training)

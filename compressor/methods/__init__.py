@@ -15,6 +15,7 @@ from compressor.compression import compression_of
 from compressor.cost import ModelShape
 from compressor.errors import UserError
 from compressor.models.hub import head_names
+from compressor.models.modules import REST
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +45,7 @@ Shared = Literal["adapter", "lora", "prefix"]
 Combine = Literal["or", "and", "add"]
 Strategy = Literal["static", "increment", "repeat"]
 Timing = Literal["cohorts", "exact"]
+Deselected = Literal["reset", "freeze"]
 On = Literal["weights", "lora", "adapter"]
 Child = Literal["d", "f", "pruning"]
 Masks = Literal["learned", "random"]
@@ -89,6 +91,8 @@ class Options:
     exp: float = 0.0
     eps: float = 1.0
     """eps of ID3's score |g| / (|θ| + eps)^exp."""
+    deselected: Deselected = "reset"
+    """What becomes of a position that is no longer chosen: back to its pretrained value, or frozen at the one it has."""
     mixout: float = 0.9
     """Probability that a step uses the pretrained weights of an input neuron, p in the paper."""
     penalty: float = 1.25e-7
@@ -196,6 +200,11 @@ class Method:
         """Whether the selected variant uses the Ω of a select stage."""
         return self.uses_omega and (not self.omega_kinds or self.kind(options) in self.omega_kinds)
 
+    def reaches_everything(self, options: object) -> bool:
+        """Whether the selected variant trains values on Ω alone, which may then lie in any parameter of the base."""
+        chooses = self.uses_omega and self.needs_budget(options)
+        return not self.low_rank and options.on == "weights" and (chooses or self.takes_places(options))
+
     def needs_budget(self, options: object) -> bool:
         """Whether the selected variant chooses Ω during training."""
         kind = self.kind(options)
@@ -228,9 +237,12 @@ def method(name: str) -> Method:
 def apply(model: nn.Module, name: str, options: Options) -> None:
     """Freeze the base, attach the method's parameters, and leave exactly those and the task head trainable.
 
-    Poolers of the base stay frozen. Raises UserError E302 (modules) and E407 if the architecture does not support it.
+    Poolers of the base stay frozen. Raises UserError E302 and E411 (modules), E407 if the architecture does not support it.
     """
     chosen = method(name)
+    if REST in options.modules and "modules" in chosen.reads and not chosen.reaches_everything(options):
+        what = f"modules: everything is not possible with method {name}, which changes matrices of the blocks"
+        raise UserError("E411", what, "Use modules: all, or method: selective on the weights")
     chosen.attach(model, options)
     set_trainable(model, base=chosen.trains_base, groups=(options.group,), top=options.top)
 

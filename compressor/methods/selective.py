@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from compressor.cost import ModelShape, share, spendable
 from compressor.methods import GROUND, Method, Options, adapter, lora, method
+from compressor.models.modules import REST
 from compressor.selection.score_names import SCOPES, SCORES
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ def ground(model: nn.Module, options: Options) -> list[Matrix]:
 
 
 def sizes(shape: ModelShape, options: Options) -> list[int]:
-    """Number of entries of each tensor of `ground` in a model of `shape`."""
+    """Number of entries of each tensor of `ground` in a model of `shape`; those of REST as one."""
     if options.on == "weights":
-        return [rows * columns for _, rows, columns in shape.matrices(options.modules)]
+        matrices = [rows * columns for _, rows, columns in shape.matrices(options.modules)]
+        return [*matrices, shape.rest] if REST in options.modules else matrices
     return {"lora": lora.sizes, "adapter": adapter.sizes}[options.on](shape, options)
 
 
@@ -59,6 +61,7 @@ def attach_selected(model: nn.Module, options: Options) -> None:
         heuristic=Heuristic(options.exp, options.eps),
         schedule=options.schedule,
         repeat=options.strategy == "repeat",
+        freeze=options.deselected == "freeze",
         group=options.group,
     )
     plant(model, growth)
@@ -82,7 +85,7 @@ METHOD = Method(
     count=count,
     learning_rate=1e-3,
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
-    reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps"),
+    reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps", "deselected"),
     uses_omega=True,
     scores=SCORES,
     strategies=("static", "increment", "repeat"),
@@ -93,6 +96,6 @@ METHOD = Method(
     variants={
         "static": (),
         "increment": ("budget", "checkpoints", "schedule", "exp", "eps"),
-        "repeat": ("budget", "schedule", "exp", "eps"),
+        "repeat": ("budget", "schedule", "exp", "eps", "deselected"),
     },
 )

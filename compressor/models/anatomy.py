@@ -6,18 +6,18 @@ because after pruning they differ between layers and `config.num_attention_heads
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from compressor.compression import compression_of
-from compressor.deltas.kinds.mask import Mask
-from compressor.deltas.links import WHOLE, Change, Delta, Place, attach, chain, delta_of, original
+from compressor.deltas.kinds.mask import Mask, WeightMask
+from compressor.deltas.links import WHOLE, Change, Delta, Place, attach, chain, delta_of, original, plain_name, tied_owners
 from compressor.errors import UserError
 from compressor.models.architectures import Architecture, Blocks, row_of
-from compressor.models.modules import MODULES, STRUCTURES
+from compressor.models.modules import EVERYTHING, MODULES, REST, STRUCTURES
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Matrix:
     """One weight of a block in (out, in) layout, however it is stored. `path` is unique in the model: the owner's path,
     with `[query]` behind it where the matrix is a part of a fused weight.
 
-    A tensor of a change (A, B, down, ...) is one, too: `tensor` is its name in the owner, and it has the shape it has.
+    A tensor of a change (A, B, down, ...) is one, too, and so is any other parameter of the base (a bias, an embedding):
+    `tensor` is its name in the owner, and it has the shape it has. `tied` are (owner, name) of further uses of one parameter.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Matrix:
     owner: nn.Module
     place: Place
     tensor: str = "weight"
+    tied: tuple[tuple[nn.Module, str], ...] = ()
 
     @property
     def weight(self) -> Tensor:
@@ -51,14 +53,24 @@ class Matrix:
 
     @property
     def mask(self) -> Mask | None:
-        """The matrix's mask; None where it is not masked."""
-        links = (link for link in chain(self.owner, self.tensor) if link.masks)
-        return next((link for link in links if link.place == self.place), None)
+        """The matrix's mask over W + ΔW; None where there is none."""
+        return next((mask for mask in self._masks if mask.masks), None)
+
+    @property
+    def weight_mask(self) -> WeightMask | None:
+        """The matrix's mask over W alone; None where there is none."""
+        return next((mask for mask in self._masks if mask.first), None)
+
+    @property
+    def _masks(self) -> Iterator[Mask]:
+        links = chain(self.owner, self.tensor)
+        return (link for link in links if isinstance(link, Mask) and link.place == self.place)
 
     def attach(self, link: Delta) -> None:
         """Add a delta or a mask made for this matrix to the chain of the weight that holds it."""
         link.place = self.place
-        attach(self.owner, link, self.tensor)
+        for owner, tensor in ((self.owner, self.tensor), *self.tied):
+            attach(owner, link, tensor)
 
 
 class Layer:
@@ -198,22 +210,43 @@ def dense_blocks(model: nn.Module, blocks: Blocks) -> int:
 
 
 def matrices_of(model: nn.Module, modules: Collection[str]) -> list[Matrix]:
-    """Every matrix of the blocks that `modules` names, block by block.
+    """Every matrix of the blocks that `modules` names, block by block; behind them what REST means.
 
     Raises UserError E302 for a module that no block has (not if all modules are requested), and E301.
     """
     layers = layers_of(model)
-    absent = [name for name in modules if not any(name in layer.parts for layer in layers)]
-    if absent and set(modules) != set(MODULES):
+    absent = [name for name in modules if name != REST and not any(name in layer.parts for layer in layers)]
+    if absent and not set(modules) >= set(MODULES):
         what = f"architecture '{model.config.model_type}' has no {absent[0]}"
         raise UserError("E302", what, f"It has {', '.join(layers[-1].names)}")
-    return [layer.matrix(name) for layer in layers for name in layer.names if name in modules]
+    matrices = [layer.matrix(name) for layer in layers for name in layer.names if name in modules]
+    return [*matrices, *(rest_of(model, layers) if REST in modules else ())]
+
+
+def rest_of(model: nn.Module, layers: Sequence[Layer]) -> list[Matrix]:
+    """Every parameter of the base that is not a matrix of its blocks: embeddings, norms, biases, a tied one once.
+
+    Not its pooler, nor the task head.
+    """
+    inside = {id(original(layer.linear(name), "weight")) for layer in layers for name in layer.names}
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    outside, tied = compression_of(model).head_parameters or (), tied_owners(model)
+    result = []
+    for path, parameter in model.named_parameters():
+        name = plain_name(path)
+        if name is None or id(parameter) in inside or name in outside or name.startswith(f"{prefix}pooler."):
+            continue
+        path, _, tensor = name.rpartition(".")
+        owner, others = model.get_submodule(path), tied.get(id(parameter), ())[1:]
+        if not isinstance(owner, Change):
+            result.append(Matrix(REST, name, owner, WHOLE, tensor, tuple(others)))
+    return result
 
 
 def modules_of(model: nn.Module, modules: Collection[str]) -> list[str]:
-    """Those of `modules` that some block has, in the order of `MODULES`: the meaning of `all` in this model."""
-    names = {name for layer in layers_of(model) for name in layer.names}
-    return [name for name in MODULES if name in modules and name in names]
+    """Those of `modules` that some block has, in the order of `MODULES`: the meaning of `all` in this model. REST is last."""
+    names = {REST, *(name for layer in layers_of(model) for name in layer.names)}
+    return [name for name in EVERYTHING if name in modules and name in names]
 
 
 def biases_of(model: nn.Module) -> list[nn.Module]:

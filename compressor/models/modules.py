@@ -23,6 +23,10 @@ MODULES = (
 """In the order of the computation; `all` in a config means every one that the architecture has. `ffn_gate` is the gated half
 of a GLU, `cross_*` is a decoder's attention to its encoder."""
 
+REST = "everything else"
+EVERYTHING = (*MODULES, REST)
+"""Every parameter of the pretrained base: the matrices of the blocks, and the REST: embeddings, norms, biases."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -40,6 +44,13 @@ STRUCTURES = {
 """If several query heads share a key and value head, a unit of `heads` is such a group."""
 
 
+def _expand_wide(value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if isinstance(names, list | tuple) and (list(names) == ["everything"] or set(names) == set(EVERYTHING)):
+        return EVERYTHING
+    return _expand(value)
+
+
 def _expand(value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names:
@@ -55,3 +66,7 @@ def _expand(value: Any) -> tuple[str, ...]:
 Name = Literal["all", *MODULES]
 Modules = Annotated[tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=Name | list[Name])]
 """`all`, one name or several -> a tuple in the anatomy's order."""
+
+WideName = Literal["all", "everything", *MODULES]
+WideModules = Annotated[tuple[str, ...], BeforeValidator(_expand_wide, json_schema_input_type=WideName | list[WideName])]
+"""The same, or `everything`: also what is not a matrix of a block."""

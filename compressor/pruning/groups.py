@@ -57,7 +57,7 @@ class ChainedLinearPruner(BasePruningFunc):
         self._keep(owner, "weight", keep, self._axis(out_channels=out_channels))
         if out_channels and owner.bias is not None:
             self._keep(owner, "bias", keep, 0)
-            bias_links = [_shrunk(link, (0, 0), keep, keep) for link in bias_links]
+            bias_links = [_shrunk(link, (total,), keep, keep) for link in bias_links]
         for name in ("out_features", "nf") if out_channels else ("in_features", "nx"):
             if hasattr(owner, name):
                 setattr(owner, name, len(keep))
@@ -86,7 +86,7 @@ def _kept_of(
     return keep[(keep >= start) & (keep < stop)] - start, torch.arange(shape[1])
 
 
-def _shrunk(link: nn.Module, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> nn.Module:
+def _shrunk(link: nn.Module, shape: tuple[int, ...], rows: Tensor, columns: Tensor) -> nn.Module:
     cut = link.cut(shape, rows, columns)
     # either all tensors of a link are trained, or none
     return cut.requires_grad_(any(parameter.requires_grad for parameter in link.parameters()))

@@ -7,7 +7,7 @@ instead, reconstruction the error of the hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -47,14 +47,16 @@ def units_of(model: nn.Module, structure: Structure) -> list[int]:
     return [1 if structure == "layers" else layer.units(structure) for layer in layers_of(model)]
 
 
-def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, changes: Changes) -> list[Tensor]:
-    """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a unit's rows and columns: one tensor (units,) per block.
+def weight_scores(
+    model: nn.Module, structure: Structure, criterion: Criterion, changes: Changes, modules: Collection[str] | None = None
+) -> list[Tensor]:
+    """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a unit's rows and columns: one tensor (units,) per block. `modules`: of these alone.
 
     Raises UserError E502 when the criterion is delta and no matrix of the structure has one, E409 where a weight is not finite.
     """
     scores = []
     for layer, units in zip(layers_of(model), units_of(model, structure), strict=True):
-        matrices = [(layer.matrix(name), rows) for name, rows in _scored_matrices(layer, structure)]
+        matrices = [(layer.matrix(name), rows) for name, rows in _scored_matrices(layer, structure, modules)]
         if units and criterion == "delta" and not any(matrix.path in changes for matrix, _ in matrices):
             names = ", ".join(matrix.name for matrix, _ in matrices)
             what = f"{structure} by criterion delta: nothing was tuned on {names} of {layer.path}"
@@ -68,14 +70,14 @@ def weight_scores(model: nn.Module, structure: Structure, criterion: Criterion, 
     return scores
 
 
-def _scored_matrices(layer: Layer, structure: Structure) -> Iterator[tuple[str, bool]]:
+def _scored_matrices(layer: Layer, structure: Structure, modules: Collection[str] | None = None) -> Iterator[tuple[str, bool]]:
     """(matrix, whether a unit is its rows) for each matrix that counts in a structure's scores."""
-    span = STRUCTURES.get(structure)
+    span, names = STRUCTURES.get(structure), [name for name in layer.names if modules is None or name in modules]
     if span is None:
-        yield from ((name, True) for name in layer.names)
+        yield from ((name, True) for name in names)
         return
-    yield from ((name, True) for name in span.rows if name in layer.parts)
-    if structure == "neurons" and span.columns in layer.parts:
+    yield from ((name, True) for name in span.rows if name in names)
+    if structure == "neurons" and span.columns in names:
         yield span.columns, False
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.kinds.mask import Mask, WeightMask
 from compressor.deltas.links import attach, chains, detach, merged_copy
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix, layers_of
 from compressor.pruning.scores import Changes
-from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, NofM, WeightCriterion
+from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, Hides, NofM, WeightCriterion
 from compressor.selection.finite import require_finite, require_ranks
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
@@ -87,10 +87,12 @@ def _candidates(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], criter
 
 
 def _hidden_first(matrix: Matrix, scores: Tensor) -> Tensor:
-    return scores if matrix.mask is None else torch.where(matrix.mask.keep, scores, HIDDEN)
+    for mask in (matrix.mask, matrix.weight_mask):
+        scores = scores if mask is None else torch.where(mask.keep, scores, HIDDEN)
+    return scores
 
 
-def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int) -> None:
+def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int, hides: Hides = "both") -> None:
     """Mask exactly the `count` entries of all `matrices` with the lowest scores, those already masked included.
 
     Equal scores: the lowest flat index of the first matrix is removed first. Raises UserError E501 if more are already masked,
@@ -105,10 +107,10 @@ def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count:
         raise UserError("E501", what, "remove counts those too: give a larger share")
     kept = ~top_mask(-flat, count)
     for matrix, part in zip(matrices, kept.split([matrix.original.numel() for matrix in matrices]), strict=True):
-        hide(matrix, part.view(matrix.original.shape).clone(), UNSTRUCTURED)
+        hide(matrix, part.view(matrix.original.shape).clone(), UNSTRUCTURED, hides)
 
 
-def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM) -> None:
+def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM, hides: Hides = "both") -> None:
     """In every run of m consecutive inputs of an output keep the n with the highest scores; of equal ones the first is masked.
 
     Raises UserError E505 if the number of inputs is not a multiple of m, E409 for scores that are NaN.
@@ -117,7 +119,7 @@ def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM) -> None:
     check_width(matrix.path, scores.shape[1], pattern)
     order = scores.unflatten(1, (-1, pattern.run)).argsort(dim=2, stable=True)
     kept = torch.zeros_like(order, dtype=torch.bool).scatter_(2, order[..., -pattern.keep :], True)
-    hide(matrix, kept.flatten(1), f"{pattern.keep}:{pattern.run}")
+    hide(matrix, kept.flatten(1), f"{pattern.keep}:{pattern.run}", hides)
 
 
 def check_width(name: str, inputs: int, pattern: NofM) -> None:
@@ -127,14 +129,29 @@ def check_width(name: str, inputs: int, pattern: NofM) -> None:
         raise UserError("E505", f"{what} does not fit", "Leave out this module, or remove units in multiples of that")
 
 
-def hide(matrix: Matrix, keep: Tensor, pattern: str) -> None:
-    """Extend the matrix's mask to everything outside `keep` (out, in)."""
-    mask = matrix.mask
+def hide(matrix: Matrix, keep: Tensor, pattern: str, hides: Hides = "both") -> None:
+    """Extend the matrix's mask, over W + ΔW or over W alone, to everything outside `keep` (out, in)."""
+    mask = mask_of(matrix, hides)
     if mask is None:
-        matrix.attach(Mask(keep, pattern))
+        matrix.attach((Mask if hides == "both" else WeightMask)(keep, pattern))
         return
     mask.keep &= keep
     mask.pattern = mask.pattern if pattern == UNSTRUCTURED else pattern
+
+
+def mask_of(matrix: Matrix, hides: Hides) -> Mask | None:
+    """The mask of a matrix over W + ΔW, or over W alone."""
+    return matrix.mask if hides == "both" else matrix.weight_mask
+
+
+def require_zeros_kept(model: nn.Module) -> None:
+    """Raises UserError E412 where merging would fill zeros: a mask hides W alone, and M ⊙ W + ΔW is dense."""
+    for layer in layers_of(model):
+        for matrix in map(layer.matrix, layer.names):
+            mask = matrix.weight_mask
+            if mask is not None and bool((~mask.keep & (matrix.delta != 0)).any()):
+                what = f"merging would fill the zeros of {matrix.path}: its mask hides W alone, and M ⊙ W + ΔW is dense"
+                raise UserError("E412", what, "Export with merge: false, or prune again without hides: weight")
 
 
 @dataclass(frozen=True)
@@ -148,14 +165,16 @@ class Density:
 
 
 def densities(model: nn.Module) -> list[Density]:
-    """Densities of the blocks' matrices by pattern, counted on W + ΔW as it would be merged.
+    """Densities of the blocks' matrices by pattern, counted on W + ΔW as it would be merged, under a mask of W alone on M ⊙ W.
 
     A mask whose n:m groups were broken since (by removed neurons, say) counts as unstructured.
     """
     weights_of: dict[str, list[Tensor]] = {}
     for layer in layers_of(model):
         for matrix in map(layer.matrix, layer.names):
-            weights_of.setdefault(_pattern_of(matrix), []).append(matrix.weight.detach())
+            alone = matrix.weight_mask
+            weight = matrix.weight if alone is None else alone.change(matrix.original)
+            weights_of.setdefault(_pattern_of(matrix), []).append(weight.detach())
     return [
         Density(pattern, len(weights), sum(w.numel() for w in weights), sum(int((w != 0).sum()) for w in weights))
         for pattern, weights in weights_of.items()
@@ -163,10 +182,12 @@ def densities(model: nn.Module) -> list[Density]:
 
 
 def _pattern_of(matrix: Matrix) -> str:
-    if matrix.mask is None:
+    mask = matrix.weight_mask or matrix.mask
+    if mask is None:
         return ""
-    pattern = NofM.parse(matrix.mask.pattern)
-    return matrix.mask.pattern if pattern is None or holds(matrix.mask.keep, pattern) else UNSTRUCTURED
+    pattern = NofM.parse(mask.pattern)
+    name = mask.pattern if pattern is None or holds(mask.keep, pattern) else UNSTRUCTURED
+    return f"{name}, of W alone" if mask.first else name
 
 
 def holds(kept: Tensor, pattern: NofM) -> bool:
@@ -177,14 +198,23 @@ def holds(kept: Tensor, pattern: NofM) -> bool:
 
 
 def nonzeros(model: nn.Module) -> int:
-    """Number of non-zero scalars of a merged model, over all parameters; shared ones count once."""
-    return sum(int((parameter != 0).sum()) for parameter in model.parameters())
+    """Number of non-zero scalars of a merged model, over all parameters; shared ones count once.
+
+    With masks of W alone nothing is merged: M ⊙ W and the parameters of ΔW count.
+    """
+    hidden = sum(
+        int(((matrix.original != 0) & ~matrix.weight_mask.keep).sum())
+        for layer in layers_of(model)
+        for matrix in map(layer.matrix, layer.names)
+        if matrix.weight_mask is not None
+    )
+    return sum(int((parameter != 0).sum()) for parameter in model.parameters()) - hidden
 
 
 def unmasked(model: nn.Module) -> nn.Module:
     """Remove every mask from its chain, in place, and return the model."""
     for _, owner, name in list(chains(model)):
         for link in detach(owner, name):
-            if not link.masks:
+            if not isinstance(link, Mask):
                 attach(owner, link, name, check=False)
     return model

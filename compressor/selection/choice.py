@@ -20,8 +20,8 @@ from compressor.selection.rpca import sparse_residual
 from compressor.selection.settings import SettingName
 
 
-def _rpca(weight: Tensor, seed: int, setting: SettingName = "default") -> Tensor:
-    return sparse_residual(weight, seed=seed, setting=setting).abs()
+def _rpca(weight: Tensor, seed: int, setting: SettingName = "default", rank: int | None = None) -> Tensor:
+    return sparse_residual(weight, seed=seed, setting=setting, rank=rank).abs()
 
 
 def _magnitude(weight: Tensor, seed: int) -> Tensor:

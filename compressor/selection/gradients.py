@@ -64,7 +64,7 @@ def gradient_scores(
     model.train(settings.train)
     for encoding, labels in batches:
         loss = kind.loss(model(**encoding).logits, labels)
-        gradients = torch.autograd.grad(loss, list(weights.values()))
+        gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)  # unused ones have 0
         if settings.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
             gradients = [gradient * torch.clamp(settings.clip / (norm + 1e-6), max=1.0) for gradient in gradients]

@@ -65,11 +65,15 @@ class Growth(Change):
 
     `values` (B,) is the one parameter; `matrix` (B,) is the number of an entry's matrix, `index` (B,) its flat index there;
     the first `count` are in use. `schedule` determines when their number grows; with `repeat` all are chosen again each time,
-    and deselected entries return to their initial value.
+    and deselected entries return to their initial value. With `freeze` they stop at the value that they have: it is then in
+    `stopped_N` (out, in) of matrix N, from which it goes on if the entry is chosen again.
     """
 
     kind = "growth"
-    moving = ("matrix", "index", "count")
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        return ("matrix", "index", "count", *(f"stopped_{number}" for number in range(len(self.matrices) * self.freeze)))
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class Growth(Change):
         heuristic: Heuristic,
         schedule: str = "cohorts",
         repeat: bool = False,
+        freeze: bool = False,
         group: str = "",
     ):
         super().__init__()
@@ -88,7 +93,9 @@ class Growth(Change):
         self.register_buffer("matrix", torch.zeros(budget, dtype=torch.int32, device=like.device))
         self.register_buffer("index", torch.zeros(budget, dtype=torch.int64, device=like.device))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.heuristic, self.repeat, self.group = heuristic, repeat, group
+        self.heuristic, self.repeat, self.freeze, self.group = heuristic, repeat, freeze, group
+        for number, matrix in enumerate(matrices if freeze else ()):
+            self.register_buffer(f"stopped_{number}", torch.zeros_like(matrix.original, memory_format=torch.contiguous_format))
         self.gradients: dict[int, Tensor] = {}
         self.listening = False
 
@@ -99,6 +106,10 @@ class Growth(Change):
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         return (self.matrix[:used] == number).nonzero().flatten()
 
+    def stopped_values(self, number: int) -> Tensor | None:
+        """Values (out, in) at which deselected entries of matrix `number` stopped, 0 elsewhere; None without `freeze`."""
+        return self.get_buffer(f"stopped_{number}") if self.freeze else None
+
     def by_matrix(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Path of each matrix, and the part of a vector (B,) that belongs to its chosen entries."""
         return ((matrix.path, values[self.slots(number)]) for number, matrix in enumerate(self.matrices))
@@ -108,6 +119,11 @@ class Growth(Change):
         scores = self.heuristic(gradient, matrix.weight)
         require_finite(scores, f"in step {step} the scores |g|/(|θ|+eps)^exp of {matrix.path}", "Use an exp closer to 0")
         return scores
+
+    def gradient(self, number: int) -> Tensor:
+        """This step's gradient (out, in) of matrix `number`; 0 where the forward pass does not use it."""
+        total = self.gradients.get(number)
+        return torch.zeros_like(self.matrices[number].original) if total is None else total
 
     def add_gradient(self, number: int, gradient: Tensor) -> None:
         """Accumulate a micro-batch's gradient (out, in) of matrix `number`."""
@@ -131,7 +147,9 @@ class Growing(Delta):
         return self._growth[0]
 
     def change(self, weight: Tensor) -> Tensor:
-        slots = self.growth.slots(self.number)
+        slots, frozen = self.growth.slots(self.number), self.growth.stopped_values(self.number)
+        if frozen is not None:  # selected, not added as 0: elsewhere even the sign of a zero is preserved
+            weight = torch.where(frozen != 0, weight + frozen, weight)
         changed = add_at(weight, self.growth.index[slots], self.growth.values[slots])
         if self.growth.listening and changed.requires_grad:
             changed.register_hook(lambda gradient: self.growth.add_gradient(self.number, gradient))
@@ -139,9 +157,13 @@ class Growing(Delta):
 
     def settled(self) -> Sparse:
         """A plain sparse link on the entries chosen so far."""
-        slots = self.growth.slots(self.number)
-        index, order = self.growth.index[slots].sort()
-        link = Sparse(index, self.growth.values.detach()[slots][order].clone(), self.group)
+        slots, frozen = self.growth.slots(self.number), self.growth.stopped_values(self.number)
+        index, values = self.growth.index[slots], self.growth.values.detach()[slots]
+        if frozen is not None:
+            stopped = frozen.flatten().nonzero().flatten()
+            index, values = torch.cat([index, stopped]), torch.cat([values, frozen.flatten()[stopped]])
+        index, order = index.sort()
+        link = Sparse(index, values[order].clone(), self.group)
         link.place = self.place
         return link
 
@@ -172,7 +194,7 @@ class Grower:
         if step not in self.targets:
             return
         growth = self.growth
-        gradients = [growth.gradients[number] for number in range(len(growth.matrices))]
+        gradients = [growth.gradient(number) for number in range(len(growth.matrices))]
         _average(gradients)
         for gradient, matrix in zip(gradients, growth.matrices, strict=True):
             require(gradient, f"the gradients of {matrix.path}")
@@ -197,10 +219,29 @@ class Grower:
             fresh = top_mask(scores, self.targets[step] - used).nonzero().flatten()
             slots = torch.arange(used, self.targets[step], device=device)
         number = torch.searchsorted(starts, fresh, right=True) - 1
+        if growth.freeze:
+            _swap_frozen(growth, slots, starts, fresh)
+        else:
+            growth.values[slots] = 0.0
         growth.matrix[slots], growth.index[slots] = number.to(torch.int32), fresh - starts[number]
-        growth.values[slots] = 0.0
         growth.values.grad[slots] = torch.cat([gradient.flatten() for gradient in gradients])[fresh]
         growth.count.fill_(self.targets[step])
+
+
+def _swap_frozen(growth: Growth, slots: Tensor, starts: Tensor, fresh: Tensor) -> None:
+    """Store the values of the entries that now leave `slots`, and take those of the `fresh` entries that come there.
+
+    `starts` are the flat positions at which the matrices begin, `fresh` flat positions over all of them.
+    """
+    left = slots[slots < int(growth.count)]
+    for number in range(len(growth.matrices)):
+        frozen, begin, end = growth.stopped_values(number).view(-1), starts[number], starts[number + 1]
+        out = left[growth.matrix[left] == number]
+        frozen[growth.index[out]] = growth.values[out]
+        here = (fresh >= begin) & (fresh < end)
+        places = fresh[here] - begin
+        growth.values[slots[here]] = frozen[places]
+        frozen[places] = 0.0
 
 
 def _average(gradients: list[Tensor]) -> None:

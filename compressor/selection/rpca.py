@@ -8,7 +8,7 @@ where U V is nearly the whole matrix and S arbitrary. By default λ falls to 0.0
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -113,6 +113,10 @@ def decompose(weight: Tensor, setting: Setting = SETTINGS["default"], *, seed: i
     return Decomposition(U, V, S, phases)
 
 
-def sparse_residual(weight: Tensor, *, seed: int, setting: SettingName = "default") -> Tensor:
-    """S of `decompose`: (out, in), zero where the low-rank part explains the weight to within λ, everywhere at full rank."""
-    return decompose(weight, SETTINGS[setting], seed=seed).S
+def sparse_residual(weight: Tensor, *, seed: int, setting: SettingName = "default", rank: int | None = None) -> Tensor:
+    """S of `decompose`: (out, in), zero where the low-rank part explains the weight to within λ, everywhere at full rank.
+
+    `rank` of that part, where it is not that of the setting.
+    """
+    named = SETTINGS[setting]
+    return decompose(weight, named if rank is None else replace(named, rank=rank), seed=seed).S

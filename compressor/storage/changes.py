@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from compressor.compression import Kept
 from compressor.deltas.inserts import insert, inserts_of
-from compressor.deltas.links import Change, Delta, Place, attach, chain, chains, original
+from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.links import Change, Delta, Place, attach, chain, chains, original, tied_owners
 from compressor.deltas.registry import KINDS, PROTOTYPES
 from compressor.deltas.sources import Masked, PlainTensors, Prototype, Shared, masks_of
 
@@ -78,10 +79,14 @@ def describe_changes(model: nn.Module) -> tuple[dict, Tensors]:
 
 def _changes(model: nn.Module) -> Iterator[tuple[str, str, list[Change]]]:
     """(path, section of the description, changes at that path), in the order of the model."""
+    seen: set[Change] = set()
     for path, owner, name in chains(model):
-        if isinstance(owner, PlainTensors):  # values on a change's own tensors are stored merged into them
+        links = chain(owner, name)
+        # values on a change's own tensors are stored merged into them, a tied parameter's links once
+        if isinstance(owner, PlainTensors) or seen.issuperset(links):
             continue
-        yield f"{path}.{name}", "links", chain(owner, name)
+        seen |= set(links)
+        yield f"{path}.{name}", "links", links
     for path, owner in model.named_modules():
         if inserts_of(owner):
             yield path, "inserts", inserts_of(owner)
@@ -152,10 +157,10 @@ def rebuild(settings: dict, tensors: Tensors, prototypes: Mapping[str, Shared]) 
 def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
     """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing, ValueError
     if one has another size or type."""
-    prototypes = shared_of(description, tensors)
+    prototypes, tied = shared_of(description, tensors), tied_owners(model)
     for key, changes in description["links"].items():
         for index, settings in enumerate(changes):
-            _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), prototypes))
+            _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), prototypes), tied)
     for path, changes in description["inserts"].items():
         for index, settings in enumerate(changes):
             change = rebuild(settings, select(tensors, f"inserts|{path}|{index}|"), prototypes)
@@ -167,17 +172,18 @@ def restore_masks(model: nn.Module, description: dict, tensors: Tensors) -> None
     """Attach only the masks over weights that `describe` recorded, in place. Raises as `restore`."""
     for key, changes in description["links"].items():
         for index, settings in enumerate(changes):
-            if KINDS[settings["kind"]].masks:
-                _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), {}))
+            if issubclass(KINDS[settings["kind"]], Mask):
+                _restore_link(model, key, rebuild(settings, select(tensors, f"links|{key}|{index}|"), {}), {})
 
 
-def _restore_link(model: nn.Module, key: str, link: Delta) -> None:
+def _restore_link(model: nn.Module, key: str, link: Delta, tied: Mapping[int, list[tuple[nn.Module, str]]]) -> None:
     path, name = key.rsplit(".", 1)
     owner = model.get_submodule(path)
     stored = original(owner, name)
     if not link.fits(stored):
         raise ValueError(f"{key}: its change has another size or type")
-    attach(owner, link.to(stored.device), name, check=False)  # many links: computing every weight would be slow
+    for user, tensor in tied.get(id(stored), [(owner, name)]):
+        attach(user, link.to(stored.device), tensor, check=False)  # many links: computing every weight would be slow
 
 
 def select(tensors: Tensors, prefix: str) -> Tensors:

@@ -20,6 +20,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from compressor.compression import Kept, compression_of
+from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
 from compressor.models.files.damage import door
@@ -292,7 +293,7 @@ def _unflatten(layout: Mapping, flat: dict[str, Tensor]) -> dict[str, Tensor]:
 def stored(delta: DeltaFile) -> StoredBits:
     """Size of the file without head and header, in the papers' units (ProPETL section 4.3)."""
     held = list(accounts(delta.layout))
-    chosen = {kind for kind, cls in KINDS.items() if cls.masks}
+    chosen = {kind for kind, cls in KINDS.items() if issubclass(cls, Mask)}
     learned = sum(row.mask_entries for row in held if row.kind not in chosen)
     pruned = sum(row.mask_entries for row in held if row.kind in chosen)
     width = max((8 * tensor.element_size() for tensor in delta.stored.values() if tensor.is_floating_point()), default=32)

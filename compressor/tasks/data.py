@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,11 @@ class TokenRows:
     def draw(self, count: int, seed: int) -> TokenRows:
         """`count` random rows (all, when there are fewer)."""
         return self.at(np.random.default_rng(seed).permutation(len(self))[:count])
+
+    def repeated(self, count: int, seed: int) -> TokenRows:
+        """`count` rows, pass after pass over all of them, each in another random order: as a training reads them."""
+        generator, passes = np.random.default_rng(seed), math.ceil(count / len(self))
+        return self.at(np.concatenate([generator.permutation(len(self)) for _ in range(passes)])[:count])
 
     def followed_by(self, others: TokenRows) -> TokenRows:
         """These rows, then the others."""
@@ -178,11 +184,15 @@ def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, pa
     return TokenRows(tokens, labels, kind)
 
 
-def tensor_batches(rows: TokenRows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """(inputs, labels) of rows of similar length, as tensors."""
+def tensor_batches(
+    rows: TokenRows, pad_id: int, batch_size: int, *, in_order: bool = False
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """(inputs, labels) of rows of similar length, or of the rows `in_order`, as tensors."""
     import torch  # imported here: `compress check` reads data without torch
 
-    for chosen in batches(rows.tokens, batch_size):
+    order = np.arange(len(rows))
+    chunks = (order[start : start + batch_size] for start in range(0, len(rows), batch_size))
+    for chosen in chunks if in_order else batches(rows.tokens, batch_size):
         batch = pad([rows.tokens[row] for row in chosen], pad_id)
         labels = torch.from_numpy(cut(rows.labels[chosen], batch["input_ids"].shape[1]))
         yield {key: torch.from_numpy(value) for key, value in batch.items()}, labels

@@ -23,6 +23,7 @@ from compressor.models.files.weight_files import INDEX, WEIGHTS, stored_tensors
 from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.pruning.sizes import BY_STACK
+from compressor.pruning.weights import require_zeros_kept
 
 ROWS, MAX_LENGTH = 128, 128
 """Number of random rows that are compared, and tokens of the longest."""
@@ -81,7 +82,9 @@ def _ours(folder: Path) -> nn.Module | None:
             config = read_json(folder / CONFIG)
     unequal = any(name in config for name in BY_STACK)
     if unequal or any((folder / name).is_file() for name in (STATE_FILE, INSERTS_FILE)):
-        return merge_all(load(folder))
+        model = load(folder)
+        require_zeros_kept(model)
+        return merge_all(model)
     return None
 
 

@@ -228,7 +228,7 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
     """The requested prunes, and per layer the original indices of the units left, and how many there were."""
     models = [artifact for artifact in inputs.artifacts if artifact.kind == "model"]
     kept = next((a.metadata["kept"] for a in reversed(models) if a.metadata.get("kept")), {})
-    keys = ("structure", "criterion", "scope", "remove", "pattern", "modules", "entries", "hidden")
+    keys = ("structure", "criterion", "scope", "remove", "pattern", "modules", "entries", "hidden", "hides")
     removals = [(a.entry, item) for a in models for item in a.metadata.get("items", [])]
     items = [{"stage": entry, **{key: item[key] for key in keys if key in item}} for entry, item in removals]
     return {"items": items, "layers": layers_left(kept, roles["dense"]["layers"])}

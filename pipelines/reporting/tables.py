@@ -185,8 +185,8 @@ def density(report: Record) -> ReportTable:
         Column("density", "r", lambda row: percent(row["nonzeros"] / row["entries"])),
     ]
     note = (
-        "Linear layers of the merged blocks. n:m: at most n non-zeros in m consecutive inputs. Zeros are stored and computed: "
-        "parameters, bytes, FLOPs and latency count them."
+        "Linear layers of the blocks, merged unless it says: of W alone. n:m: at most n non-zeros in m consecutive inputs. "
+        "Zeros are stored and computed: parameters, bytes, FLOPs and latency count them."
     )
     return made("density", "What is zero", columns, report["density"], note)
 

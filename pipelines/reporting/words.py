@@ -243,6 +243,7 @@ def aimed(row: Record) -> str:
 def removal_text(item: Record) -> str:
     """'heads by delta, 6 per layer', 'weights by delta_or_weight, unstructured, 1,234 of 6,170 zero'."""
     if item["structure"] == "weights":
-        return f"weights by {item['criterion']}, {item['pattern']}, {item['hidden']:,} of {item['entries']:,} zero"
+        alone = " in W alone" if item.get("hides") == "weight" else ""
+        return f"weights by {item['criterion']}, {item['pattern']}, {item['hidden']:,} of {item['entries']:,} zero{alone}"
     everywhere = item["scope"] == "global" or item["structure"] == "layers"
     return f"{item['structure']} by {item['criterion']}, {item['remove']} {'in all' if everywhere else 'per layer'}"

@@ -15,6 +15,7 @@ from compressor.methods import (
     OF_TRAINING,
     OPTIONS,
     Child,
+    Deselected,
     Masks,
     Method,
     On,
@@ -26,7 +27,7 @@ from compressor.methods import (
     ground_of,
     method,
 )
-from compressor.models.modules import Modules
+from compressor.models.modules import REST, WideModules
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
@@ -41,9 +42,10 @@ class GroundConfig(StageConfig):
     on: On | None = Field(
         default=None, description="selective: Ω lies in the weights (default), or in the tensors of a lora or of adapters"
     )
-    modules: Modules | None = Field(
+    modules: WideModules | None = Field(
         default=None,
-        description="linear layers that are trained, or all; default those of the select before it, or query, value",
+        description="linear layers that are trained, or all; for selective also everything, with embeddings, norms and biases; "
+        "default those of the select before it, or query, value",
     )
     rank: int | None = Field(default=None, ge=1, le=limits.RANK, description="rank of the low-rank part, default 16")
     alpha: float | None = Field(
@@ -101,6 +103,10 @@ class TrainingConfig(GroundConfig):
         default=None, ge=-limits.EXPONENT, le=limits.EXPONENT, description="exponent of ID3's |g|/(|θ|+eps)^exp, default 0"
     )
     eps: float | None = Field(default=None, gt=0, le=limits.SCALE, description="eps of ID3's heuristic, default 1")
+    deselected: Deselected | None = Field(
+        default=None,
+        description="repeat: what is no longer chosen gets its pretrained value (reset, default), or keeps its own",
+    )
     mixout: float | None = Field(default=None, ge=0, lt=1, description="probability of a pretrained column, default 0.9")
     penalty: float | None = Field(
         default=None, ge=0, le=limits.SCALE, description="diff_pruning: cost of an open gate, default 1.25e-7"
@@ -277,7 +283,7 @@ def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable
         return
     missing = [name for name in chosen.modules if name not in (config.modules or chosen.modules)]
     if chosen.on == "weights" and missing:
-        what = f"select chose positions in {', '.join(missing)}, which is not tuned"
+        what = f"select chose positions in {'everything' if REST in missing else ', '.join(missing)}, which is not tuned"
         yield Problem("E404", what, "Use the same modules in both", ("modules",))
     for key in ("on", *(ground_of(chosen.on) if chosen.on != "weights" else ())):
         value, selected = getattr(config, key), getattr(chosen, key)

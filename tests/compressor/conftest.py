@@ -13,6 +13,7 @@ from compressor.methods import NAMES, Options, apply
 from compressor.methods.selective import ground
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES
+from compressor.models.modules import EVERYTHING
 from compressor.pruning.surgery import Removal
 from tests.tiny import own_keys
 
@@ -121,6 +122,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "full-top": ("full", {"top": 2}),
     "selective-on-lora": ("selective", {"on": "lora"}),
     "selective-on-adapter": ("selective", {"on": "adapter", "placement": "houlsby"}),
+    "selective-everything": ("selective", {"modules": EVERYTHING}),
     "mixout": ("mixout", {"mixout": 0.5}),
     "diff_pruning": ("diff_pruning", {"budget": 60, "penalty": 1e-4}),
     "diff_pruning-groups": ("diff_pruning", {"budget": 60, "penalty": 1e-4, "group_gates": True, "renew": 2}),
@@ -133,6 +135,8 @@ GROWING: dict[str, tuple[str, dict]] = {
     "id3": ("selective", {"strategy": "increment", "budget": 40}),
     "id3-exact": ("selective", {"strategy": "increment", "budget": 0.02, "schedule": "exact", "exp": -1.0, "eps": 0.5}),
     "repeat": ("selective", {"strategy": "repeat", "budget": 40}),
+    "id3-everything": ("selective", {"strategy": "increment", "budget": 40, "modules": EVERYTHING}),
+    "repeat-freeze": ("selective", {"strategy": "repeat", "budget": 40, "deselected": "freeze"}),
     "id3-on-lora": ("selective", {"strategy": "increment", "budget": 40, "on": "lora"}),
     "id3-on-adapter": ("selective", {"strategy": "increment", "budget": 0.2, "schedule": "exact", "on": "adapter"}),
 }
@@ -145,7 +149,7 @@ def prepared(
     """Apply a case to a model, with random places where it takes some; returns the options."""
     method, kind = {**CASES, **GROWING}[case]
     generator = generator or torch.Generator().manual_seed(2)
-    options = replace(OPTIONS, modules=modules, group="1", **kind)
+    options = replace(OPTIONS, **{"modules": modules, "group": "1", **kind})
     # the tensors of a LoRA or of adapters are there once they are attached: to a copy, or the model would have them twice
     matrices = ground(model if options.on == "weights" else copy.deepcopy(model), options)
     omega = {

@@ -5,11 +5,17 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from compressor.account import Places
 from compressor.checkpoint import load, save_checkpoint
+from compressor.compression import compression_of
 from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of, share
 from compressor.deltas.links import merge_all
-from compressor.methods import method
+from compressor.methods import Options, method
+from compressor.models.anatomy import matrices_of
+from compressor.models.hub import task_head
+from compressor.models.modules import EVERYTHING, MODULES
 from compressor.pruning.surgery import Removal, remove
 from pipelines.file.config import find_pipeline, load_pipeline
 from tests.compressor.conftest import APPLIES, CASES, tiny, tuned
@@ -109,3 +115,49 @@ def test_a_share_is_what_is_written():
     assert all(share(percent / 100, size) == percent * size // 100 for percent in range(1, 100) for size in (7, 100, 768**2))
     assert share(0.005, 12 * (4 * 768**2 + 2 * 768 * 3072)) == 424_673
     assert [share(0.999, 1000), share(1e-7, 10_000_000), share(1e-7, 9_999_999), share(5, 3)] == [999, 1, 0, 5]
+
+
+SHAPES = {
+    "roberta": {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1},
+    "bert": {},
+    "deberta-v2": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "relative_attention": True,
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+    },
+}
+"""Base sizes; the keys that differ from their config's defaults."""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "everything", "matrices"),
+    [
+        # SAM: floor(m p) = 620,275 at p = 0.005, of the model without pooler and task head
+        ("roberta", 124_055_040, 84_934_656),
+        # poolers stay frozen: 590,592 parameters of BERT's are not counted
+        ("bert", 109_482_240 - 590_592, 84_934_656),
+        # ID3: 184 M, of which the matrices of the blocks are 46 %
+        ("deberta-v2", 183_831_552, 84_934_656),
+    ],
+)
+def test_everything_is_every_parameter_of_the_base(architecture, everything, matrices):
+    with torch.device("meta"):
+        config = AutoConfig.for_model(architecture, **SHAPES[architecture])
+        model = AutoModelForSequenceClassification.from_config(config)
+        compression_of(model).head_parameters = task_head(model)
+    shape = shape_of(model)
+    for modules, size in ((EVERYTHING, everything), (MODULES, matrices)):
+        assert sum(matrix.original.numel() for matrix in matrices_of(model, modules)) == size
+        budget = Places(Options(modules=modules), "global", ratio=0.005)
+        assert budget.scopes(shape) == [size] and budget.total(shape) == size * 5 // 1000
+        growing = Options(modules=modules, strategy="increment", budget=0.005)
+        assert method("selective").count(shape, growing, 0) == size * 5 // 1000
+    if architecture == "roberta":
+        assert everything * 5 // 1000 == 620_275

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.deltas.links import chain
 from compressor.errors import UserError
 from compressor.models.anatomy import matrices_of
 from compressor.selection.gradients import Heuristic
@@ -61,13 +62,15 @@ def test_half_the_updates_of_a_static_choice(budget, steps):
     assert updates == budget * (steps + 1) / 2
 
 
-def grown(repeat: bool, steps: int, budget: int = 12, schedule: str = "exact", architecture: str = "bert"):
+def grown(
+    repeat: bool, steps: int, budget: int = 12, schedule: str = "exact", architecture: str = "bert", freeze: bool = False
+):
     """A tiny model whose Ω grew for `steps`; yields (step, dense scores before, matrices, growth) after every choice."""
     model = tiny(architecture)
     model.requires_grad_(False)
     matrices = matrices_of(model, ("query", "ffn_out"))
     heuristic = Heuristic(exp=2.0, eps=0.5)
-    plant(model, Growth(matrices, budget, heuristic=heuristic, schedule=schedule, repeat=repeat))
+    plant(model, Growth(matrices, budget, heuristic=heuristic, schedule=schedule, repeat=repeat, freeze=freeze))
     growth, grower = model.growth, grower_of(model, steps)
     optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=1e-2)
     labels = torch.tensor([0, 2, 1])
@@ -115,6 +118,33 @@ def test_repeat_holds_its_budget_and_what_leaves_falls_back():
             for i in (matrix.weight != old).flatten().nonzero()
         }
         assert moved <= now
+
+
+def dense(matrices) -> torch.Tensor:
+    return torch.cat([matrix.weight.detach().flatten() for matrix in matrices])
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_repeat_may_freeze_what_leaves(architecture):
+    """ID3's repeat-S: a step changes the chosen positions alone; what was ever chosen keeps what it learned, and goes on."""
+    ever, before, back = set(), None, 0
+    for _, scores, matrices, growth in grown(True, 8, architecture=architecture, freeze=True):
+        first = torch.cat([matrix.original.flatten() for matrix in matrices])
+        now, weights = places(matrices, growth), dense(matrices)
+        assert now == set(torch.sort(scores, descending=True, stable=True).indices[:12].tolist())
+        if before is not None:  # choosing itself changes no weight but by rounding, stepping only the chosen
+            assert torch.allclose(weights, before[1], atol=1e-15, rtol=0) or before[0]
+            moved = set((weights - before[1]).abs().gt(1e-15).nonzero().flatten().tolist())
+            assert moved <= before[0]
+            back += len((now - before[0]) & ever)
+        ever |= now
+        assert set((weights != first).nonzero().flatten().tolist()) <= ever
+        before = (now, weights)
+    assert back and len(ever) > 12
+    settled = [chain(matrix.owner)[-1].settled() for matrix in matrices] if architecture == "bert" else []
+    for matrix, link in zip(matrices, settled, strict=False):
+        assert torch.equal(link(matrix.original), matrix.weight)
+        assert torch.equal(link.omega, link.omega.unique())
 
 
 def offsets(matrices) -> list[int]:

@@ -3,19 +3,22 @@
 import pytest
 import torch
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
+from compressor.checkpoint import load_state, save_state
 from compressor.cost import INSERTS
 from compressor.deltas.inserts import Insert
 from compressor.deltas.kinds.low_rank import LowRank
-from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.kinds.mask import Mask, WeightMask
 from compressor.deltas.kinds.offset import Offset
 from compressor.deltas.kinds.refit import Refit
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.kinds.vera import Drawn, Vera
-from compressor.deltas.links import Delta, Place, attach, delta_of
+from compressor.deltas.links import Delta, Place, attach, delta_of, merge_all, merged_copy
 from compressor.deltas.registry import KINDS
 from compressor.deltas.sources import PlainTensors, Shared
-from compressor.storage.changes import rebuild, record
+from compressor.storage.changes import describe_changes, rebuild, record
+from tests.compressor.conftest import logits, tiny, tuned
 
 OUT, IN = 6, 10
 
@@ -30,6 +33,7 @@ LINKS = {
     "offset": lambda: Offset(drawn(OUT, IN), "g"),
     "refit": lambda: Refit(drawn(OUT, IN), "g"),
     "mask": lambda: Mask(drawn(OUT, IN) > 0, group="g"),
+    "weight_mask": lambda: WeightMask(drawn(OUT, IN) > 0, group="g"),
     "vera": lambda: Vera(Drawn("p", "g", seed=0, rank=2, out=OUT, into=IN), drawn(OUT), drawn(2), group="g"),
 }
 PLACES = {"whole": Place(), "transposed": Place(transposed=True), "rows": Place(rows=(3, 3 + OUT))}
@@ -60,7 +64,7 @@ def test_it_comes_back_from_its_tensors(link, place):
     weight = drawn(OUT, IN) if place == "whole" else drawn(IN, OUT) if place == "transposed" else drawn(OUT + 5, IN)
     assert again.place == link.place and again.group == "g" and torch.equal(again(weight), link(weight))
     assert again.fits(weight) and not again.fits(weight[:, :-1]) and not again.fits(weight[:-3])
-    assert link.masks or not again.fits(weight.float())
+    assert isinstance(link, Mask) or not again.fits(weight.float())
 
 
 def test_what_is_cut_is_what_is_left(link):
@@ -113,3 +117,22 @@ def test_a_mask_alone_stays_last_and_is_no_part_of_the_delta(link):
     attach(layer, link)
     assert not layer.weight.any()
     assert torch.allclose(delta_of(layer), dense(link) if link.tuned else torch.zeros_like(dense(link)), atol=1e-12)
+
+
+def test_a_tied_parameter_has_one_delta(tmp_path, monkeypatch):
+    """A decoder's embeddings are its head, too: both uses change alike, are stored once, and are one parameter when merged."""
+
+    def decoder():
+        return tiny("llama", torch.float32, auto=AutoModelForCausalLM, tie_word_embeddings=True)
+
+    model, base = tuned(decoder(), "selective-everything"), decoder()
+    before = logits(model)
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    assert not torch.equal(model.lm_head.weight, base.lm_head.weight)
+    assert "lm_head.weight" not in describe_changes(model)[0]["links"]
+    save_state(model, tmp_path, base="here", base_sha256="0", label_names=[])
+    monkeypatch.setattr("compressor.checkpoint.build", lambda *_: base)
+    again = load_state(tmp_path, tmp_path)
+    for merged in (merged_copy(model), merge_all(again)):
+        assert merged.lm_head.weight is merged.model.embed_tokens.weight
+        assert torch.equal(logits(merged), before)

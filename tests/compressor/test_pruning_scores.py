@@ -39,6 +39,18 @@ def test_head_scores_are_the_sum_over_the_heads_rows(architecture):
     assert torch.isclose(scores[1][1], by_hand.to(scores[1].dtype))
 
 
+def test_heads_are_scored_by_the_modules_that_are_named():
+    """DSEE table 7 sums |W + ΔW| over query and value alone, not over key."""
+    model = tuned(tiny("bert"), "dsee", ("query", "value"))
+    layer = layers_of(model)[0]
+    for criterion, weight in (("weight_plus_delta", lambda one: one.weight), ("weight", lambda one: one.original)):
+        score = weight_scores(model, "heads", criterion, changes_of(model), ("query", "value"))[0][1]
+        by_hand = sum(weight(layer.matrix(name))[8:16].abs().sum() for name in ("query", "value"))
+        assert torch.isclose(score, by_hand.to(score.dtype))
+    with pytest.raises(UserError, match="E502 heads by criterion delta: nothing was tuned on key"):
+        weight_scores(model, "heads", "delta", changes_of(model), ("key",))
+
+
 def test_neuron_scores_take_rows_and_columns():
     model = tuned(tiny("bert"), "lora", ("ffn_in", "ffn_out"))
     layer, number = layers_of(model)[0], 7

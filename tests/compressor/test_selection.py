@@ -17,8 +17,10 @@ from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
 from compressor.selection.choice import WEIGHT_SCORES, choose_all, choose_places, select, weight_score
 from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
+from compressor.selection.rpca import decompose
 from compressor.selection.score_names import DATA_SCORES, SCORES
-from pipelines.stages.select.config import SelectConfig
+from compressor.selection.settings import Setting
+from pipelines.stages.select.config import SelectConfig, ground_problems
 from tests.compressor.conftest import encoding, tiny
 
 
@@ -232,3 +234,14 @@ def test_entries_to_hide_by_what_is_no_number_are_an_error():
         hide_lowest([matrix], {matrix.path: scores}, 5)
     with pytest.raises(UserError, match="E409"):
         hide_all_but(matrix, scores, NofM(2, 4))
+
+
+def test_the_rank_of_rpca_is_that_of_its_low_rank_part():
+    """DSEE eq. 1: r bounds U V, here of the default setting; a stage's training does not inherit it."""
+    weight = torch.randn(24, 24, generator=torch.Generator().manual_seed(0))
+    by_hand = decompose(weight, Setting(rank=6), seed=3)
+    assert by_hand.U.shape[1] == 6
+    assert torch.equal(weight_score(weight, "rpca", 3, rank=6), by_hand.S.abs())
+    assert torch.equal(weight_score(weight, "rpca", 3, rank=None), weight_score(weight, "rpca", 3))
+    config = SelectConfig(rank=6)
+    assert not list(ground_problems(config)) and config.ground() == SelectConfig().ground()

@@ -18,10 +18,12 @@ from transformers import AutoConfig, AutoModel
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.tasks import TaskConfig
+from compressor.tasks.data import TokenRows, tensor_batches
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.reading import read_task
 from compressor.tasks.sources import content as content_file
+from compressor.tasks.task_kind import kind_of
 
 GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
 
@@ -343,3 +345,19 @@ def test_matthews_by_hand():
     assert matthews(np.eye(2)[predicted], labels) == pytest.approx(expected)
     assert matthews(np.eye(3)[[0, 1, 2, 1]], np.array([0, 1, 2, 1])) == 1.0
     assert matthews(np.eye(2)[[1, 1, 1]], np.array([0, 1, 1])) == 0.0
+
+
+def test_more_rows_than_there_are_come_again_in_another_order():
+    """SAM's burn-in: 600 batches of 16 whatever the rows (methods.md 4.2), here of CB's 250."""
+    rows = TokenRows(
+        [{"input_ids": [number, 3], "attention_mask": [1, 1]} for number in range(250)],
+        np.arange(250),
+        kind_of("classification"),
+    )
+    repeated = rows.repeated(9600, seed=1)
+    passes = [repeated.labels[start : start + 250].tolist() for start in range(0, 9600, 250)]
+    assert all(sorted(one) == list(range(250)) for one in passes[:-1]) and passes[0] != passes[1]
+    assert len(set(passes[-1])) == 9600 % 250
+    assert repeated.at(range(200)).labels.tolist() == rows.draw(200, seed=1).labels.tolist()
+    made = [labels for _, labels in tensor_batches(repeated, 0, 16, in_order=True)]
+    assert len(made) == 600 and torch.equal(torch.cat(made), torch.from_numpy(repeated.labels))

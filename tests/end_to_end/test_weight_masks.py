@@ -65,6 +65,22 @@ def test_the_papers_pools_through_to_the_report(tmp_path):
     assert "## What is zero" in text and f"{adapted + others - removed:,}" in text
 
 
+@pytest.mark.slow
+def test_what_is_hidden_in_w_alone_is_exported_with_the_delta_apart(tmp_path):
+    """DSEE section 3.3: the report counts the zeros of M ⊙ W, the files compute ΔW beside it."""
+    prune = {"prune": {"structure": "weights", "remove": 0.2, "hides": "weight"}}
+    export = {"export": {"precision": ["fp32"], "merge": False}}
+    measured = [{"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}}, {"report": None}]
+    plan, result = ran(tmp_path, *TUNE, prune, {"recover": {**FAST, "control": False}}, export, *measured)
+    adapted, others = 4 * 32 * 32, 4 * 32 * 32 + 4 * 24 * 32
+    left = adapted + others - int(0.2 * adapted) - int(0.2 * others)
+    report = json.loads((result.folder / "report.json").read_text())
+    (row,) = [row for row in report["density"] if row["pattern"]]
+    assert (row["pattern"], row["entries"], row["nonzeros"]) == ("unstructured, of W alone", adapted + others, left)
+    (planned,) = [row for row in plan.rows() if row[0].startswith("non-zeros")]
+    assert "of W alone" in planned[0] and planned[2].startswith(f"{left:,} (")
+
+
 @pytest.mark.parametrize(
     "recover",
     [

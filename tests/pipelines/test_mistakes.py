@@ -188,6 +188,40 @@ MISTAKES = [
         weights("remove: {adapted: 0.5}"),
         "E105 {file}:7: stages[2].prune.remove: key 'others' is missing",
     ),
+    Mistake(
+        "a merge that fills what is hidden in W alone",
+        weights("remove: 0.5, hides: weight"),
+        "E412 {file}:9: stages[4].merge: merging would fill the zeros of 'prune', which hides W alone",
+    ),
+    Mistake(
+        "training all of what is hidden in W alone",
+        rewrite(
+            PIPELINE.replace(*weights("remove: 0.5, hides: weight"))
+            .replace("method: same", "method: full")
+            .split("  - merge")[0]
+        ),
+        "E412 {file}:8: stages[3].recover: training every weight would fill the zeros of 'prune'",
+    ),
+    Mistake(
+        "W alone where nothing is apart from it",
+        rewrite(
+            PIPELINE.replace(*weights("remove: 0.5, hides: weight"))
+            .replace("  - select: {count: 4}\n", "")
+            .replace("rank: 4", "method: full")
+            .replace("  - merge:\n  - export:\n  - benchmark: {length: [16, 64]}\n", "")
+        ),
+        "E412 {file}:6: stages[1].prune.hides: hides: weight keeps ΔW apart",
+    ),
+    Mistake(
+        "modules that a structure is not scored by",
+        pruning("structure: heads, criterion: delta, remove: 1, modules: [query, ffn_in]"),
+        "E104 {file}:7: stages[2].prune: ffn_in is not scored for heads",
+    ),
+    Mistake(
+        "modules of a criterion of the loss",
+        pruning("structure: heads, criterion: taylor, remove: 1, modules: query"),
+        "E104 {file}:7: stages[2].prune: modules is not used by criterion taylor",
+    ),
     Mistake("a unit's key", weights("remove: 0.5, normalise: true"), "E102 {file}:7: stages[2].prune.normalise: unknown key"),
     Mistake(
         "less than one weight", weights("remove: 1e-5"), "E501 {file}:7: stages[2].prune: remove: 1e-05 is less than one of"
@@ -412,6 +446,31 @@ MISTAKES = [
         "E302 {file}:5: stages[0].select: architecture 'bert' has no ffn_gate",
     ),
     Mistake(
+        "everything by rpca",
+        ("count: 4}", "scope: global, count: 4, modules: everything}"),
+        "E411 {file}:5: stages[0].select.modules: modules: everything is not possible with score rpca",
+    ),
+    Mistake(
+        "everything of a lora",
+        within("score: random, scope: global, count: 4, on: lora, modules: everything", ""),
+        "E411 {file}:5: stages[0].select.modules: modules: everything is not possible with a select on lora",
+    ),
+    Mistake(
+        "everything of each matrix",
+        ("count: 4}", "score: random, count: 4, modules: everything}"),
+        "E403 {file}:5: stages[0].select: modules: everything with scope matrix",
+    ),
+    Mistake(
+        "everything with dsee",
+        ("count: 4}", "score: random, scope: global, count: 4, modules: everything}"),
+        "E411 {file}:6: stages[1].tune: modules: everything is not possible with method dsee",
+    ),
+    Mistake(
+        "everything trained, less chosen",
+        within("score: random, scope: global, count: 4, modules: everything", "modules: all"),
+        "E404 {file}:6: stages[1].tune.modules: select chose positions in everything, which is not tuned",
+    ),
+    Mistake(
         "another method's key", ("rank: 4", "bottleneck: 4"), "E403 {file}:6: stages[1].tune.bottleneck: bottleneck is not used"
     ),
     Mistake(
@@ -442,7 +501,9 @@ MISTAKES = [
         "E403 {file}:5: stages[0].tune.checkpoints: checkpoints lie below the budget 9",
     ),
     Mistake(
-        "a rank of weights", ("count: 4}", "count: 4, rank: 8}"), "E403 {file}:5: stages[0].select.rank: rank is not used by"
+        "a rank of weights",
+        ("count: 4}", "count: 4, score: pafi, rank: 8}"),
+        "E403 {file}:5: stages[0].select.rank: rank is not used by",
     ),
     Mistake(
         "dsee on a lora",

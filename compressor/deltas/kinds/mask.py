@@ -1,6 +1,8 @@
-"""M ⊙ (W + ΔW): masks that keep single weights at zero."""
+"""M ⊙ (W + ΔW), or M ⊙ W + ΔW: masks that keep single weights at zero."""
 
 from __future__ import annotations
+
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,8 +28,8 @@ class Mask(Delta):
         # selected, not multiplied: -1 x 0 is -0.0, and infinity x 0 is NaN
         return torch.where(self.keep, weight, 0.0)
 
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Mask:
-        return Mask(self.keep[rows][:, columns].clone(), self.pattern, self.group)
+    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Self:
+        return type(self)(self.keep[rows][:, columns].clone(), self.pattern, self.group)
 
     def settings(self) -> dict:
         return {**super().settings(), "pattern": self.pattern}
@@ -38,3 +40,23 @@ class Mask(Delta):
 
     def suits(self, shape: torch.Size) -> bool:
         return self.keep.shape == shape
+
+
+class WeightMask(Mask):
+    """M ⊙ W + ΔW: first in the chain, so that the mask hides the frozen weight alone (DSEE section 3.3).
+
+    ΔW stays dense, and so does the merged matrix: the zeros last as long as base and delta are apart.
+    """
+
+    kind = "weight_mask"
+    masks, tuned, first = False, False, True
+
+    def separable(self, size: int) -> bool:
+        # nothing is trained, so the links beside it can still have their gradients by factors
+        return True
+
+    def trained(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def gradients(self, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -45,9 +46,9 @@ class Sparse(Delta):
     def change(self, weight: Tensor) -> Tensor:
         return add_at(weight, self.omega, self.values)
 
-    def cut(self, shape: tuple[int, int], rows: Tensor, columns: Tensor) -> Sparse:
-        width, device = shape[1], self.omega.device
-        rows, columns = rows.to(device), columns.to(device)
+    def cut(self, shape: tuple[int, ...], rows: Tensor, columns: Tensor) -> Sparse:
+        width, device = math.prod(shape[1:]), self.omega.device
+        rows, columns = rows.to(device), columns.to(device) if len(shape) > 1 else rows.new_zeros(1, device=device)
         row, column = self.omega.long() // width, self.omega.long() % width
         kept = torch.isin(row, rows) & torch.isin(column, columns)
         new_row, new_column = torch.searchsorted(rows, row[kept]), torch.searchsorted(columns, column[kept])

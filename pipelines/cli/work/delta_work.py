@@ -19,6 +19,7 @@ from compressor.checkpoint import STATE_FILE, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES, build, find_folder, is_hub_id, resolve
+from compressor.pruning.weights import require_zeros_kept
 from compressor.storage.delta_comparison import compare_deltas
 from compressor.storage.delta_file import DAMAGED, DeltaFile, damaged, header_size, read, stored, write
 from compressor.storage.layout import accounts
@@ -86,6 +87,7 @@ def apply(file: Path, base: str | None, out: Path) -> None:
     delta = read(file)
     with _quiet():
         model = load_on(delta, base, file)
+        require_zeros_kept(model)
         save_checkpoint(merge_all(model), out, base_of(delta, base).folder)
     click.echo(f"merged: {out}")
 

@@ -6,17 +6,20 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, paper_flops_ratio, shape_of
 from compressor.deltas.links import merge_all
+from compressor.models.anatomy import layers_of
 from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.weights import nonzeros
+from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
 from export.latency.machine_limits import Limits, measure_limits
@@ -191,6 +194,13 @@ def against_control(judged: MetricInputs, control: MetricInputs | None) -> dict[
     return {"control_interval": list(judged.change_from(control))} if control else {}
 
 
+def masked_alone(model: nn.Module) -> list[dict[str, Any]]:
+    """Densities of an unmerged model whose masks hide W alone; none for other models."""
+    layers = layers_of(model)
+    alone = any(layer.matrix(name).weight_mask for layer in layers for name in layer.names)
+    return [asdict(row) for row in densities(model)] if alone else []
+
+
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record per candidate, latencies of one interleaved run, and the machine."""
     data = load_data(inputs)
@@ -202,7 +212,10 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         rows = [row for row in every if row not in skipped]
         for row in skipped:
             workspace.say(f"{row.name} is not measured: {row.why_left_out}")
-        models = {"dense": dense, "compressed": merge_all(load_model(merged, inputs.base))}
+        models = {"dense": dense, "compressed": load_model(merged, inputs.base)}
+        density = merged.metadata.get("density") or masked_alone(models["compressed"])
+        if not density:
+            merge_all(models["compressed"])
         shapes, remaining = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
         metric_inputs = {row.name: evaluate(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
@@ -229,7 +242,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 "precision": row.precision,
                 "bytes": row.bytes,
                 "nonzeros": remaining[row.model],
-                "density": merged.metadata.get("density", []) if row.model == "compressed" else [],
+                "density": density if row.model == "compressed" else [],
                 "quality": metric_inputs[row.name].quality,
                 "difference_interval": [low, high],
                 **against_control(metric_inputs[row.name], control if row.model == "compressed" else None),

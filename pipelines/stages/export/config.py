@@ -132,7 +132,7 @@ def plan(config: ExportConfig, plan: Plan) -> Plan:
         for precision in config.precisions_of(runtime):
             RUNTIMES[runtime].require_instructions(precision)
     if not config.merge:
-        if plan.sparsity:
+        if any(masked.hides == "both" for masked in plan.sparsity):
             raise UserError(
                 "E644", "a mask over single weights lies over the sum of base and delta", "Put a merge before export"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
+from pipelines.stages.prune.prune_weights import filled_problems
 
 
 class MergeConfig(StageConfig):
@@ -14,6 +15,7 @@ class MergeConfig(StageConfig):
 def check(config: MergeConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if any(entry.row.merges for entry in earlier):
         yield Problem("E504", "the model is merged already", "Remove the second merge")
+    yield from filled_problems("merging", earlier)
 
 
 STAGE = Stage(

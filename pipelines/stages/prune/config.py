@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.methods import method
-from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning_criteria import Criterion, Structure
+from compressor.models.modules import MODULES, STRUCTURES, Modules
+from compressor.pruning_criteria import SUMS, Criterion, Structure
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
@@ -50,6 +50,10 @@ class PruneItem(BaseModel):
     normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
     remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
     rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor, fisher and reconstruction use")
+    # without a default value, so that results of pipelines without this key keep their fingerprints
+    modules: Modules | None = Field(
+        default=None, description="delta, weight: the linear layers whose entries are summed, default all of the structure"
+    )
 
     @property
     def everywhere(self) -> bool:
@@ -60,6 +64,17 @@ class PruneItem(BaseModel):
     def _normalize_means_something(self) -> PruneItem:
         if self.normalize and self.scope == "layer":
             raise ValueError("normalize compares layers: it goes with scope: global")
+        return self
+
+    @model_validator(mode="after")
+    def _modules_are_scored(self) -> PruneItem:
+        if self.modules is None:
+            return self
+        if self.criterion not in SUMS:
+            raise ValueError(f"modules is not used by criterion {self.criterion}: it goes with {', '.join(SUMS)}")
+        scored = MODULES_OF.get(self.structure, MODULES)
+        if odd := [name for name in self.modules if name not in scored]:
+            raise ValueError(f"{odd[0]} is not scored for {self.structure}: name some of {', '.join(scored)}")
         return self
 
 
@@ -133,7 +148,7 @@ class PruneConfig(StageConfig):
         if self.search is None:
             units = [(number, item) for number, item in enumerate(self.items) if item.structure != "weights"]
             return [
-                (("items", number, "criterion"), ScoreSettings(item.structure, item.criterion, item.rows))
+                (("items", number, "criterion"), ScoreSettings(item.structure, item.criterion, item.rows, item.modules))
                 for number, item in units
             ]
         rows = self.search.rows
@@ -190,7 +205,7 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
         if item.structure == "weights":
             yield from prune_weights.problems(item, number, touched)
     for key, item in config.scored:
-        modules = MODULES_OF.get(item.structure, MODULES)
+        modules = item.modules or MODULES_OF.get(item.structure, MODULES)
         if item.criterion == "delta" and touched is not None and not touched & set(modules):
             yield Problem(
                 "E502",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.pruning.scores import changes_of
-from compressor.pruning.weights import hide_all_but, hide_lowest, importance, loss_importance
+from compressor.pruning.weights import hide_all_but, hide_lowest, importance, loss_importance, mask_of
 from compressor.pruning_criteria import LOSS_POWER
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import torch_forward
@@ -30,23 +31,28 @@ def carry_out(
     changes = changes_of(model, base)
     matrices = matrices_of(model, item.modules)
     scores = score(item, model, matrices, changes, seed, data, workspace)
-    before, pools = merged_copy(model), []
+    before, pools, hides = merged_copy(model), [], item.hides or "both"
     if item.nm:
         for matrix in matrices:
-            hide_all_but(matrix, scores[matrix.path], item.nm)
+            hide_all_but(matrix, scores[matrix.path], item.nm, hides)
     else:
         sizes = [matrix.original.numel() for matrix in matrices]
         adapted = [matrix.path in changes for matrix in matrices]
         pools = pools_of(item, [matrix.path for matrix in matrices], sizes, adapted)
         for pool in pools:
-            hide_lowest([matrices[number] for number in pool.members], scores, pool.count)
-    overwrite(before, matrices)
+            hide_lowest([matrices[number] for number in pool.members], scores, pool.count, hides)
+    if hides == "both":
+        overwrite(before, matrices)
+    else:
+        before = without_weights(model, matrices)
     rows = data.compared(PARITY_ROWS)
     reference = predict_rows(torch_forward(before), rows, data, workspace, "weights overwritten")
     candidate = predict_rows(torch_forward(model), rows, data, workspace, "weights masked")
     result = compare("weights overwritten -> masked", "merged", reference, candidate, rows.labels, task=rows.kind)
     require(result)
-    requested = {**item.model_dump(), "modules": modules_of(model, item.modules)}
+    # a key that was not given must not change what later stages are made from
+    left_out = {"hides"} if item.hides is None else set()
+    requested = {**item.model_dump(exclude=left_out), "modules": modules_of(model, item.modules)}
     return {**requested, **account(item, matrices, pools), "parity": result.to_json()}
 
 
@@ -77,9 +83,25 @@ def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:
                 matrix.weight.detach()[hidden[matrix.path]] = 0.0
 
 
+@torch.no_grad()
+def without_weights(model: nn.Module, matrices: Sequence[Matrix]) -> nn.Module:
+    """A merged copy in which W itself is overwritten with zeros where a mask hides it, and ΔW is added to that."""
+    stored = []
+    for matrix in matrices:
+        mask, weight = matrix.weight_mask, matrix.original
+        stored.append((mask, mask.keep, weight, weight.clone()))
+        weight[~mask.keep] = 0.0
+        mask.keep = torch.ones_like(mask.keep)
+    merged = merged_copy(model)
+    for mask, keep, weight, value in stored:
+        mask.keep = keep
+        weight.copy_(value)
+    return merged
+
+
 def account(item: WeightsItem, matrices: Sequence[Matrix], pools: Sequence[Pool]) -> dict[str, Any]:
     """How many weights the item covers and how many of them are masked now, pool by pool for global ones."""
     entries = sum(matrix.original.numel() for matrix in matrices)
-    hidden = sum(int((~matrix.mask.keep).sum()) for matrix in matrices)
+    hidden = sum(int((~mask_of(matrix, item.hides or "both").keep).sum()) for matrix in matrices)
     shown = [{"pool": pool.name, "entries": pool.entries, "hidden": pool.count} for pool in pools if item.scope != "matrix"]
     return {"matrices": len(matrices), "entries": entries, "hidden": hidden, "pools": shown}

@@ -13,8 +13,8 @@ from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, Modules
-from compressor.pruning_criteria import UNSTRUCTURED, NofM, Pattern, WeightCriterion
-from pipelines.engine.stage import Problem
+from compressor.pruning_criteria import UNSTRUCTURED, Hides, NofM, Pattern, WeightCriterion
+from pipelines.engine.stage import Entry, Problem
 from pipelines.file import limits
 
 Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
@@ -54,6 +54,10 @@ class WeightsItem(BaseModel):
     )
     modules: Modules = Field(default=MODULES, description="linear layers whose weights may be removed, default all")
     rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor and fisher use")
+    # without a default value, so that results of pipelines without this key keep their fingerprints
+    hides: Hides | None = Field(
+        default=None, description="what the mask hides: base and delta (both, default), or the base's weight alone (weight)"
+    )
 
     @model_validator(mode="after")
     def _keys_fit_the_pattern(self) -> WeightsItem:
@@ -83,6 +87,9 @@ EVERYWHERE = ("query", "key", "value", "output", "ffn_in", "ffn_out")
 
 def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterable[Problem]:
     """Faults that can be found without a model; `touched` are the modules with a ΔW, None for all."""
+    if item.hides == "weight" and touched is None:
+        what = "hides: weight keeps ΔW apart from the weight that it hides, after method full there is no such ΔW"
+        yield Problem("E412", what, "Leave out hides, or tune by another method", ("items", number, "hides"))
     if item.criterion != "delta" or touched is None:
         return
     modules = EVERYWHERE if item.modules == MODULES else item.modules
@@ -90,6 +97,15 @@ def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterab
         what = f"weights by criterion delta, but no stage tunes {', '.join(bare)}"
         fix = "Name the tuned modules, or use delta_or_weight"
         yield Problem("E502", what, fix, ("items", number, "criterion"))
+
+
+def filled_problems(what: str, earlier: Iterable[Entry]) -> Iterable[Problem]:
+    """Fault of a stage that would merge ΔW into weights that an earlier prune with hides: weight keeps at zero."""
+    for entry in earlier:
+        if entry.row.removes and any(getattr(item, "hides", None) == "weight" for item in entry.config.items):
+            told = f"{what} would fill the zeros of '{entry.id}', which hides W alone: M ⊙ W + ΔW is dense"
+            yield Problem("E412", told, "Use merge: false in export, or leave out hides: weight in the prune")
+            return
 
 
 @dataclass(frozen=True)
@@ -146,7 +162,7 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
         hidden = sum(pool.count for pool in pools_of(item, pool_names, sizes, [name in touched for name in names]))
         _more_than_before(plan, item, hidden)
     over = bool(item.nm) and any(set(names) & set(masked.modules) for masked in plan.sparsity)
-    made = Sparsity(item.pattern, tuple(dict.fromkeys(names)), sum(sizes), hidden, over)
+    made = Sparsity(item.pattern, tuple(dict.fromkeys(names)), sum(sizes), hidden, over, item.hides or "both")
     return replace(plan, sparsity=(*plan.sparsity, made))
 
 

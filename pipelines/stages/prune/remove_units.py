@@ -35,7 +35,7 @@ def score(
     if item.criterion == "random":
         return random_scores(model, item.structure, seed)
     if item.criterion not in LOSS_POWER:
-        return weight_scores(model, item.structure, item.criterion, changes_of(model, base))
+        return weight_scores(model, item.structure, item.criterion, changes_of(model, base), item.modules)
     rows, by_states = data.train.sample(item.rows), item.criterion == "reconstruction"
     steps = len(rows) * (len(layers_of(model)) if by_states else 1)
     with workspace.progress(f"scoring {item.structure} by {item.criterion}", steps) as bar:
@@ -61,7 +61,9 @@ def carry_out(
     """Score, remove and check one item, in place. Raises CheckError E6xx when removed and masked differ."""
     scores = score(item, model, base, seed, data, workspace)
     removals = removals_of(item, model, scores)
-    return {**item.model_dump(), "parity": cut(item.structure, removals, model, base, data, workspace)}
+    # a key that was not given must not change what later stages are made from
+    requested = item.model_dump(exclude={"modules"} if item.modules is None else set())
+    return {**requested, "parity": cut(item.structure, removals, model, base, data, workspace)}
 
 
 def cut(

@@ -155,6 +155,7 @@ class ScoreSettings:
     structure: Unit
     criterion: Criterion
     rows: int
+    modules: tuple[str, ...] | None = None
 
 
 def closed_form(target: Target) -> Measure:

@@ -14,6 +14,7 @@ from compressor.methods import NAMES, OPTIONS, On, method
 from compressor.tasks import TaskConfig
 from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, one_task_only
 from pipelines.file import limits
+from pipelines.stages.prune.prune_weights import filled_problems
 from pipelines.stages.training_config import (
     TrainingConfig,
     kind_problems,
@@ -105,6 +106,8 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
     yield from merged_problems("recover", earlier)
+    if config.method == "full":
+        yield from filled_problems("training every weight", earlier)
     fresh = fresh_places(earlier)
     if config.method == "same":
         yield from same_problems(config, earlier, fresh)

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from compressor.account import Places, Plan
 from compressor.errors import UserError
-from compressor.methods import GROUND, On, ground_of
-from compressor.models.modules import Modules
+from compressor.methods import GROUND, On, Options, ground_of
+from compressor.models.modules import REST, WideModules
 from compressor.selection.score_names import DATA_SCORES, DataScore, Scope, WeightScore
 from compressor.selection.settings import SettingName
 from pipelines.engine.stage import Entry, Problem, Stage
@@ -35,10 +35,16 @@ class SelectConfig(GroundConfig):
     scope: Scope = Field(default="matrix", description="scope of count or ratio: each matrix, each layer, or the whole model")
     count: int | None = Field(default=None, ge=1, le=limits.COUNT, description="positions in each scope, default 16 a matrix")
     ratio: float | None = Field(default=None, gt=0, lt=1, description="instead of count: the share of each scope's weights")
-    modules: Modules = Field(default=DEFAULT_MODULES, description="linear layers in which positions are chosen, or all")
+    modules: WideModules = Field(
+        default=DEFAULT_MODULES,
+        description="linear layers in which positions are chosen, or all; everything: embeddings, norms and biases too",
+    )
     setting: SettingName | None = Field(default=None, description="settings of rpca; `released` follows DSEE's published code")
     samples: int | None = Field(
-        default=None, ge=1, le=limits.ROWS, description="training rows for fish, sam and d3, default 1024"
+        default=None,
+        ge=1,
+        le=limits.ROWS,
+        description="training rows for fish, sam and d3, default 1024 or all; more than there are: repeated, pass after pass",
     )
     batch_size: int | None = Field(
         default=None, ge=1, le=limits.BATCH, description="rows per gradient; default 1 for fish, 16 for sam and d3"
@@ -51,6 +57,11 @@ class SelectConfig(GroundConfig):
         default=None, ge=-limits.EXPONENT, le=limits.EXPONENT, description="exponent of d3's |g|/(|θ|+eps)^exp, default 0"
     )
     eps: float | None = Field(default=None, gt=0, le=limits.SCALE, description="eps of d3, default 1")
+
+    def ground(self, selected: Options | None = None) -> Options:
+        # of weights, rank is that of rpca's low-rank part, which no training inherits
+        keys = self.model_copy(update={"rank": None}) if self.on == "weights" else self
+        return GroundConfig.ground(keys, selected)
 
     @property
     def places(self) -> Places:
@@ -79,11 +90,27 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used by score {config.score}", "Remove it, or name another score", (key,))
     yield from ground_problems(config)
+    yield from everything_problems(config)
+
+
+def everything_problems(config: SelectConfig) -> Iterable[Problem]:
+    """Faults of `modules: everything`."""
+    if REST not in config.modules:
+        return
+    if config.score == "rpca" or config.on != "weights":
+        who = f"a select on {config.on}" if config.on != "weights" else "score rpca"
+        what = f"modules: everything is not possible with {who}, which takes matrices of the blocks"
+        yield Problem("E411", what, "Use modules: all, or another score on the weights, e.g. score: sam", ("modules",))
+    elif config.scope != "global":
+        what = f"modules: everything with scope {config.scope}: embeddings are in no block, and short vectors would get nothing"
+        yield Problem("E403", what, "Use scope: global, one budget for all of them", ("scope",))
 
 
 def ground_problems(config: SelectConfig) -> Iterable[Problem]:
     """Faults: keys that are not used where Ω lies, and scores that cannot rank entries there."""
     for key in GROUND:
+        if key == "rank" and config.score == "rpca" and config.on == "weights":
+            continue
         if key in config.model_fields_set and getattr(config, key) is not None and key not in ground_of(config.on):
             yield Problem("E403", f"{key} is not used by a select on {config.on}", "Remove the key", (key,))
     if config.on == "weights":
@@ -142,4 +169,6 @@ STAGE = Stage(
     run="pipelines.stages.select.run:run",
     plan=plan,
     estimate=estimate,
+    # since rows are repeated: an earlier choice by more samples than rows is another
+    surroundings=lambda config: {"repeated": True} if config.samples else {},
 )

@@ -72,6 +72,8 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
         model = build(base, ["0", "1"]) if earlier is None else load_state(earlier.folder, base, changes=False)
         matrices = matrices_of(model, config.modules)
     settings = {key: getattr(config, key) for key in OF_RPCA if getattr(config, key) is not None}
+    if config.score == "rpca":
+        settings["rank"] = config.rank
     scores = {}
     with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
         for matrix in matrices:
@@ -87,7 +89,10 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
     """Scores by the task's gradients, on the model as the next stage will train it: tuned so far, with its head."""
     data = load_data(inputs)
     model, matrices = start(config, inputs, data)
-    rows = data.train.draw(config.samples or 1024, inputs.seed)
+    wanted = config.samples or min(1024, len(data.train))
+    # more than there are: batches as in a training, which repeats the rows in another order
+    again = wanted > len(data.train)
+    rows = data.train.repeated(wanted, inputs.seed) if again else data.train.draw(wanted, inputs.seed)
     size = config.batch_size or (1 if config.score == "fish" else 16)
     heuristic = Heuristic(**{key: getattr(config, key) for key in OF_D3 if getattr(config, key) is not None})
     with workspace.progress(f"scoring by {config.score}", len(rows)) as bar:
@@ -95,7 +100,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             model,
             matrices,
             config.score,
-            tensor_batches(rows, data.pad_id, size),
+            tensor_batches(rows, data.pad_id, size, in_order=again),
             settings=GradientSettings(config.mode == "train", config.clip),
             heuristic=heuristic,
             kind=data.kind,
