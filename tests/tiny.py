@@ -214,7 +214,34 @@ STAGES = [
 """The same without what takes longest, which tests/end_to_end/test_whole_path.py has."""
 
 
-WRITERS = {"classification": write_data, "regression": write_scores, "tokens": write_tags, "generation": write_prompts}
+def write_labels(folder: Path, *, rows: int = 160) -> dict:
+    """The same with several labels: for a good word, a bad one, and a certain other. train.jsonl has lists, dev.tsv separated
+    labels; returns `task:`."""
+    draw = random.Random(0)
+
+    def labelled() -> tuple[str, list[str]]:
+        words, labels = draw.choices(FILLER[:6], k=draw.randint(1, 3)), []
+        for name, telling in (("praise", GOOD), ("blame", BAD), ("tale", FILLER[8:])):
+            if draw.random() < 0.5:
+                labels.append(name)
+                words += draw.choices(telling, k=2)
+        draw.shuffle(words)
+        return " ".join(words), labels
+
+    pairs = (labelled() for _ in range(rows))
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in pairs))
+    lines = (f"{text}\t{', '.join(labels)}" for text, labels in (labelled() for _ in range(2 * rows)))
+    (folder / "dev.tsv").write_text("text\tlabels\n" + "\n".join(lines) + "\n")
+    return {"kind": "multilabel", "train": "train.jsonl", "validation": "dev.tsv", "max_length": 32}
+
+
+WRITERS = {
+    "classification": write_data,
+    "regression": write_scores,
+    "tokens": write_tags,
+    "generation": write_prompts,
+    "multilabel": write_labels,
+}
 """Kind of task -> what writes one."""
 
 

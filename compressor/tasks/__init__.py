@@ -25,6 +25,7 @@ KINDS = {
     "regression": Columns("text", "label", pairs=True),
     "tokens": Columns("tokens", "tags", pairs=False),
     "generation": Columns("prompt", "target", pairs=False),
+    "multilabel": Columns("text", "labels", pairs=True),
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""
 
@@ -56,7 +57,7 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal[tuple(KINDS)] = Field(
-        default="classification", description="what is predicted for a row: a class, a number, tags or a text"
+        default="classification", description="what is predicted for a row: a class, a number, tags, a text, ..."
     )
     train: Path = Field(description="rows to train on: .csv, .tsv, .jsonl, .conll or .txt, optionally compressed (.gz)")
     validation: Path = Field(description="rows that quality is measured on")

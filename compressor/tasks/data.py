@@ -14,7 +14,7 @@ from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import batches, check_ends, pad
 from compressor.tasks.kinds.generation import check_end
-from compressor.tasks.predictions import IGNORED, cut
+from compressor.tasks.predictions import IGNORED, cut, of_tokens
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
@@ -32,7 +32,7 @@ limits the rows."""
 
 @dataclass(frozen=True)
 class TokenRows:
-    """One split as tokens: unpadded rows, and labels (rows,), or (rows, longest) for token labels, of a kind of task."""
+    """One split as tokens: unpadded rows, and labels (rows, ...) of a kind of task (`compressor.tasks.predictions`)."""
 
     tokens: list[dict[str, list[int]]]
     labels: np.ndarray
@@ -58,8 +58,8 @@ class TokenRows:
         """These rows, then the others."""
         labels = [self.labels, others.labels]
         if self.labels.ndim > 1:
-            longest = max(part.shape[1] for part in labels)
-            labels = [np.pad(part, ((0, 0), (0, longest - part.shape[1])), constant_values=IGNORED) for part in labels]
+            longest, filler = max(part.shape[1] for part in labels), IGNORED if of_tokens(self.labels) else False
+            labels = [np.pad(part, ((0, 0), (0, longest - part.shape[1])), constant_values=filler) for part in labels]
         return TokenRows([*self.tokens, *others.tokens], np.concatenate(labels), self.kind)
 
     def at(self, chosen: Sequence[int] | np.ndarray) -> TokenRows:
@@ -69,7 +69,7 @@ class TokenRows:
     @property
     def most_predictions(self) -> int:
         """The largest number of predictions in one row."""
-        return 1 if self.labels.ndim == 1 else int((self.labels != IGNORED).sum(axis=1).max())
+        return int((self.labels != IGNORED).sum(axis=1).max()) if of_tokens(self.labels) else 1
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,9 @@ class TaskKind:
     - `smooths`: whether both take a `label_smoothing`;
     - `imitation`: the same by the teacher's outputs alone: `labels` only mark where the model predicts;
     - `texts`: (a row's cells, the task, its file and line) -> its texts; raises UserError E206;
+    - `placeholder`: the texts of a row without labels -> what stands for its label;
+    - `truncates`: whether rows longer than `max_length` are cut, and not refused;
+    - `shares_base`: whether a model of several `tasks` may have one of this kind;
     - `metrics`: the first is the one for checks, intervals and reports;
     - `predicted_labels`: outputs -> the labels that the model itself predicts;
     - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> the prediction for a
@@ -122,6 +125,9 @@ class TaskKind:
     prediction: Callable[[Sequence[str], np.ndarray, str, Encoding], Any]
     texts: Callable[[Mapping[str, Any], TaskConfig, Path, int], tuple[Any, ...]] = text_cells
     written: Callable[[Any], Any] = lambda text: text
+    placeholder: Callable[[tuple[Any, ...]], Any] = lambda texts: 0
+    truncates: bool = True
+    shares_base: bool = False
     auto_class: str = SEQUENCES
     grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
     spread: Callable[[Labels, list[str]], dict[str, float]] = lambda labels, names: {}

@@ -65,7 +65,7 @@ class Collator:
         extra = ("labels", "teacher", "task")
         batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
-        labels = cut(torch.tensor([item["labels"] for item in items]), tensors["input_ids"].shape[1])
+        labels = cut(torch.from_numpy(np.array([item["labels"] for item in items])), tensors["input_ids"].shape[1])
         tensors["labels"] = labels
         if "teacher" in items[0]:
             tensors["teacher"] = torch.from_numpy(spread([item["teacher"] for item in items], labels.numpy()))

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import Architecture, add_row
-from compressor.models.hub import SEQUENCES
 from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_of
@@ -176,7 +175,7 @@ def _task_faults(source: YamlSource, top: PipelineFile) -> Iterator[UserError]:
             fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
             yield UserError("E104", f"a task cannot be called {name!r}", fix, source.where(("tasks", name)))
     for name, task in (top.tasks or {}).items():
-        if kind_of(task.kind).auto_class != SEQUENCES:
+        if not kind_of(task.kind).shares_base:
             what = f"a task of kind {task.kind} cannot share a base with others yet"
             yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))
 

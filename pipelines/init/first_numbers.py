@@ -13,6 +13,7 @@ from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import TaskData
+from compressor.tasks.task_kind import kind_of
 from pipelines.init import defaults
 from pipelines.init.first_pipeline import Facts
 
@@ -34,7 +35,7 @@ def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, flo
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config) or 8192
     lengths = token_counts(read, task, folder)
-    uncut = task.kind in ("tokens", "generation")
+    uncut = not kind_of(task.kind).truncates
     longest = max(lengths["train"] + lengths["validation"]) if uncut else max(lengths["train"])
     if uncut and longest > most:
         what = f"the longest row has {longest} tokens, and the model has positions for {most}"

@@ -183,6 +183,20 @@ def given_scores(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
     return scores
 
 
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Probability of each label."""
+    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+
+def given_labels(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+    """The scores; NaN where the predicted labels are not those with a score above 0.5."""
+    scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
+    for row, prediction in zip(scores, predictions, strict=True):
+        if prediction.labels != tuple(name for name, score in zip(names, row, strict=True) if score > 0.5):
+            row[:] = np.nan
+    return scores
+
+
 def given_tags(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
     """The tag of every word."""
     return one_hot([names.index(tag) for prediction in predictions for tag in prediction.tags], len(names))
@@ -192,5 +206,6 @@ ANSWERS = {
     "classification": Answers(softmax, given_scores),
     "regression": Answers(lambda logits: logits, lambda predictions, _: np.array([[one.value] for one in predictions])),
     "tokens": Answers(lambda logits: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
+    "multilabel": Answers(sigmoid, given_labels),
 }
 """Kind of task -> how its answers are compared."""

@@ -58,6 +58,17 @@ def numbers(facts, logits, rows):
     return {"VALUE": logits[:, :1].astype(np.float32)}
 
 
+def label_sets(facts, logits, rows):
+    """A JSON list of the labels with a probability above 0.5, and all probabilities, from logits (rows, labels)."""
+    names = np.array([label.encode() for label in facts["labels"]], dtype=object)
+    chosen = [[label for label, logit in zip(facts["labels"], row, strict=True) if logit > 0] for row in logits]
+    return {
+        "PREDICTED": np.array([[json.dumps(labels, ensure_ascii=False).encode()] for labels in chosen], dtype=object),
+        "SCORES": (1 / (1 + np.exp(-logits))).astype(np.float32),
+        "LABELS": np.tile(names, (len(rows), 1)),
+    }
+
+
 def entities(facts, logits, rows):
     """A JSON list with the tag of every word and its characters [start, end) in the text, from logits (rows, length, tags)."""
     answers = []
@@ -90,5 +101,6 @@ FORMATS = {
     "classification": Format(classes),
     "regression": Format(numbers),
     "tokens": Format(entities, spaced_words, complete, offsets=True),
+    "multilabel": Format(label_sets),
     "tasks": Format(of_any_kind),
 }

@@ -16,6 +16,7 @@ from serving.layout.text_outputs import PAIR, TASK, TEXT
 
 if TYPE_CHECKING:
     from compressor.tasks.kinds.classification import Prediction
+    from compressor.tasks.kinds.multilabel import LabelsFound
     from compressor.tasks.kinds.regression import Estimate
     from compressor.tasks.kinds.tokens import Tagged
 
@@ -98,5 +99,17 @@ def read_entities(_name: str, row: Outputs) -> Tagged:
     return Tagged(tuple(word["text"] for word in words), tuple(word["tag"] for word in words))
 
 
-READERS: dict[str, Callable[[str, Outputs], Any]] = {"LABELS": read_classes, "VALUE": read_number, "ENTITIES": read_entities}
+def read_labels(_name: str, row: Outputs) -> LabelsFound:
+    from compressor.tasks.kinds.multilabel import LabelsFound
+
+    names = [label.decode() for label in row["LABELS"]]
+    return LabelsFound(tuple(json.loads(row["PREDICTED"][0])), dict(zip(names, row["SCORES"].tolist(), strict=True)))
+
+
+READERS: dict[str, Callable[[str, Outputs], Any]] = {
+    "LABEL": read_classes,
+    "VALUE": read_number,
+    "ENTITIES": read_entities,
+    "PREDICTED": read_labels,
+}
 """An output that only one kind of task has -> its prediction, from the label's name and one row of all outputs."""

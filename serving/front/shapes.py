@@ -30,10 +30,11 @@ class Span(BaseModel):
 
 
 class Prediction(BaseModel):
-    """What a model says of one text: a label with every score, a number, or tags."""
+    """What a model says of one text: a label or several with every score, a number, or tags."""
 
     label: str | None = None
     score: float | None = None
+    labels: list[str] | None = None
     scores: dict[str, float] | None = None
     value: float | None = None
     entities: list[Span] | None = None

@@ -58,6 +58,10 @@ class TextModel:
             fields |= {"label": row["LABEL"][0].decode(), "score": float(row["SCORE"][0])}
             labels = (label.decode() for label in row["LABELS"])
             fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
+        if "PREDICTED" in row:
+            labels = (label.decode() for label in row["LABELS"])
+            fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
+            fields["labels"] = json.loads(row["PREDICTED"][0])
         if "VALUE" in row:
             fields["value"] = float(row["VALUE"][0])
         if "ENTITIES" in row:

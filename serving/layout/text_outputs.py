@@ -30,6 +30,11 @@ TEXT_OUTPUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "classification": CLASS_OUTPUTS,
     "regression": (("VALUE", "TYPE_FP32", 1),),
     "tokens": (("ENTITIES", "TYPE_STRING", 1),),
+    "multilabel": (
+        ("PREDICTED", "TYPE_STRING", 1),
+        ("SCORES", "TYPE_FP32", CLASSES),
+        ("LABELS", "TYPE_STRING", CLASSES),
+    ),
     ANY_KIND: CLASS_OUTPUTS,
 }
 """(name, type, values of a row) of every output; a row of SCORES is in the order of LABELS."""

@@ -211,6 +211,8 @@ KIND = TaskKind(
     distillation=distillation_loss,
     imitation=imitation_loss,
     texts=sentence_words,
+    placeholder=lambda texts: [0] * len(texts[0]),
+    truncates=False,
     metrics=(Metric("f1", "entity F1", entity_f1, " %", chance=0.0), Metric("accuracy", "token accuracy", word_accuracy, " %")),
     # most words are O to every model: agreement is easier to reach than between classes
     agreement=Agreement(labels_agree, "tags agree", "tags agree on", two_errors, decided_labels_agree),

@@ -1,0 +1,159 @@
+"""Kinds of tasks with rows of their own form: what is read, what is wrong, what is learnt, and how quality is computed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from compressor.errors import UserError, UserErrors
+from compressor.models.hub import build
+from compressor.tasks import TaskConfig
+from compressor.tasks.data import read_data, tensor_batches, tokenized
+from compressor.tasks.features import predict, torch_forward
+from compressor.tasks.predictions import by_row, spread
+from compressor.tasks.reading import read_task
+from compressor.tasks.task_kind import kind_of
+from compressor.tasks.texts import new_texts, read_texts
+from compressor.training.trainer import Collator, TrainingRows
+from tests.tiny import WRITERS, write_model
+
+GOOD = {
+    "multilabel": [
+        {"text": "fine and dull", "labels": ["joy", "anger"]},
+        {"text": "fine", "labels": "joy"},
+        {"text": "the story", "labels": []},
+    ],
+}
+"""Kind -> rows without a mistake."""
+
+
+def task(folder, kind, train, validation=None, **keys) -> TaskConfig:
+    paths = {}
+    for name, rows in (("train", train), ("validation", train if validation is None else validation)):
+        paths[name] = folder / f"{name}.jsonl"
+        paths[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return TaskConfig(**paths, kind=kind, **keys)
+
+
+MISTAKES = [
+    ("multilabel", {"labels": '["joy", "ang'}, "E220", "not a list of labels"),
+    ("multilabel", {"labels": float("nan")}, "E220", "holds nan, not a list of labels"),
+    ("multilabel", {"labels": None}, "E220", "holds None"),
+    ("multilabel", {"labels": ["joy", 0.5]}, "E220", "0.5 in column 'labels' is not a label"),
+    ("multilabel", {"labels": "joy,, anger"}, "E220", "'' in column 'labels' is not a label"),
+    ("multilabel", {"labels": "joy; joy"}, "E220", "label 'joy' appears twice"),
+    ("multilabel", {"text": " "}, "E206", "not text"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "code", "said"), MISTAKES)
+def test_a_mistake_in_a_row_is_told_with_its_line(kind, change, code, said, tmp_path):
+    rows = GOOD[kind]
+    with pytest.raises(UserErrors) as caught:
+        read_task(task(tmp_path, kind, rows, [rows[0], {**rows[1], **change}, *rows[2:]]))
+    (fault,) = caught.value.errors
+    assert fault.code == code and said in fault.what and fault.where.endswith("validation.jsonl:2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "validation", "code", "said"),
+    [
+        ("multilabel", GOOD["multilabel"], [{"text": "a", "labels": "love"}], "E209", "'love' never occurs in training"),
+        ("multilabel", GOOD["multilabel"], GOOD["multilabel"][2:], "E208", "no row has a label"),
+        ("multilabel", GOOD["multilabel"][1:], None, "E208", "1 distinct labels in 2 rows"),
+    ],
+)
+def test_files_that_cannot_be_learnt_or_measured(kind, train, validation, code, said, tmp_path):
+    with pytest.raises(UserError, match=f"{code} .*{said}"):
+        read_task(task(tmp_path, kind, train, validation))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def data_of(kind, tmp_path, folder, rows=24):
+    config = WRITERS[kind](tmp_path, rows=rows)
+    config |= {key: tmp_path / config[key] for key in ("train", "validation")}
+    return read_data(folder, TaskConfig(**config)), TaskConfig(**config)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_losses_are_means_over_rows_whatever_the_batch(kind, tmp_path, folder):
+    """A batch of 8 gives the step of two of 4; a teacher equal to the student adds nothing."""
+    data, _ = data_of(kind, tmp_path, folder)
+    model, row_kind = build(folder, data.label_names, auto_class=data.kind.auto_class).eval(), data.kind
+    chosen = data.train.draw(8, 0)
+
+    def outputs_of(rows):
+        ((inputs, labels),) = tensor_batches(rows, data.pad_id, 8)
+        return model(**inputs).logits, labels
+
+    with torch.no_grad():
+        outputs, labels = outputs_of(chosen)
+        whole = row_kind.loss(outputs, labels)
+        halves = [row_kind.loss(*outputs_of(chosen.at(part))) for part in (range(4), range(4, 8))]
+        assert torch.isclose(whole, (halves[0] + halves[1]) / 2, atol=1e-5)
+        assert torch.isclose(row_kind.loss(outputs, labels, reduction="sum"), 8 * whole, atol=1e-4)
+        assert torch.isclose(row_kind.distillation(outputs, outputs, labels), whole / 2, atol=1e-5)
+        assert abs(row_kind.imitation(outputs, outputs, labels)) < 1e-6
+        assert row_kind.imitation(outputs, outputs * torch.arange(outputs.numel()).reshape(outputs.shape) / 9, labels) > 1e-4
+    # as the trainer has a teacher's stored outputs: row by row, put together again for a batch
+    stored = by_row(predict(torch_forward(model), chosen.tokens, data.pad_id, labels=chosen.labels), chosen.labels)
+    batch = Collator(data.pad_id)([TrainingRows(chosen.tokens, chosen.labels, stored, row_kind)[place] for place in range(8)])
+    teacher, labels = batch.pop("teacher"), batch.pop("labels")
+    with torch.no_grad():
+        outputs = model(**batch).logits
+    assert torch.isclose(row_kind.distillation(outputs, teacher, labels), whole / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_texts_without_labels_are_read_as_rows_are(kind, tmp_path, folder):
+    data, config = data_of(kind, tmp_path, folder)
+    (tmp_path / "more").mkdir()
+    path = tmp_path / "more" / WRITERS[kind](tmp_path / "more", rows=300)["train"]
+    texts = new_texts(read_texts(path, config), read_task(config), path)
+    more = tokenized(folder, texts, config, path)
+    joined = data.train.followed_by(more)
+    assert len(joined) == len(data.train) + len(more) and len(more) > 0
+    assert data.kind.unlabelled.loss(torch.ones(1, 2, 2), None) == 0
+
+
+# --- several labels ---
+
+
+def test_lists_and_separated_texts_read_the_same(tmp_path):
+    forms = [["joy", "anger"], '["joy", "anger"]', "joy, anger", "joy;anger", " joy | anger "]
+    data = read_task(task(tmp_path, "multilabel", [{"text": "a", "labels": form} for form in forms] + GOOD["multilabel"][2:]))
+    assert data.label_names == ["anger", "joy"] and data.train.labels == [(True, True)] * 5 + [(False, False)]
+    numbers = read_task(task(tmp_path, "multilabel", [{"text": "a", "labels": [10, 2]}, {"text": "b", "labels": "2"}]))
+    assert numbers.label_names == ["2", "10"] and numbers.train.labels[1] == (True, False)
+
+
+def test_f1_of_several_labels_equals_the_definition():
+    kind = kind_of("multilabel")
+    logits = np.array([[2.0, -1, -3, -1], [1, 1, -1, -1], [-1, 3, -2, -1], [-1, -1, -1, -1]])
+    labels = np.array([[1, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]], dtype=bool)
+    quality = kind.quality(*kind.metric_inputs(logits, labels))
+    # right 3, predicted 4, true 4; by label: 1, 2/3, 0, and 0 for the one that is nowhere
+    assert quality["micro_f1"] == 6 / 8 and quality["macro_f1"] == pytest.approx((1 + 2 / 3) / 4)
+    assert quality["exact_match"] == 3 / 4 and kind.unlearnt({"micro_f1": 0.0})
+    assert kind.constant([(True, False), (True, False), (False, True)]) == pytest.approx(2 * 2 / (3 + 3))
+    turned = np.where(np.abs(logits) == 1, -logits, logits)
+    assert kind.agreement.measure(logits, turned) == 4 / 16
+    assert kind.agreement.beyond(logits, turned, noise=1.0) == 1.0 > kind.agreement.beyond(logits, turned, noise=0.1)
+
+
+def test_the_loss_of_several_labels_is_the_binary_cross_entropy():
+    logits, labels = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.eye(3).bool()[[0, 1, 2, 0, 1]]
+    expected = functional.binary_cross_entropy_with_logits(logits, labels.float())
+    assert torch.isclose(kind_of("multilabel").loss(logits, labels), expected)
+
+
+def test_booleans_of_a_row_are_no_labels_of_tokens():
+    """Two outputs a row and two labels a row: nothing is cut, nothing is left out."""
+    labels, outputs = np.eye(2, dtype=bool)[[0, 1, 1]], np.arange(6.0).reshape(3, 2)
+    assert by_row(outputs, labels) is outputs and np.array_equal(spread(list(outputs), labels), outputs)
