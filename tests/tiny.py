@@ -235,12 +235,31 @@ def write_labels(folder: Path, *, rows: int = 160) -> dict:
     return {"kind": "multilabel", "train": "train.jsonl", "validation": "dev.tsv", "max_length": 32}
 
 
+def write_answers(folder: Path, *, rows: int = 160) -> dict:
+    """The same for questions: the answer is the one or two good words of the context, in every sixth row there is none.
+    train.jsonl has SQuAD's lists, dev.jsonl a list of answers; returns `task:`."""
+    draw = random.Random(0)
+    for name, count in (("train", rows), ("dev", 2 * rows)):
+        lines = []
+        for row in range(count):
+            before, after = (" ".join(draw.choices(FILLER, k=draw.randint(1, 4))) for _ in range(2))
+            told = " ".join(half[draw.randint(0, 1)] for half in (GOOD[:2], GOOD[2:])[: draw.randint(1, 2)])
+            context = f"{before} {told if row % 6 else draw.choice(BAD)} {after}"
+            found = [{"text": told, "answer_start": len(before) + 1}] if row % 6 else []
+            lists = {key: [one[key] for one in found] for key in ("text", "answer_start")}
+            answers = lists if name == "train" else found
+            lines.append(json.dumps({"question": "was the film", "context": context, "answers": answers}))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return {"kind": "answers", "train": "train.jsonl", "validation": "dev.jsonl", "max_length": 32}
+
+
 WRITERS = {
     "classification": write_data,
     "regression": write_scores,
     "tokens": write_tags,
     "generation": write_prompts,
     "multilabel": write_labels,
+    "answers": write_answers,
 }
 """Kind of task -> what writes one."""
 

@@ -160,7 +160,7 @@ def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, pa
     tokens, labels = kind.encode(tokenizer, split, config, path)
     if end is not None:
         check_ends(tokenizer, tokens, split, end, path)
-    return TokenRows(tokens, labels, kind)
+    return TokenRows(tokens, labels, kind.with_texts(kind, tokenizer, split))
 
 
 def tensor_batches(rows: TokenRows, pad_id: int, batch_size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:

@@ -19,7 +19,7 @@ from compressor.models.hub import GENERATES, SEQUENCES
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
-from compressor.tasks.rows import Labels
+from compressor.tasks.rows import Labels, Split
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -106,6 +106,7 @@ class TaskKind:
     - `gates`: the metric whose loss is bounded, if that is not the main one;
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
     - `constant`: targets -> the best value of the first metric for a constant prediction, None if undefined;
+    - `with_texts`: (the kind, tokenizer, split) -> the kind for the rows of this file, where its metrics compare texts;
     - `metric_inputs`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
       that rows can be resampled; its result for a row does not depend on the others.
     """
@@ -134,6 +135,7 @@ class TaskKind:
     constant: Callable[[Labels], float | None] = lambda labels: None
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
     metric_inputs: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
+    with_texts: Callable[[TaskKind, Any, Split], TaskKind] = lambda kind, tokenizer, split: kind
     gates: Metric | None = None
     smooths: bool = False
 

@@ -81,7 +81,7 @@ model: {quoted(facts.model)}
 
 def _task(facts: Facts) -> str:
     columns = quoted(facts.text[0]) if len(facts.text) == 1 else f"[{', '.join(map(quoted, facts.text))}]"
-    pair = "; two make a pair: [first, second]" if KINDS[facts.kind].pairs else ""
+    pair = "; two make a pair: [first, second]" if (KINDS[facts.kind].least, KINDS[facts.kind].most) == (1, 2) else ""
     subset = (
         f"""
   # A first run in minutes: a random part of the {facts.rows:,} training rows. Remove the next line to train on all of them

@@ -14,7 +14,7 @@ from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
-from pipelines.init.list_guesses import list_column
+from pipelines.init.list_guesses import answer_columns, list_column
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
@@ -117,7 +117,11 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
         if prompt_columns:
             why = f"columns called {prompt_columns[0]} and {prompt_columns[1]}"
             return Guess("generation", prompt_columns[:1], prompt_columns[1], {"kind": why, "text": why, "label": why})
-    if kind is None and label is None and (lists := list_column({name: column.values for name, column in columns.items()})):
+    values = {name: column.values for name, column in columns.items()}
+    if not text and not label and kind in (None, "answers") and (found := answer_columns(values)):
+        why = f"questions, contexts and answers, as in SQuAD: {', '.join(found)}"
+        return Guess("answers", found[:2], found[2], {"kind": why, "text": why, "label": why})
+    if kind is None and label is None and (lists := list_column(values)):
         label, kind = lists, "multilabel"
         given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of texts"}
     label, why_label = (label, given.get("label", "as given")) if label else _label(table, columns, text)

@@ -247,7 +247,7 @@ class Verification:
 
         def finite_arrays(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             require_finite(logits)
-            return self.data.kind.metric_inputs(logits, labels)
+            return rows.kind.metric_inputs(logits, labels)
 
         model = load_model(made, inputs.base)
         quality = judge_rows(torch_forward(model), rows, self.data, self.workspace, "quality", finite_arrays).quality

@@ -12,6 +12,9 @@ import numpy as np
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import Encoding, Forward, predictions_of
+from compressor.tasks.kinds.answers import span_of
+from compressor.tasks.kinds.best_spans import best_span
+from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from export.parity.compare import ParityResult, require
 from export.parity.sides import Outputs, compare_outputs, runs
@@ -116,10 +119,11 @@ def compare_texts(
     batched = partial(sub_batches, most_tokens=batch_tokens(served.knobs, served.runtime), streams=served.streams)
 
     def reference(start: int, end: int) -> np.ndarray:
-        return answers.expected(local_logits(local, rows, range(start, end), data.pad_id, batched))
+        logits = local_logits(local, rows, range(start, end), data.pad_id, batched)
+        return answers.expected(logits, rows.at(range(start, end)))
 
     def candidate(start: int, end: int) -> np.ndarray:
-        return answers.given(predict(texts[start:end]), data.label_names)
+        return answers.given(predict(texts[start:end]), data.label_names, rows.at(range(start, end)))
 
     sides = []
     for description, side in (("local session, texts", reference), ("texts through the live server", candidate)):
@@ -156,14 +160,14 @@ def local_logits(
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of a kind of task as arrays (predictions, outputs). `expected`: from logits; `given`: from a client's predictions
-    and the labels."""
+    """Answers of a kind of task as arrays (predictions, outputs). `expected`: from logits and their rows; `given`: from a
+    client's predictions, the labels and the rows."""
 
-    expected: Callable[[np.ndarray], np.ndarray]
-    given: Callable[[Sequence, Sequence[str]], np.ndarray]
+    expected: Callable[[np.ndarray, TokenRows], np.ndarray]
+    given: Callable[[Sequence, Sequence[str], TokenRows], np.ndarray]
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: np.ndarray, *_: object) -> np.ndarray:
     """Probabilities of the classes."""
     weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
@@ -174,7 +178,7 @@ def one_hot(labels: np.ndarray | list[int], count: int) -> np.ndarray:
     return np.eye(count)[labels]
 
 
-def given_scores(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+def given_scores(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
     """The scores; NaN, which no comparison passes, where the label is not the one with the largest score."""
     scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
     for row, prediction in zip(scores, predictions, strict=True):
@@ -183,12 +187,12 @@ def given_scores(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
     return scores
 
 
-def sigmoid(logits: np.ndarray) -> np.ndarray:
+def sigmoid(logits: np.ndarray, *_: object) -> np.ndarray:
     """Probability of each label."""
     return 1 / (1 + np.exp(-logits.astype(np.float64)))
 
 
-def given_labels(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+def given_labels(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
     """The scores; NaN where the predicted labels are not those with a score above 0.5."""
     scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
     for row, prediction in zip(scores, predictions, strict=True):
@@ -197,15 +201,35 @@ def given_labels(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
     return scores
 
 
-def given_tags(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+def given_tags(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
     """The tag of every word."""
     return one_hot([names.index(tag) for prediction in predictions for tag in prediction.tags], len(names))
 
 
+def chosen_spans(logits: np.ndarray, rows: TokenRows) -> np.ndarray:
+    """1 where the best answer of each row begins, and where it ends, (candidate tokens, 2)."""
+    sizes = (rows.labels != IGNORED).sum(axis=1)
+    spans = [best_span(values)[:2] for values in np.split(logits, np.cumsum(sizes)[:-1])]
+    return _marked_spans(spans, sizes)
+
+
+def given_spans(predictions: Sequence, _: Sequence[str], rows: TokenRows) -> np.ndarray:
+    """The same for a client's answers, by their characters."""
+    offsets = rows.kind.metric_inputs.offsets_of(rows.labels)
+    pairs = zip(predictions, offsets, strict=True)
+    spans = [span_of((found.start, found.end), each) if found.answer else (0, 0) for found, each in pairs]
+    return _marked_spans(spans, [len(each) for each in offsets])
+
+
+def _marked_spans(spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> np.ndarray:
+    return np.concatenate([one_hot(list(span), size).T for span, size in zip(spans, sizes, strict=True)])
+
+
 ANSWERS = {
     "classification": Answers(softmax, given_scores),
-    "regression": Answers(lambda logits: logits, lambda predictions, _: np.array([[one.value] for one in predictions])),
-    "tokens": Answers(lambda logits: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
+    "regression": Answers(lambda logits, _: logits, lambda predictions, *_: np.array([[one.value] for one in predictions])),
+    "tokens": Answers(lambda logits, _: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
     "multilabel": Answers(sigmoid, given_labels),
+    "answers": Answers(chosen_spans, given_spans),
 }
 """Kind of task -> how its answers are compared."""

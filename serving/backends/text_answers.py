@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from best_spans import best_span, candidate_tokens
 from door import Refused
 from first_tokens import first_tokens
 from text_tasks import labels_of, of_any_kind
@@ -83,6 +84,29 @@ def entities(facts, logits, rows):
     return {"ENTITIES": np.array(answers, dtype=object)}
 
 
+def whole(row):
+    """Raises Refused for a question and context that are truncated."""
+    if row.encoding.overflowing:
+        raise Refused("question and context are longer than the model reads; split the context")
+    row.places = candidate_tokens(row.encoding.offsets, row.encoding.sequence_ids)
+
+
+def answers(facts, logits, rows):
+    """The answer in each context, its characters [start, end) and its probability, from logits (rows, length, 2)."""
+    texts, spans, scores = [], [], []
+    for row, values in zip(rows, logits, strict=True):
+        first, last, score = best_span(values[row.places])
+        begin, end = (row.encoding.offsets[row.places[token]] for token in (first, last))
+        spans.append((begin[0], end[1]) if first else (0, 0))
+        texts.append([row.written[1][slice(*spans[-1])].encode()])
+        scores.append([score])
+    return {
+        "ANSWER": np.array(texts, dtype=object),
+        "SPAN": np.array(spans, dtype=np.int64),
+        "SCORE": np.array(scores, dtype=np.float32),
+    }
+
+
 @dataclass(frozen=True)
 class Format:
     """The form of a kind's texts and answers.
@@ -102,5 +126,6 @@ FORMATS = {
     "regression": Format(numbers),
     "tokens": Format(entities, spaced_words, complete, offsets=True),
     "multilabel": Format(label_sets),
+    "answers": Format(answers, check=whole, offsets=True),
     "tasks": Format(of_any_kind),
 }

@@ -15,6 +15,7 @@ from serving.clients.text_bytes import Text, as_utf8, encoded
 from serving.layout.text_outputs import PAIR, TASK, TEXT
 
 if TYPE_CHECKING:
+    from compressor.tasks.kinds.answers import Answer
     from compressor.tasks.kinds.classification import Prediction
     from compressor.tasks.kinds.multilabel import LabelsFound
     from compressor.tasks.kinds.regression import Estimate
@@ -106,10 +107,17 @@ def read_labels(_name: str, row: Outputs) -> LabelsFound:
     return LabelsFound(tuple(json.loads(row["PREDICTED"][0])), dict(zip(names, row["SCORES"].tolist(), strict=True)))
 
 
+def read_answer(_name: str, row: Outputs) -> Answer:
+    from compressor.tasks.kinds.answers import Answer
+
+    return Answer(row["ANSWER"][0].decode(), *row["SPAN"].tolist(), float(row["SCORE"][0]))
+
+
 READERS: dict[str, Callable[[str, Outputs], Any]] = {
     "LABEL": read_classes,
     "VALUE": read_number,
     "ENTITIES": read_entities,
     "PREDICTED": read_labels,
+    "ANSWER": read_answer,
 }
 """An output that only one kind of task has -> its prediction, from the label's name and one row of all outputs."""

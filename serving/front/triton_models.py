@@ -62,6 +62,9 @@ class TextModel:
             labels = (label.decode() for label in row["LABELS"])
             fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
             fields["labels"] = json.loads(row["PREDICTED"][0])
+        if "ANSWER" in row:
+            start, end = row["SPAN"].tolist()
+            fields |= {"answer": row["ANSWER"][0].decode(), "start": start, "end": end, "score": float(row["SCORE"][0])}
         if "VALUE" in row:
             fields["value"] = float(row["VALUE"][0])
         if "ENTITIES" in row:

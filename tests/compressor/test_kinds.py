@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional
 
 from compressor.errors import UserError, UserErrors
@@ -12,7 +13,9 @@ from compressor.models.hub import build
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data, tensor_batches, tokenized
 from compressor.tasks.features import predict, torch_forward
-from compressor.tasks.predictions import by_row, spread
+from compressor.tasks.kinds.answers import BEGINS, ENDS, MARKS, exact, normalized, word_f1
+from compressor.tasks.kinds.best_spans import MOST_TOKENS, best_span
+from compressor.tasks.predictions import IGNORED, by_row, spread
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of
 from compressor.tasks.texts import new_texts, read_texts
@@ -24,6 +27,11 @@ GOOD = {
         {"text": "fine and dull", "labels": ["joy", "anger"]},
         {"text": "fine", "labels": "joy"},
         {"text": "the story", "labels": []},
+    ],
+    "answers": [
+        {"question": "who", "context": "a fine film", "answers": {"text": ["fine", "a fine"], "answer_start": [2, 0]}},
+        {"question": "who", "context": "a fine film", "answers": [{"text": "film", "answer_start": 7, "id": 3}]},
+        {"question": "what", "context": "dull", "answers": {"text": [], "answer_start": []}},
     ],
 }
 """Kind -> rows without a mistake."""
@@ -45,6 +53,14 @@ MISTAKES = [
     ("multilabel", {"labels": "joy,, anger"}, "E220", "'' in column 'labels' is not a label"),
     ("multilabel", {"labels": "joy; joy"}, "E220", "label 'joy' appears twice"),
     ("multilabel", {"text": " "}, "E206", "not text"),
+    ("answers", {"answers": float("nan")}, "E221", "holds nan, not answers"),
+    ("answers", {"answers": "fine"}, "E221", "holds 'fine', not answers"),
+    ("answers", {"answers": ["fine"]}, "E221", "not answers"),
+    ("answers", {"answers": {"text": ["fine"], "answer_start": []}}, "E221", "not answers"),
+    ("answers", {"answers": {"text": [""], "answer_start": [0]}}, "E221", "not answers"),
+    ("answers", {"answers": {"text": ["fine"], "answer_start": [True]}}, "E221", "not answers"),
+    ("answers", {"answers": {"text": ["fine"], "answer_start": [3]}}, "E222", "'fine' is not in the context at character 3"),
+    ("answers", {"context": None}, "E206", "column 'context' holds None"),
 ]
 
 
@@ -62,6 +78,7 @@ def test_a_mistake_in_a_row_is_told_with_its_line(kind, change, code, said, tmp_
     [
         ("multilabel", GOOD["multilabel"], [{"text": "a", "labels": "love"}], "E209", "'love' never occurs in training"),
         ("multilabel", GOOD["multilabel"], GOOD["multilabel"][2:], "E208", "no row has a label"),
+        ("answers", GOOD["answers"], GOOD["answers"][2:], "E208", "no row with an answer"),
         ("multilabel", GOOD["multilabel"][1:], None, "E208", "1 distinct labels in 2 rows"),
     ],
 )
@@ -120,6 +137,60 @@ def test_texts_without_labels_are_read_as_rows_are(kind, tmp_path, folder):
     joined = data.train.followed_by(more)
     assert len(joined) == len(data.train) + len(more) and len(more) > 0
     assert data.kind.unlabelled.loss(torch.ones(1, 2, 2), None) == 0
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("answers", "question"), ("multilabel", ["a", "b", "c"])])
+def test_a_wrong_number_of_columns_is_refused(kind, columns):
+    with pytest.raises(ValidationError, match=r"reads 2 columns|names one column, or two"):
+        TaskConfig(train="a", validation="b", kind=kind, text=columns)
+
+
+# --- answers to questions ---
+
+
+def test_answers_are_compared_as_in_squad():
+    """The examples of its evaluation script: case, punctuation, articles and spaces do not count."""
+    assert normalized("The  'Cat', sat. on an A-frame") == ["cat", "sat", "on", "aframe"]
+    assert exact("the Broncos!", "Broncos") == 1 and word_f1("Denver Broncos", "the broncos") == pytest.approx(2 / 3)
+    assert word_f1("", "") == exact("", "the") == 1 and word_f1("", "x") == word_f1("x", "") == 0
+    assert word_f1("a b b", "b b b") == pytest.approx(2 * 2 / (2 + 3)), (
+        "the article a does not count; words count as often as both"
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_span_is_that_of_all_pairs(seed):
+    logits = np.random.default_rng(seed).normal(size=(50, 2)) * 3
+    pairs = [(0, 0), *((i, j) for i in range(1, 50) for j in range(i, min(50, i + MOST_TOKENS)))]
+    expected = max(pairs, key=lambda pair: logits[pair[0], 0] + logits[pair[1], 1])
+    first, last, score = best_span(logits)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=0)
+    assert (first, last) == expected and score == pytest.approx(chances[first, 0] * chances[last, 1])
+    assert best_span(np.zeros((1, 2))) == (0, 0, 1.0)
+
+
+def test_answers_are_marked_at_tokens_and_scored_by_their_text(tmp_path, folder):
+    """A model that is right gets 1 whatever the order of the rows, the best of several answers counts, none is the first token."""
+    data = read_data(folder, task(tmp_path, "answers", GOOD["answers"]))
+    rows = data.validation
+    # [CLS] who [SEP] a fine film [SEP]
+    assert rows.labels[0].tolist()[:7] == [0, IGNORED, IGNORED, 0, BEGINS + ENDS, 0, IGNORED]
+    assert rows.labels[2].tolist()[:4] == [2 * MARKS + BEGINS + ENDS, IGNORED, IGNORED, 2 * MARKS]
+    for order in ([0, 1, 2], [2, 0], [1]):
+        labels = rows.labels[order]
+        right = np.stack([(labels[labels != IGNORED] & mark > 0) * 9.0 for mark in (BEGINS, ENDS)], axis=1)
+        assert data.kind.quality(*rows.kind.metric_inputs(right, labels))["exact_match"] == 1
+        wrong = np.zeros_like(right)
+        assert rows.kind.metric_inputs(wrong, labels)[0].tolist() == [[float(row == 2)] * 2 for row in order], "no answer"
+    partly = np.zeros((4, 2))
+    partly[1, 0] = partly[3, 1] = 5.0
+    ((f1, match),) = rows.kind.metric_inputs(partly, rows.labels[:1])[0]
+    assert f1 == pytest.approx(2 / 3) and match == 0, "'a fine film' for 'fine' or 'a fine'"
+
+
+def test_a_row_that_would_be_cut_is_refused(tmp_path, folder):
+    with pytest.raises(UserErrors, match=r"E213 .*2 of 3 rows are longer than max_length 6, the longest 7 tokens"):
+        read_data(folder, task(tmp_path, "answers", GOOD["answers"], max_length=6))
 
 
 # --- several labels ---

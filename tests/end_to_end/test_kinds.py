@@ -32,6 +32,13 @@ KINDS = {
         {"micro_f1": 0.8, "macro_f1": 0.8, "exact_match": 0.4},
         [("a good scene and a dull story", {"labels": ("blame", "praise", "tale")}), ("the film was", {"labels": ()})],
     ),
+    "answers": (
+        {"f1": 0.8, "exact_match": 0.6},
+        [
+            (("was the film", "a plot good fine and story"), {"answer": "good fine", "start": 7, "end": 16}),
+            (("was the film", "the story awful plot"), {"answer": "", "start": 0, "end": 0}),
+        ],
+    ),
 }
 """Kind -> the least value of each metric after merging, texts, and entries of their predictions."""
 

@@ -244,9 +244,8 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     pipeline = load_pipeline(tmp_path / "pipeline.yaml")
     assert make_plan(check_inputs(pipeline))
     assert (pipeline.task.kind, pipeline.name) == (kind, "data")
-    assert list(pipeline.task.text_columns) == (
-        [told["text"]] if isinstance(told.get("text"), str) else told.get("text", [KINDS_OF_TASKS[kind].text])
-    )
+    columns = told.get("text", KINDS_OF_TASKS[kind].text)
+    assert list(pipeline.task.text_columns) == ([columns] if isinstance(columns, str) else columns)
     names = [entry.name for entry in pipeline.stages]
     assert names == ["tune", "prune", "recover", "merge", "export", *names[5:]]
     assert ("deploy" in names) == (kind != "generation") and names[-2:] == ["benchmark", "report"]
