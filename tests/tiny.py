@@ -250,7 +250,25 @@ def write_answers(folder: Path, *, rows: int = 160) -> dict:
             answers = lists if name == "train" else found
             lines.append(json.dumps({"question": "was the film", "context": context, "answers": answers}))
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return {"kind": "answers", "train": "train.jsonl", "validation": "dev.jsonl", "max_length": 32}
+    return {"kind": "spans", "train": "train.jsonl", "validation": "dev.jsonl", "max_length": 32}
+
+
+def write_choices(folder: Path, *, rows: int = 160) -> dict:
+    """The same for three choices, of which the one with good words is right. train.tsv has a column for each, dev.jsonl too;
+    returns `task:`."""
+    draw = random.Random(0)
+
+    def row() -> dict:
+        right = draw.randint(0, 2)
+        words = [draw.choices(GOOD if place == right else BAD, k=2) + draw.choices(FILLER, k=2) for place in range(3)]
+        cells = {f"choice{place}": " ".join(draw.sample(each, 4)) for place, each in enumerate(words)}
+        return {"premise": " ".join(draw.choices(FILLER, k=draw.randint(2, 4))), **cells, "label": right}
+
+    (folder / "dev.jsonl").write_text("".join(json.dumps(row()) + "\n" for _ in range(2 * rows)))
+    lines = ["premise\tchoice0\tchoice1\tchoice2\tlabel", *("\t".join(map(str, row().values())) for _ in range(rows))]
+    (folder / "train.tsv").write_text("\n".join(lines) + "\n")
+    task = {"kind": "choices", "train": "train.tsv", "validation": "dev.jsonl", "max_length": 32}
+    return {**task, "text": ["premise", "choice0", "choice1", "choice2"], "label": "label"}
 
 
 WRITERS = {
@@ -259,7 +277,8 @@ WRITERS = {
     "tokens": write_tags,
     "generation": write_prompts,
     "multilabel": write_labels,
-    "answers": write_answers,
+    "spans": write_answers,
+    "choices": write_choices,
 }
 """Kind of task -> what writes one."""
 

@@ -27,7 +27,8 @@ KINDS = {
     "tokens": Columns("tokens", "tags"),
     "generation": Columns("prompt", "target"),
     "multilabel": Columns("text", "labels", most=2),
-    "answers": Columns(["question", "context"], "answers", least=2, most=2),
+    "spans": Columns(["question", "context"], "answers", least=2, most=2),
+    "choices": Columns(["text", "choices"], "label", least=2, most=21),
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from compressor.errors import UserError, UserErrors
 from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import batches, check_ends, pad
+from compressor.tasks.features import batches, check_ends, length_of, model_rows, pad
 from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.predictions import IGNORED, cut, of_tokens
 from compressor.tasks.reading import read_task
@@ -47,7 +47,7 @@ class TokenRows:
 
     def spread(self, count: int) -> list[int]:
         """The numbers of these rows, shortest first."""
-        order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
+        order = sorted(range(len(self)), key=lambda row: (length_of(self.tokens[row]), row))
         return [order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
 
     def draw(self, count: int, seed: int) -> TokenRows:
@@ -56,6 +56,8 @@ class TokenRows:
 
     def followed_by(self, others: TokenRows) -> TokenRows:
         """These rows, then the others."""
+        if (choices := len(model_rows(others.tokens[:1]))) != (ours := len(model_rows(self.tokens[:1]))):
+            raise UserError("E223", f"rows of {choices} choices, the task has {ours}", "Give every row as many choices")
         labels = [self.labels, others.labels]
         if self.labels.ndim > 1:
             longest, filler = max(part.shape[1] for part in labels), IGNORED if of_tokens(self.labels) else False
@@ -109,7 +111,7 @@ class Data:
     @property
     def batch_size(self) -> int:
         """Batch size of forward passes without training."""
-        longest = max(len(row["input_ids"]) for rows in (self.train, self.validation) for row in rows.tokens)
+        longest = max(length_of(row) for rows in (self.train, self.validation) for row in rows.tokens)
         return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary))) if self.vocabulary else BATCH
 
     def compared(self, most: int | None = None) -> TokenRows:

@@ -67,13 +67,17 @@ class Agreement:
     beyond: Callable[[np.ndarray, np.ndarray, float], float]
 
 
+def require_text(name: str, text: object, where: str) -> None:
+    """Raises UserError E206 for a cell of the column `name` that holds no text."""
+    if not isinstance(text, str) or not text.strip():
+        raise UserError("E206", f"column '{name}' holds {text!r:.60}, not text", "Fill it or drop the row", where)
+
+
 def text_cells(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[str, ...]:
     """The texts of a row, one per column. Raises UserError E206."""
     texts = tuple(row[name] for name in task.text_columns)
     for name, text in zip(task.text_columns, texts, strict=True):
-        if not isinstance(text, str) or not text.strip():
-            what = f"column '{name}' holds {text!r:.60}, not text"
-            raise UserError("E206", what, "Fill it or drop the row", f"{path}:{line}")
+        require_text(name, text, f"{path}:{line}")
     return texts
 
 
@@ -92,6 +96,8 @@ class TaskKind:
     - `imitation`: the same by the teacher's outputs alone: `labels` only mark where the model predicts;
     - `texts`: (a row's cells, the task, its file and line) -> its texts; raises UserError E206;
     - `placeholder`: the texts of a row without labels -> what stands for its label;
+    - `pair`: the task -> whether the model reads pairs of texts;
+    - `sentences`: how many of the text columns must hold more than numbers;
     - `truncates`: whether rows longer than `max_length` are cut, and not refused;
     - `shares_base`: whether a model of several `tasks` may have one of this kind;
     - `metrics`: the first is the one for checks, intervals and reports;
@@ -127,6 +133,8 @@ class TaskKind:
     texts: Callable[[Mapping[str, Any], TaskConfig, Path, int], tuple[Any, ...]] = text_cells
     written: Callable[[Any], Any] = lambda text: text
     placeholder: Callable[[tuple[Any, ...]], Any] = lambda texts: 0
+    pair: Callable[[TaskConfig], bool] = lambda task: len(task.text_columns) == 2
+    sentences: int = 2
     truncates: bool = True
     shares_base: bool = False
     auto_class: str = SEQUENCES

@@ -21,7 +21,7 @@ from compressor.deltas.kinds.dense import Dense, dense_links, gates_of
 from compressor.deltas.links import Change, settle_links
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
-from compressor.tasks.features import pad
+from compressor.tasks.features import length_of, pad
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
@@ -151,7 +151,7 @@ class TaskTrainer(Trainer):
             return self.train_dataset.sampler(size * self.args.world_size, self.args.data_seed)
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
-        lengths = [len(row["input_ids"]) for row in self.train_dataset.rows]
+        lengths = [length_of(row) for row in self.train_dataset.rows]
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:

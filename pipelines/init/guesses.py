@@ -14,7 +14,7 @@ from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
-from pipelines.init.list_guesses import answer_columns, list_column
+from pipelines.init.list_guesses import answer_columns, choice_columns, list_column
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
@@ -118,9 +118,12 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
             why = f"columns called {prompt_columns[0]} and {prompt_columns[1]}"
             return Guess("generation", prompt_columns[:1], prompt_columns[1], {"kind": why, "text": why, "label": why})
     values = {name: column.values for name, column in columns.items()}
-    if not text and not label and kind in (None, "answers") and (found := answer_columns(values)):
+    if not text and not label and kind in (None, "spans") and (found := answer_columns(values)):
         why = f"questions, contexts and answers, as in SQuAD: {', '.join(found)}"
-        return Guess("answers", found[:2], found[2], {"kind": why, "text": why, "label": why})
+        return Guess("spans", found[:2], found[2], {"kind": why, "text": why, "label": why})
+    if not text and not label and kind in (None, "choices") and (choices := choice_columns(values)):
+        why = f"choices, and the number of the right one: {', '.join((*choices[0][1:], choices[1]))}"
+        return Guess("choices", *choices, {"kind": why, "text": why, "label": why})
     if kind is None and label is None and (lists := list_column(values)):
         label, kind = lists, "multilabel"
         given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of texts"}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compressor.tasks.kinds.answers import answer_pairs
+from compressor.tasks.kinds.spans import answer_pairs
 
 Columns = Mapping[str, Sequence[Any]]
+PREMISES = ("premise", "question", "context", "sent1", "startphrase", "goal", "text", "ctx")
+CHOICES = ("choices", "endings", "options")
+CHOICE = re.compile("(choice|ending|option|sol|answer)_?[0-9]")
+RIGHT = ("label", "answer", "gold", "gold_label")
+"""Usual names of the columns of multiple choice."""
 
 
 def list_column(columns: Columns) -> str | None:
@@ -25,6 +31,17 @@ def answer_columns(columns: Columns) -> tuple[str, str, str] | None:
         name for name, values in columns.items() if not any(map(_is_plain, values)) and None not in map(answer_pairs, values)
     ]
     return (spelt["question"], spelt["context"], found[0]) if len(found) == 1 else None
+
+
+def choice_columns(columns: Columns) -> tuple[tuple[str, ...], str] | None:
+    """The columns of texts and of choices, numbered or one of lists, and of the right choice's number; None where one is
+    missing."""
+    spelt = {name.strip().lower(): name for name in columns}
+    first, label = (next((spelt[name] for name in names if name in spelt), None) for names in (PREMISES, RIGHT))
+    numbered = [name for name in columns if CHOICE.fullmatch(name.strip().lower())]
+    listed = [name for key, name in spelt.items() if key in CHOICES and all(map(_is_texts, columns[name]))]
+    found = numbered if len(numbered) > 1 else listed
+    return ((first, *found), label) if first and label and found else None
 
 
 def _is_texts(value: Any) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows
-from compressor.tasks.features import Encoding, Forward, predictions_of
-from compressor.tasks.kinds.answers import span_of
+from compressor.tasks.features import Encoding, Forward, is_grouped, model_rows, predictions_of
 from compressor.tasks.kinds.best_spans import best_span
+from compressor.tasks.kinds.spans import span_of
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from export.parity.compare import ParityResult, require
@@ -50,10 +50,9 @@ class Served:
     interfaces: Sequence[str]
     knobs: Knobs
 
-    @property
-    def most(self) -> int:
+    def most(self, rows: TokenRows) -> int:
         """Rows of a request. One number on both sides: dynamic int8 scales depend on the other rows of a batch."""
-        return min(MOST, self.knobs.max_batch_size or MOST)
+        return max(min(MOST, self.knobs.max_batch_size or MOST) // len(model_rows(rows.tokens[:1])), 1)
 
     @property
     def streams(self) -> int:
@@ -100,8 +99,8 @@ def compare_tokens(
         return client.infer(served.name, {key: values for key, values in encoding.items() if key in names})[LOGITS]
 
     with runs(hop):
-        reference = outputs_of(local, rows, data, workspace, "local session", served.most)
-    candidate = outputs_of(remote, rows, data, workspace, "through the live server", served.most)
+        reference = outputs_of(local, rows, data, workspace, "local session", served.most(rows))
+    candidate = outputs_of(remote, rows, data, workspace, "through the live server", served.most(rows))
     return compare_outputs(hop, "served", reference, candidate, rows)
 
 
@@ -125,13 +124,13 @@ def compare_texts(
     def candidate(start: int, end: int) -> np.ndarray:
         return answers.given(predict(texts[start:end]), data.label_names, rows.at(range(start, end)))
 
-    sides = []
+    sides, most = [], served.most(rows)
     for description, side in (("local session, texts", reference), ("texts through the live server", candidate)):
         with workspace.progress(description, len(rows)) as bar, runs(hop):
             parts = []
-            for start in range(0, len(rows), served.most):
-                parts.append(side(start, min(start + served.most, len(rows))))
-                bar.advance(min(served.most, len(rows) - start))
+            for start in range(0, len(rows), most):
+                parts.append(side(start, min(start + most, len(rows))))
+                bar.advance(min(most, len(rows) - start))
             alone = {"batch 1": np.concatenate([side(row, row + 1) for row in range(min(ALONE, len(rows)))])}
         sides.append(Outputs(np.concatenate(parts), alone))
     return compare_outputs(hop, "served", *sides, rows)
@@ -144,7 +143,7 @@ COMPARISONS = {"tokens": compare_tokens, "text": compare_texts}
 def as_sent(cells: tuple) -> Text:
     """A row's texts as a client sends them: words are joined by spaces."""
     texts = [cell if isinstance(cell, str) else " ".join(cell) for cell in cells]
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+    return texts[0] if len(texts) == 1 else tuple(texts)
 
 
 def local_logits(
@@ -152,6 +151,10 @@ def local_logits(
 ) -> np.ndarray:
     """Logits (predictions, outputs) of rows in the sub-batches, made of lengths, in which the server computes one request."""
     logits: dict[int, np.ndarray] = {}
+    if is_grouped(rows.tokens[0]):
+        parts = model_rows([rows.tokens[row] for row in chosen])
+        pairs = TokenRows(parts, np.zeros(len(parts)), rows.kind)
+        return local_logits(local, pairs, range(len(parts)), pad_id, batched).reshape(len(chosen), -1)
     for batch in batched([len(rows.tokens[row]["input_ids"]) for row in chosen]):
         numbers = [chosen[place] for place in batch]
         logits |= zip(numbers, predictions_of(local, rows.tokens, numbers, pad_id, rows.labels), strict=True)
@@ -230,6 +233,7 @@ ANSWERS = {
     "regression": Answers(lambda logits, _: logits, lambda predictions, *_: np.array([[one.value] for one in predictions])),
     "tokens": Answers(lambda logits, _: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
     "multilabel": Answers(sigmoid, given_labels),
-    "answers": Answers(chosen_spans, given_spans),
+    "spans": Answers(chosen_spans, given_spans),
+    "choices": Answers(softmax, lambda predictions, *_: np.array([one.scores for one in predictions])),
 }
 """Kind of task -> how its answers are compared."""

@@ -70,6 +70,11 @@ def label_sets(facts, logits, rows):
     }
 
 
+def matches(facts, logits, rows):
+    """The score of each pair of a text and a choice, from outputs (rows, 1)."""
+    return {"MATCH": logits[:, :1].astype(np.float32)}
+
+
 def entities(facts, logits, rows):
     """A JSON list with the tag of every word and its characters [start, end) in the text, from logits (rows, length, tags)."""
     answers = []
@@ -126,6 +131,7 @@ FORMATS = {
     "regression": Format(numbers),
     "tokens": Format(entities, spaced_words, complete, offsets=True),
     "multilabel": Format(label_sets),
-    "answers": Format(answers, check=whole, offsets=True),
+    "spans": Format(answers, check=whole, offsets=True),
+    "choices": Format(matches),
     "tasks": Format(of_any_kind),
 }

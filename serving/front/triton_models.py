@@ -65,6 +65,8 @@ class TextModel:
         if "ANSWER" in row:
             start, end = row["SPAN"].tolist()
             fields |= {"answer": row["ANSWER"][0].decode(), "start": start, "end": end, "score": float(row["SCORE"][0])}
+        if "MATCH" in row:
+            fields["score"] = float(row["MATCH"][0])
         if "VALUE" in row:
             fields["value"] = float(row["VALUE"][0])
         if "ENTITIES" in row:

@@ -35,7 +35,8 @@ TEXT_OUTPUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("SCORES", "TYPE_FP32", CLASSES),
         ("LABELS", "TYPE_STRING", CLASSES),
     ),
-    "answers": (("ANSWER", "TYPE_STRING", 1), ("SPAN", "TYPE_INT64", 2), ("SCORE", "TYPE_FP32", 1)),
+    "spans": (("ANSWER", "TYPE_STRING", 1), ("SPAN", "TYPE_INT64", 2), ("SCORE", "TYPE_FP32", 1)),
+    "choices": (("MATCH", "TYPE_FP32", 1),),
     ANY_KIND: CLASS_OUTPUTS,
 }
 """(name, type, values of a row) of every output; a row of SCORES is in the order of LABELS."""

@@ -11,15 +11,17 @@ from torch.nn import functional
 from compressor.errors import UserError, UserErrors
 from compressor.models.hub import build
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import read_data, tensor_batches, tokenized
-from compressor.tasks.features import predict, torch_forward
-from compressor.tasks.kinds.answers import BEGINS, ENDS, MARKS, exact, normalized, word_f1
+from compressor.tasks.data import read_data, task_tokenizer, tensor_batches, tokenized
+from compressor.tasks.features import length_of, model_rows, predict, tokens_of, torch_forward
 from compressor.tasks.kinds.best_spans import MOST_TOKENS, best_span
+from compressor.tasks.kinds.spans import BEGINS, ENDS, MARKS, exact, normalized, word_f1
 from compressor.tasks.predictions import IGNORED, by_row, spread
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of
 from compressor.tasks.texts import new_texts, read_texts
 from compressor.training.trainer import Collator, TrainingRows
+from export.parity.compare import in_other_batches
+from serving.clients.by_choice import best_choices
 from tests.tiny import WRITERS, write_model
 
 GOOD = {
@@ -28,10 +30,15 @@ GOOD = {
         {"text": "fine", "labels": "joy"},
         {"text": "the story", "labels": []},
     ],
-    "answers": [
+    "spans": [
         {"question": "who", "context": "a fine film", "answers": {"text": ["fine", "a fine"], "answer_start": [2, 0]}},
         {"question": "who", "context": "a fine film", "answers": [{"text": "film", "answer_start": 7, "id": 3}]},
         {"question": "what", "context": "dull", "answers": {"text": [], "answer_start": []}},
+    ],
+    "choices": [
+        {"text": "the film", "choices": ["was fine", "was a very dull story"], "label": 0},
+        {"text": "the plot", "choices": '["was dull", "was good"]', "label": "1"},
+        {"text": "the scene", "choices": ["was bad", "was good"], "label": 1},
     ],
 }
 """Kind -> rows without a mistake."""
@@ -53,14 +60,20 @@ MISTAKES = [
     ("multilabel", {"labels": "joy,, anger"}, "E220", "'' in column 'labels' is not a label"),
     ("multilabel", {"labels": "joy; joy"}, "E220", "label 'joy' appears twice"),
     ("multilabel", {"text": " "}, "E206", "not text"),
-    ("answers", {"answers": float("nan")}, "E221", "holds nan, not answers"),
-    ("answers", {"answers": "fine"}, "E221", "holds 'fine', not answers"),
-    ("answers", {"answers": ["fine"]}, "E221", "not answers"),
-    ("answers", {"answers": {"text": ["fine"], "answer_start": []}}, "E221", "not answers"),
-    ("answers", {"answers": {"text": [""], "answer_start": [0]}}, "E221", "not answers"),
-    ("answers", {"answers": {"text": ["fine"], "answer_start": [True]}}, "E221", "not answers"),
-    ("answers", {"answers": {"text": ["fine"], "answer_start": [3]}}, "E222", "'fine' is not in the context at character 3"),
-    ("answers", {"context": None}, "E206", "column 'context' holds None"),
+    ("choices", {"choices": "was dull"}, "E223", "holds 'was dull', not a list of two choices"),
+    ("choices", {"choices": ["was dull"]}, "E223", "not a list of two choices or more"),
+    ("choices", {"choices": ["was dull", " "]}, "E206", "column 'choices' holds ' '"),
+    ("choices", {"label": 2}, "E224", "holds 2, not the number of one of 2 choices"),
+    ("choices", {"label": float("nan")}, "E224", "holds nan"),
+    ("choices", {"label": True}, "E224", "holds True"),
+    ("spans", {"answers": float("nan")}, "E221", "holds nan, not answers"),
+    ("spans", {"answers": "fine"}, "E221", "holds 'fine', not answers"),
+    ("spans", {"answers": ["fine"]}, "E221", "not answers"),
+    ("spans", {"answers": {"text": ["fine"], "answer_start": []}}, "E221", "not answers"),
+    ("spans", {"answers": {"text": [""], "answer_start": [0]}}, "E221", "not answers"),
+    ("spans", {"answers": {"text": ["fine"], "answer_start": [True]}}, "E221", "not answers"),
+    ("spans", {"answers": {"text": ["fine"], "answer_start": [3]}}, "E222", "'fine' is not in the context at character 3"),
+    ("spans", {"context": None}, "E206", "column 'context' holds None"),
 ]
 
 
@@ -78,7 +91,8 @@ def test_a_mistake_in_a_row_is_told_with_its_line(kind, change, code, said, tmp_
     [
         ("multilabel", GOOD["multilabel"], [{"text": "a", "labels": "love"}], "E209", "'love' never occurs in training"),
         ("multilabel", GOOD["multilabel"], GOOD["multilabel"][2:], "E208", "no row has a label"),
-        ("answers", GOOD["answers"], GOOD["answers"][2:], "E208", "no row with an answer"),
+        ("spans", GOOD["spans"], GOOD["spans"][2:], "E208", "no row with an answer"),
+        ("choices", GOOD["choices"], [{"text": "a", "choices": ["b", "c", "d"], "label": 0}], "E223", "3 choices"),
         ("multilabel", GOOD["multilabel"][1:], None, "E208", "1 distinct labels in 2 rows"),
     ],
 )
@@ -139,9 +153,9 @@ def test_texts_without_labels_are_read_as_rows_are(kind, tmp_path, folder):
     assert data.kind.unlabelled.loss(torch.ones(1, 2, 2), None) == 0
 
 
-@pytest.mark.parametrize(("kind", "columns"), [("answers", "question"), ("multilabel", ["a", "b", "c"])])
+@pytest.mark.parametrize(("kind", "columns"), [("spans", "question"), ("choices", "text"), ("multilabel", ["a", "b", "c"])])
 def test_a_wrong_number_of_columns_is_refused(kind, columns):
-    with pytest.raises(ValidationError, match=r"reads 2 columns|names one column, or two"):
+    with pytest.raises(ValidationError, match=r"reads 2 (to 21 )?columns|names one column, or two"):
         TaskConfig(train="a", validation="b", kind=kind, text=columns)
 
 
@@ -170,8 +184,8 @@ def test_the_best_span_is_that_of_all_pairs(seed):
 
 
 def test_answers_are_marked_at_tokens_and_scored_by_their_text(tmp_path, folder):
-    """A model that is right gets 1 whatever the order of the rows, the best of several answers counts, none is the first token."""
-    data = read_data(folder, task(tmp_path, "answers", GOOD["answers"]))
+    """A model that is right gets 1 whatever the order of the rows, and the best of several answers counts."""
+    data = read_data(folder, task(tmp_path, "spans", GOOD["spans"]))
     rows = data.validation
     # [CLS] who [SEP] a fine film [SEP]
     assert rows.labels[0].tolist()[:7] == [0, IGNORED, IGNORED, 0, BEGINS + ENDS, 0, IGNORED]
@@ -190,7 +204,54 @@ def test_answers_are_marked_at_tokens_and_scored_by_their_text(tmp_path, folder)
 
 def test_a_row_that_would_be_cut_is_refused(tmp_path, folder):
     with pytest.raises(UserErrors, match=r"E213 .*2 of 3 rows are longer than max_length 6, the longest 7 tokens"):
-        read_data(folder, task(tmp_path, "answers", GOOD["answers"], max_length=6))
+        read_data(folder, task(tmp_path, "spans", GOOD["spans"], max_length=6))
+
+
+# --- multiple choice ---
+
+
+def test_columns_and_lists_of_choices_read_the_same(tmp_path):
+    split = [{"text": row["text"], "a": "was dull", "b": "was good", "label": row["label"]} for row in GOOD["choices"][1:]]
+    columns = read_task(task(tmp_path, "choices", split, text=["text", "a", "b"]))
+    assert columns.train.texts[0] == ("the plot", "was dull", "was good") and columns.train.labels == [1, 1]
+    assert columns.label_names == ["score of 2 choices"] == read_task(task(tmp_path, "choices", GOOD["choices"])).label_names
+
+
+def test_a_row_is_its_pairs_in_every_forward_pass(tmp_path, folder):
+    """Logits of a row are the scores of its pairs, whatever else is in the batch; a pair alone gets the same score."""
+    config = task(tmp_path, "choices", GOOD["choices"])
+    data = read_data(folder, config)
+    model, rows = build(folder, data.label_names).eval(), data.validation
+    forward = torch_forward(model)
+    scores = predict(forward, rows.tokens, data.pad_id, labels=rows.labels)
+    pairs = predict(forward, model_rows(rows.tokens), data.pad_id)
+    assert scores.shape == (3, 2) and np.allclose(scores.ravel(), pairs.ravel(), atol=1e-6)
+    for others in in_other_batches(forward, rows.tokens, data.pad_id, labels=rows.labels).values():
+        assert np.allclose(np.sort(others, axis=0), np.sort(scores, axis=0), atol=1e-5)
+    ((inputs, labels),) = tensor_batches(rows, data.pad_id, 8)
+    outputs = model(**inputs).logits
+    expected = functional.cross_entropy(outputs.reshape(3, 2), labels)
+    assert outputs.shape == (6, 1) and torch.isclose(data.kind.loss(outputs, labels), expected)
+    counts = tokens_of(task_tokenizer(folder, data.kind), read_task(config).validation, with_labels=False)
+    assert [length_of(row) for row in rows.tokens] == counts == [10, 7, 7]
+
+
+def test_texts_with_another_number_of_choices_are_refused(tmp_path, folder):
+    config = task(tmp_path, "choices", GOOD["choices"])
+    path = tmp_path / "more.jsonl"
+    path.write_text(json.dumps({"text": "a", "choices": ["b", "c", "d"]}) + "\n")
+    with pytest.raises(UserError, match=r"E223 .*rows of 3 choices, the task has 2"):
+        read_data(folder, config).train.followed_by(tokenized(folder, read_texts(path, config), config, path))
+    path.write_text(path.read_text() + json.dumps({"text": "a", "choices": ["b", "c"]}) + "\n")
+    with pytest.raises(UserError, match=r"E223 .*more.jsonl:2: 2 choices, where the first row has 3"):
+        tokenized(folder, read_texts(path, config), config, path)
+
+
+def test_a_client_puts_the_pairs_of_a_row_together():
+    (found,) = best_choices(lambda pairs: [float(pair == ("a film", "bad")) for pair in pairs], [("a film", "good", "bad")])
+    assert (found.choice, found.number) == ("bad", 1) and found.scores == pytest.approx((0.2689, 0.7311), abs=1e-4)
+    with pytest.raises(UserError, match=r"E717 .*has no choices"):
+        best_choices(list, ["a film"])
 
 
 # --- several labels ---

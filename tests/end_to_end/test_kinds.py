@@ -32,11 +32,18 @@ KINDS = {
         {"micro_f1": 0.8, "macro_f1": 0.8, "exact_match": 0.4},
         [("a good scene and a dull story", {"labels": ("blame", "praise", "tale")}), ("the film was", {"labels": ()})],
     ),
-    "answers": (
+    "spans": (
         {"f1": 0.8, "exact_match": 0.6},
         [
             (("was the film", "a plot good fine and story"), {"answer": "good fine", "start": 7, "end": 16}),
             (("was the film", "the story awful plot"), {"answer": "", "start": 0, "end": 0}),
+        ],
+    ),
+    "choices": (
+        {"accuracy": 0.9},
+        [
+            (("the film", "bad and dull", "good and fine", "awful plot"), {"choice": "good and fine", "number": 1}),
+            (("a story", "lovely fine scene", "poor scene"), {"choice": "lovely fine scene", "number": 0}),
         ],
     ),
 }

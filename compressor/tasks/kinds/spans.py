@@ -264,7 +264,7 @@ def prediction(names: Sequence[str], logits: np.ndarray, text: tuple[str, str], 
 
 
 KIND = TaskKind(
-    name="answers",
+    name="spans",
     example=example,
     outputs=lambda task, labels: ["start", "end"],
     targets=targets,
