@@ -271,6 +271,24 @@ def write_choices(folder: Path, *, rows: int = 160) -> dict:
     return {**task, "text": ["premise", "choice0", "choice1", "choice2"], "label": "label"}
 
 
+def write_marked(folder: Path, *, rows: int = 160) -> dict:
+    """The same for two marked spans of a text, the first of which is a good word or a bad one; train.jsonl, and dev.tsv, where
+    spans with a number are JSON; returns `task:`."""
+    draw = random.Random(0)
+
+    def row() -> dict:
+        label = draw.randint(0, 1)
+        words = [*draw.choices(FILLER[:5], k=draw.randint(1, 4)), draw.choice((BAD, GOOD)[label])]
+        words += [*draw.choices(FILLER[:5], k=draw.randint(1, 3)), "story"]
+        place = next(number for number, word in enumerate(words) if word in GOOD + BAD)
+        return {"text": " ".join(words), "span1": [place, words[place]], "span2": "story", "label": f"class{label}"}
+
+    (folder / "train.jsonl").write_text("".join(json.dumps(row()) + "\n" for _ in range(rows)))
+    cells = ((one["text"], json.dumps(one["span1"]), one["span2"], one["label"]) for one in (row() for _ in range(2 * rows)))
+    (folder / "dev.tsv").write_text("text\tspan1\tspan2\tlabel\n" + "".join("\t".join(each) + "\n" for each in cells))
+    return {"kind": "marked", "train": "train.jsonl", "validation": "dev.tsv", "max_length": 32}
+
+
 WRITERS = {
     "classification": write_data,
     "regression": write_scores,
@@ -279,6 +297,7 @@ WRITERS = {
     "multilabel": write_labels,
     "spans": write_answers,
     "choices": write_choices,
+    "marked": write_marked,
 }
 """Kind of task -> what writes one."""
 

@@ -28,6 +28,7 @@ KINDS = {
     "generation": Columns("prompt", "target"),
     "multilabel": Columns("text", "labels", most=2),
     "spans": Columns(["question", "context"], "answers", least=2, most=2),
+    "marked": Columns(["text", "span1", "span2"], "label", least=2, most=3),
     "choices": Columns(["text", "choices"], "label", least=2, most=21),
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""

@@ -70,6 +70,7 @@ BOUNDS = {
             "multilabel": 0.98,
             "spans": 0.99,
             "choices": 0.97,
+            "marked": 0.97,
         },
     ),
     # nats a token: 5 % of the perplexity. A likelihood of .2 % cannot fall by a point

@@ -14,7 +14,7 @@ from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
-from pipelines.init.list_guesses import answer_columns, choice_columns, list_column
+from pipelines.init.list_guesses import answer_columns, choice_columns, list_column, marked_columns
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
@@ -124,6 +124,9 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     if not text and not label and kind in (None, "choices") and (choices := choice_columns(values)):
         why = f"choices, and the number of the right one: {', '.join((*choices[0][1:], choices[1]))}"
         return Guess("choices", *choices, {"kind": why, "text": why, "label": why})
+    if not text and not label and kind in (None, "marked") and (marked := marked_columns(values)):
+        why = f"spans of a text: {', '.join(marked[0][1:])}"
+        return Guess("marked", *marked, {"kind": why, "text": why, "label": why})
     if kind is None and label is None and (lists := list_column(values)):
         label, kind = lists, "multilabel"
         given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of texts"}

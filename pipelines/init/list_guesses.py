@@ -44,6 +44,13 @@ def choice_columns(columns: Columns) -> tuple[tuple[str, ...], str] | None:
     return ((first, *found), label) if first and label and found else None
 
 
+def marked_columns(columns: Columns) -> tuple[tuple[str, ...], str] | None:
+    """The columns of a text, of span1 and span2, and of the label; None where one is missing."""
+    spelt = {name.strip().lower(): name for name in columns}
+    names = ("text", "span1", "span2", "label")
+    return (tuple(spelt[name] for name in names[:3]), spelt["label"]) if set(names) <= set(spelt) else None
+
+
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 

@@ -230,6 +230,7 @@ def _marked_spans(spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> np.
 
 ANSWERS = {
     "classification": Answers(softmax, given_scores),
+    "marked": Answers(softmax, given_scores),
     "regression": Answers(lambda logits, _: logits, lambda predictions, *_: np.array([[one.value] for one in predictions])),
     "tokens": Answers(lambda logits, _: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
     "multilabel": Answers(sigmoid, given_labels),

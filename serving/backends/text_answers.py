@@ -128,6 +128,7 @@ class Format:
 
 FORMATS = {
     "classification": Format(classes),
+    "marked": Format(classes),
     "regression": Format(numbers),
     "tokens": Format(entities, spaced_words, complete, offsets=True),
     "multilabel": Format(label_sets),

@@ -28,6 +28,7 @@ CLASS_OUTPUTS = (
 )
 TEXT_OUTPUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "classification": CLASS_OUTPUTS,
+    "marked": CLASS_OUTPUTS,
     "regression": (("VALUE", "TYPE_FP32", 1),),
     "tokens": (("ENTITIES", "TYPE_STRING", 1),),
     "multilabel": (

@@ -40,6 +40,10 @@ GOOD = {
         {"text": "the plot", "choices": '["was dull", "was good"]', "label": "1"},
         {"text": "the scene", "choices": ["was bad", "was good"], "label": 1},
     ],
+    "marked": [
+        {"text": "Mark told him: He lost, he left.", "span1": "Mark", "span2": [6, "left"], "label": "no"},
+        {"text": "Mark told him, he left.", "span1": [0, "Mark"], "span2": '[3, "he"]', "label": "yes"},
+    ],
 }
 """Kind -> rows without a mistake."""
 
@@ -66,6 +70,14 @@ MISTAKES = [
     ("choices", {"label": 2}, "E224", "holds 2, not the number of one of 2 choices"),
     ("choices", {"label": float("nan")}, "E224", "holds nan"),
     ("choices", {"label": True}, "E224", "holds True"),
+    ("marked", {"span1": "Peter"}, "E225", "'Peter' of column 'span1' occurs 0 times in the text, not once"),
+    ("marked", {"span1": [1, "Mark"]}, "E225", "occurs 0 times in the text at word 1"),
+    ("marked", {"span1": [99, "Mark"]}, "E225", "at word 99"),
+    ("marked", {"span1": float("nan")}, "E225", "holds nan, not a span"),
+    ("marked", {"text": "he said he left, Mark"}, "E225", "at word 0"),
+    ("marked", {"text": "Mark [his] he left", "span2": "he"}, "E226", "the text contains '[', which marks spans"),
+    ("marked", {"span1": "told him", "span2": "him"}, "E226", "the spans overlap"),
+    ("marked", {"label": " "}, "E207", "not a class"),
     ("spans", {"answers": float("nan")}, "E221", "holds nan, not answers"),
     ("spans", {"answers": "fine"}, "E221", "holds 'fine', not answers"),
     ("spans", {"answers": ["fine"]}, "E221", "not answers"),
@@ -252,6 +264,20 @@ def test_a_client_puts_the_pairs_of_a_row_together():
     assert (found.choice, found.number) == ("bad", 1) and found.scores == pytest.approx((0.2689, 0.7311), abs=1e-4)
     with pytest.raises(UserError, match=r"E717 .*has no choices"):
         best_choices(list, ["a film"])
+
+
+# --- marked spans ---
+
+
+def test_spans_are_marked_where_they_are(tmp_path):
+    """A span alone occurs once as a word; a number tells which of several; marks keep the first and the second apart."""
+    data = read_task(task(tmp_path, "marked", GOOD["marked"]))
+    assert [text for (text,) in data.train.texts] == [
+        "[ Mark ] told him: He lost, he { left }.",
+        "[ Mark ] told him, { he } left.",
+    ]
+    one = [{"text": "it rained", "span1": "it", "label": label} for label in ("a", "b")]
+    assert read_task(task(tmp_path, "marked", one, text=["text", "span1"])).train.texts[0] == ("[ it ] rained",)
 
 
 # --- several labels ---

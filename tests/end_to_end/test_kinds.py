@@ -46,6 +46,10 @@ KINDS = {
             (("a story", "lovely fine scene", "poor scene"), {"choice": "lovely fine scene", "number": 0}),
         ],
     ),
+    "marked": (
+        {"accuracy": 0.9, "matthews": 0.8},
+        [("the film [ good ] plot { story }", {"label": "class1"}), ("a [ dull ] film { story }", {"label": "class0"})],
+    ),
 }
 """Kind -> the least value of each metric after merging, texts, and entries of their predictions."""
 
