@@ -77,7 +77,7 @@ def test_it_learns_and_keeps_what_it_learned(project):
 @pytest.mark.slow
 def test_every_hop_is_proven_reported_and_verified_again(project, run):
     hops = [hop for made in run.artifacts.values() for hop in made.metadata.get("parity", [])]
-    assert len(hops) == 8 and all(hop["passed"] for hop in hops)
+    assert len(hops) == 9 and all(hop["passed"] for hop in hops)
     report = json.loads((run.folder / "report.json").read_text())
     assert report["metric"]["key"] == next(iter(KINDS[project[0]][0]))
     assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
