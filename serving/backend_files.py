@@ -14,6 +14,7 @@ SHARED = (
     # how OpenVINO's files run, in a local session and on the server: both give equal logits
     Path(export.__file__).parent / "runtimes" / "padded_model.py",
     Path(compressor.__file__).parent / "tasks" / "first_tokens.py",
+    Path(compressor.__file__).parent / "tasks" / "kinds" / "best_spans.py",
 )
 """Files that each backend's folder gets beside its model.py."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
 from serving.client import Client
+from serving.clients.by_choice import best_choices
 from serving.clients.text_bytes import Text
 from serving.layout.text_outputs import TEXT_BACKEND, TEXT_SUFFIX
 
@@ -23,7 +25,8 @@ def predict(
     task: str | None = None,
 ) -> list[Any]:
     """Predict texts, or pairs of texts, with a served model: one Prediction per text, in order; Estimate for a regression,
-    Tagged for token classification, whose words are separated by spaces.
+    Tagged for token classification, whose words are separated by spaces; LabelsFound for several labels, Answer for questions
+    with a context, Choice for a text with its choices, (text, choice, choice, ...).
 
     As `predictor`, which raises what it says, for one call.
     """
@@ -50,11 +53,16 @@ def predictor(
             if client.ready(name) and (config := client.config(name)).get("backend") == TEXT_BACKEND:
                 from serving.clients.by_text import TextPredictor
 
-                return TextPredictor(client, name, config, task)
+                return _of_rows(TextPredictor(client, name, config, task))
     if task is not None:
         from serving.clients.by_text import check_task
 
         check_task(model, task, many=False)
     from serving.clients.by_tokens import TokenPredictor
 
-    return TokenPredictor(client, model, version_folder)
+    return _of_rows(TokenPredictor(client, model, version_folder))
+
+
+def _of_rows(predict_texts: Any) -> Callable[[Sequence[Text]], list[Any]]:
+    """The predictor; for multiple choice one of rows, each a text with its choices."""
+    return partial(best_choices, predict_texts) if predict_texts.of_choices else predict_texts

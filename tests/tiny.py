@@ -214,7 +214,91 @@ STAGES = [
 """The same without what takes longest, which tests/end_to_end/test_whole_path.py has."""
 
 
-WRITERS = {"classification": write_data, "regression": write_scores, "tokens": write_tags, "generation": write_prompts}
+def write_labels(folder: Path, *, rows: int = 160) -> dict:
+    """The same with several labels: for a good word, a bad one, and a certain other. train.jsonl has lists, dev.tsv separated
+    labels; returns `task:`."""
+    draw = random.Random(0)
+
+    def labelled() -> tuple[str, list[str]]:
+        words, labels = draw.choices(FILLER[:6], k=draw.randint(1, 3)), []
+        for name, telling in (("praise", GOOD), ("blame", BAD), ("tale", FILLER[8:])):
+            if draw.random() < 0.5:
+                labels.append(name)
+                words += draw.choices(telling, k=2)
+        draw.shuffle(words)
+        return " ".join(words), labels
+
+    pairs = (labelled() for _ in range(rows))
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in pairs))
+    lines = (f"{text}\t{', '.join(labels)}" for text, labels in (labelled() for _ in range(2 * rows)))
+    (folder / "dev.tsv").write_text("text\tlabels\n" + "\n".join(lines) + "\n")
+    return {"kind": "multilabel", "train": "train.jsonl", "validation": "dev.tsv", "max_length": 32}
+
+
+def write_answers(folder: Path, *, rows: int = 160) -> dict:
+    """The same for questions: the answer is the one or two good words of the context, in every sixth row there is none.
+    train.jsonl has SQuAD's lists, dev.jsonl a list of answers; returns `task:`."""
+    draw = random.Random(0)
+    for name, count in (("train", rows), ("dev", 2 * rows)):
+        lines = []
+        for row in range(count):
+            before, after = (" ".join(draw.choices(FILLER, k=draw.randint(1, 4))) for _ in range(2))
+            told = " ".join(half[draw.randint(0, 1)] for half in (GOOD[:2], GOOD[2:])[: draw.randint(1, 2)])
+            context = f"{before} {told if row % 6 else draw.choice(BAD)} {after}"
+            found = [{"text": told, "answer_start": len(before) + 1}] if row % 6 else []
+            lists = {key: [one[key] for one in found] for key in ("text", "answer_start")}
+            answers = lists if name == "train" else found
+            lines.append(json.dumps({"question": "was the film", "context": context, "answers": answers}))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return {"kind": "spans", "train": "train.jsonl", "validation": "dev.jsonl", "max_length": 32}
+
+
+def write_choices(folder: Path, *, rows: int = 160) -> dict:
+    """The same for three choices, of which the one with good words is right. train.tsv has a column for each, dev.jsonl too;
+    returns `task:`."""
+    draw = random.Random(0)
+
+    def row() -> dict:
+        right = draw.randint(0, 2)
+        words = [draw.choices(GOOD if place == right else BAD, k=2) + draw.choices(FILLER, k=2) for place in range(3)]
+        cells = {f"choice{place}": " ".join(draw.sample(each, 4)) for place, each in enumerate(words)}
+        return {"premise": " ".join(draw.choices(FILLER, k=draw.randint(2, 4))), **cells, "label": right}
+
+    (folder / "dev.jsonl").write_text("".join(json.dumps(row()) + "\n" for _ in range(2 * rows)))
+    lines = ["premise\tchoice0\tchoice1\tchoice2\tlabel", *("\t".join(map(str, row().values())) for _ in range(rows))]
+    (folder / "train.tsv").write_text("\n".join(lines) + "\n")
+    task = {"kind": "choices", "train": "train.tsv", "validation": "dev.jsonl", "max_length": 32}
+    return {**task, "text": ["premise", "choice0", "choice1", "choice2"], "label": "label"}
+
+
+def write_marked(folder: Path, *, rows: int = 160) -> dict:
+    """The same for two marked spans of a text, the first of which is a good word or a bad one; train.jsonl, and dev.tsv, where
+    spans with a number are JSON; returns `task:`."""
+    draw = random.Random(0)
+
+    def row() -> dict:
+        label = draw.randint(0, 1)
+        words = [*draw.choices(FILLER[:5], k=draw.randint(1, 4)), draw.choice((BAD, GOOD)[label])]
+        words += [*draw.choices(FILLER[:5], k=draw.randint(1, 3)), "story"]
+        place = next(number for number, word in enumerate(words) if word in GOOD + BAD)
+        return {"text": " ".join(words), "span1": [place, words[place]], "span2": "story", "label": f"class{label}"}
+
+    (folder / "train.jsonl").write_text("".join(json.dumps(row()) + "\n" for _ in range(rows)))
+    cells = ((one["text"], json.dumps(one["span1"]), one["span2"], one["label"]) for one in (row() for _ in range(2 * rows)))
+    (folder / "dev.tsv").write_text("text\tspan1\tspan2\tlabel\n" + "".join("\t".join(each) + "\n" for each in cells))
+    return {"kind": "marked", "train": "train.jsonl", "validation": "dev.tsv", "max_length": 32}
+
+
+WRITERS = {
+    "classification": write_data,
+    "regression": write_scores,
+    "tokens": write_tags,
+    "generation": write_prompts,
+    "multilabel": write_labels,
+    "spans": write_answers,
+    "choices": write_choices,
+    "marked": write_marked,
+}
 """Kind of task -> what writes one."""
 
 

@@ -13,18 +13,23 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 
 class Columns(NamedTuple):
-    """The columns of a kind of task where a pipeline names none, and whether a row may be a pair of two texts."""
+    """The columns of a kind of task where a pipeline names none; `least` and `most` columns of texts make a row."""
 
-    text: str
+    text: str | list[str]
     label: str
-    pairs: bool
+    least: int = 1
+    most: int = 1
 
 
 KINDS = {
-    "classification": Columns("text", "label", pairs=True),
-    "regression": Columns("text", "label", pairs=True),
-    "tokens": Columns("tokens", "tags", pairs=False),
-    "generation": Columns("prompt", "target", pairs=False),
+    "classification": Columns("text", "label", most=2),
+    "regression": Columns("text", "label", most=2),
+    "tokens": Columns("tokens", "tags"),
+    "generation": Columns("prompt", "target"),
+    "multilabel": Columns("text", "labels", most=2),
+    "spans": Columns(["question", "context"], "answers", least=2, most=2),
+    "marked": Columns(["text", "span1", "span2"], "label", least=2, most=3),
+    "choices": Columns(["text", "choices"], "label", least=2, most=21),
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""
 
@@ -61,7 +66,7 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal[tuple(KINDS)] = Field(
-        default="classification", description="what is predicted for a row: a class, a number, tags or a text"
+        default="classification", description="what is predicted for a row: a class, a number, tags, a text, ..."
     )
     train: Path = Field(
         description="rows to train on: .csv, .tsv, .jsonl, .parquet, .conll or .txt, optionally compressed (.gz); "
@@ -100,12 +105,12 @@ class TaskConfig(BaseModel):
     @field_validator("text")
     @classmethod
     def _one_or_two_columns(cls, text: str | list[str], info: ValidationInfo) -> str | list[str]:
-        if isinstance(text, list) and len(text) not in (1, 2):
-            raise ValueError("text names one column, or two for sentence pairs")
+        kind, count = info.data.get("kind", "classification"), len(text) if isinstance(text, list) else 1
+        least, most = KINDS[kind].least, KINDS[kind].most
         if isinstance(text, list) and len(set(text)) < len(text):
-            raise ValueError("a pair needs two different columns")
-        if isinstance(text, list) and len(text) > 1 and not KINDS[info.data.get("kind", "classification")].pairs:
-            raise ValueError(f"a task of kind {info.data['kind']} reads one column")
+            raise ValueError("a pair needs two different columns" if most == 2 else "text names a column twice")
+        if not least <= count <= most:
+            raise ValueError(_wrong_number(kind, least, most))
         return text
 
     @field_validator("label")
@@ -133,6 +138,14 @@ def named_files(task: TaskConfig) -> dict[tuple[str, ...], Path]:
     one = not isinstance(task.test, dict)
     tests = {("test",) if one else ("test", name): path for name, path in task.tests.items()}
     return {("train",): task.train, ("validation",): task.validation, **tests}
+
+
+def _wrong_number(kind: str, least: int, most: int) -> str:
+    """What is wrong with the number of columns in `text`."""
+    if (least, most) == (1, 2):
+        return "text names one column, or two for sentence pairs"
+    reads = "one column" if most == 1 else f"{least} columns" if least == most else f"{least} to {most} columns"
+    return f"a task of kind {kind} reads {reads}"
 
 
 def data_files(task: TaskConfig) -> list[Path]:

@@ -13,9 +13,9 @@ import numpy as np
 from compressor.errors import UserError, UserErrors
 from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import batches, check_ends, pad
+from compressor.tasks.features import batches, check_ends, length_of, model_rows, pad
 from compressor.tasks.kinds.generation import check_end
-from compressor.tasks.predictions import IGNORED, cut
+from compressor.tasks.predictions import IGNORED, cut, of_tokens
 from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
@@ -33,7 +33,7 @@ limits the rows."""
 
 @dataclass(frozen=True)
 class TokenRows:
-    """One split as tokens: unpadded rows, and labels (rows,), or (rows, longest) for token labels, of a kind of task."""
+    """One split as tokens: unpadded rows, and labels (rows, ...) of a kind of task (`compressor.tasks.predictions`)."""
 
     tokens: list[dict[str, list[int]]]
     labels: np.ndarray
@@ -48,7 +48,7 @@ class TokenRows:
 
     def spread(self, count: int) -> list[int]:
         """The numbers of these rows, shortest first."""
-        order = sorted(range(len(self)), key=lambda row: (len(self.tokens[row]["input_ids"]), row))
+        order = sorted(range(len(self)), key=lambda row: (length_of(self.tokens[row]), row))
         return [order[place] for place in np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
 
     def draw(self, count: int, seed: int) -> TokenRows:
@@ -62,10 +62,12 @@ class TokenRows:
 
     def followed_by(self, others: TokenRows) -> TokenRows:
         """These rows, then the others."""
+        if (choices := len(model_rows(others.tokens[:1]))) != (ours := len(model_rows(self.tokens[:1]))):
+            raise UserError("E223", f"rows of {choices} choices, the task has {ours}", "Give every row as many choices")
         labels = [self.labels, others.labels]
         if self.labels.ndim > 1:
-            longest = max(part.shape[1] for part in labels)
-            labels = [np.pad(part, ((0, 0), (0, longest - part.shape[1])), constant_values=IGNORED) for part in labels]
+            longest, filler = max(part.shape[1] for part in labels), IGNORED if of_tokens(self.labels) else False
+            labels = [np.pad(part, ((0, 0), (0, longest - part.shape[1])), constant_values=filler) for part in labels]
         return TokenRows([*self.tokens, *others.tokens], np.concatenate(labels), self.kind)
 
     def at(self, chosen: Sequence[int] | np.ndarray) -> TokenRows:
@@ -75,7 +77,7 @@ class TokenRows:
     @property
     def most_predictions(self) -> int:
         """The largest number of predictions in one row."""
-        return 1 if self.labels.ndim == 1 else int((self.labels != IGNORED).sum(axis=1).max())
+        return int((self.labels != IGNORED).sum(axis=1).max()) if of_tokens(self.labels) else 1
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Data:
     @property
     def batch_size(self) -> int:
         """Batch size of forward passes without training."""
-        longest = max(len(row["input_ids"]) for rows in (self.train, self.validation) for row in rows.tokens)
+        longest = max(length_of(row) for rows in (self.train, self.validation) for row in rows.tokens)
         return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary))) if self.vocabulary else BATCH
 
     def compared(self, most: int | None = None) -> TokenRows:
@@ -181,7 +183,7 @@ def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, pa
     tokens, labels = kind.encode(tokenizer, split, config, path)
     if end is not None:
         check_ends(tokenizer, tokens, split, end, path)
-    return TokenRows(tokens, labels, kind)
+    return TokenRows(tokens, labels, kind.with_texts(kind, tokenizer, split))
 
 
 def tensor_batches(

@@ -16,9 +16,30 @@ if TYPE_CHECKING:
     from compressor.tasks import TaskConfig
 
 Encoding = dict[str, np.ndarray]
+GroupedRow = dict[str, list[list[int]]]
+"""The tokens of a row that is several rows of the model, such as a text with each of its choices."""
 Forward = Callable[[Encoding], np.ndarray]
 """Forward pass of any model: padded int64 arrays (batch, length) -> float logits (batch, classes), or (batch, length, classes)
 if it predicts at every token."""
+
+
+def is_grouped(row: dict[str, list]) -> bool:
+    """Whether a row of a task is several rows of the model."""
+    return bool(row["input_ids"]) and isinstance(row["input_ids"][0], list)
+
+
+def model_rows(rows: Sequence[dict[str, list]]) -> list[dict[str, list[int]]]:
+    """The rows of the model that rows of a task are, in order."""
+    return [part for row in rows for part in (_parts(row) if is_grouped(row) else (row,))]
+
+
+def _parts(row: GroupedRow) -> list[dict[str, list[int]]]:
+    return [dict(zip(row, lists, strict=True)) for lists in zip(*row.values(), strict=True)]
+
+
+def length_of(row: dict[str, list]) -> int:
+    """Tokens of a row; of the longest part where it is several rows of the model."""
+    return max(map(len, row["input_ids"])) if is_grouped(row) else len(row["input_ids"])
 
 
 def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[int]]]:
@@ -29,7 +50,12 @@ def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[i
 
 
 def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
-    """Number of tokens of every row before truncation, including a label that is a text to be generated."""
+    """Number of tokens of every row before truncation, including a label that is a text to be generated; with choices those
+    of the longest pair."""
+    if len(split.texts[0]) > 2:  # a text and its choices
+        choices = range(1, len(split.texts[0]))
+        pairs = (Split([(row[0], row[place]) for row in split.texts], split.labels) for place in choices)
+        return list(map(max, *(tokens_of(tokenizer, each, with_labels) for each in pairs)))
     columns = [
         [text if isinstance(text, str) else " ".join(text) for text in column] for column in zip(*split.texts, strict=True)
     ]
@@ -46,12 +72,13 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: int, where: Path) -> None:
     """Raise UserError E212 for a row that contains `end` (id of the end-of-sentence token, at the last of which the model's
     output is read) more or less often than the tokenizer adds it to texts."""
-    expected = tokenizer(*["a"] * len(split.texts[0]))["input_ids"].count(end)
+    expected = tokenizer(*["a"] * min(len(split.texts[0]), 2))["input_ids"].count(end)
     word = tokenizer.convert_ids_to_tokens(end)
     if not expected:
         what = f"the tokenizer does not end a row with '{word}', the token that the task head reads"
         raise UserError("E212", what, "Use the tokenizer that the model was trained with", str(where))
-    for row, texts in zip(rows, split.texts, strict=True):
+    pairs = ((part, texts) for row, texts in zip(rows, split.texts, strict=True) for part in model_rows([row]))
+    for row, texts in pairs:
         if (count := row["input_ids"].count(end)) != expected:
             what = f"the text {texts[0]!r:.60} makes {count} tokens '{word}', not {expected}"
             raise UserError(
@@ -60,7 +87,8 @@ def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: i
 
 
 def pad(rows: list[dict[str, list[int]]], pad_id: int) -> Encoding:
-    """Right-padded int64 arrays (batch, longest). input_ids are padded with `pad_id`, everything else with 0."""
+    """Right-padded int64 arrays (batch, longest) of the model's rows. input_ids are padded with `pad_id`, all else with 0."""
+    rows = model_rows(rows)
     length = max(len(row["input_ids"]) for row in rows)
     batch = {}
     for key in rows[0]:
@@ -71,7 +99,7 @@ def pad(rows: list[dict[str, list[int]]], pad_id: int) -> Encoding:
 
 def batches(rows: list[dict[str, list[int]]], batch_size: int) -> Iterator[list[int]]:
     """Row numbers in batches of similar length, longest first, so that there is little padding."""
-    order = sorted(range(len(rows)), key=lambda row: (-len(rows[row]["input_ids"]), row))
+    order = sorted(range(len(rows)), key=lambda row: (-length_of(rows[row]), row))
     return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
 
@@ -126,6 +154,8 @@ def predictions_of(
 ) -> Iterator[np.ndarray]:
     """The predictions (predictions, classes) of each of the `chosen` rows in one batch; `labels` as in `predict`."""
     result = forward(pad([rows[row] for row in chosen], pad_id))
+    if is_grouped(rows[chosen[0]]):  # one prediction from the outputs of all its parts
+        result = result.reshape(len(chosen), -1)
     if len(result) != len(chosen):
         raise ValueError(f"{len(result)} answers for {len(chosen)} rows")
     return (predictions_in(values, 0 if labels is None else labels[row]) for row, values in zip(chosen, result, strict=True))

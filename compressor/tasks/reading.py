@@ -130,7 +130,7 @@ def require_columns(rows: Rows, names: Iterable[str], path: Path) -> None:
 
 def require_sentences(texts: Sequence[tuple[Any, ...]], task: TaskConfig, path: Path) -> None:
     """Raises UserError E206 for a text column that holds only numbers."""
-    for position, name in enumerate(task.text_columns):
+    for position, name in enumerate(task.text_columns[: kind_of(task.kind).sentences]):
         if all(_is_number(row[position]) for row in texts):
             raise UserError(
                 "E206", f"column '{name}' holds only numbers", "Name the column that holds the sentences", f"{path}:1"

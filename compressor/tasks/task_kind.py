@@ -19,7 +19,7 @@ from compressor.models.hub import GENERATES, SEQUENCES
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
-from compressor.tasks.rows import Labels
+from compressor.tasks.rows import Labels, Split
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -71,13 +71,17 @@ class Agreement:
     beyond: Callable[[np.ndarray, np.ndarray, float], float]
 
 
+def require_text(name: str, text: object, where: str) -> None:
+    """Raises UserError E206 for a cell of the column `name` that holds no text."""
+    if not isinstance(text, str) or not text.strip():
+        raise UserError("E206", f"column '{name}' holds {text!r:.60}, not text", "Fill it or drop the row", where)
+
+
 def text_cells(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[str, ...]:
     """The texts of a row, one per column. Raises UserError E206."""
     texts = tuple(row[name] for name in task.text_columns)
     for name, text in zip(task.text_columns, texts, strict=True):
-        if not isinstance(text, str) or not text.strip():
-            what = f"column '{name}' holds {text!r:.60}, not text"
-            raise UserError("E206", what, "Fill it or drop the row", f"{path}:{line}")
+        require_text(name, text, f"{path}:{line}")
     return texts
 
 
@@ -95,6 +99,11 @@ class TaskKind:
     - `smooths`: whether both take a `label_smoothing`;
     - `imitation`: the same by the teacher's outputs alone: `labels` only mark where the model predicts;
     - `texts`: (a row's cells, the task, its file and line) -> its texts; raises UserError E206;
+    - `placeholder`: the texts of a row without labels -> what stands for its label;
+    - `pair`: the task -> whether the model reads pairs of texts;
+    - `sentences`: how many of the text columns must hold more than numbers;
+    - `truncates`: whether rows longer than `max_length` are cut, and not refused;
+    - `shares_base`: whether a model of several `tasks` may have one of this kind;
     - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
     - `further`: metrics that are measured, too, where a task chooses its metric: all are made of `metric_inputs`;
     - `predicted_labels`: outputs -> the labels that the model itself predicts;
@@ -109,6 +118,7 @@ class TaskKind:
     - `spread`: (targets, the outputs' names) -> how labels are distributed, figures by name;
     - `constant`: targets -> the best value of the first metric for a constant prediction, None if undefined;
     - `constant_of`: (another main metric, targets) -> the same for that one;
+    - `with_texts`: (the kind, tokenizer, split) -> the kind for the rows of this file, where its metrics compare texts;
     - `metric_inputs`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
       that rows can be resampled; its result for a row does not depend on the others.
     """
@@ -128,12 +138,18 @@ class TaskKind:
     prediction: Callable[[Sequence[str], np.ndarray, str, Encoding], Any]
     texts: Callable[[Mapping[str, Any], TaskConfig, Path, int], tuple[Any, ...]] = text_cells
     written: Callable[[Any], Any] = lambda text: text
+    placeholder: Callable[[tuple[Any, ...]], Any] = lambda texts: 0
+    pair: Callable[[TaskConfig], bool] = lambda task: len(task.text_columns) == 2
+    sentences: int = 2
+    truncates: bool = True
+    shares_base: bool = False
     auto_class: str = SEQUENCES
     grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
     spread: Callable[[Labels, list[str]], dict[str, float]] = lambda labels, names: {}
     constant: Callable[[Labels], float | None] = lambda labels: None
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
     metric_inputs: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
+    with_texts: Callable[[TaskKind, Any, Split], TaskKind] = lambda kind, tokenizer, split: kind
     gates: Metric | None = None
     smooths: bool = False
     further: tuple[Metric, ...] = ()

@@ -11,7 +11,7 @@ from compressor.tasks import TaskConfig, ending
 from compressor.tasks.reading import Rows, TaskData, read_rows, read_tests, require_columns, require_sentences
 from compressor.tasks.rows import Split
 from compressor.tasks.sources.content import data_text
-from compressor.tasks.task_kind import kind_of
+from compressor.tasks.task_kind import TaskKind, kind_of
 
 LINES = ".txt"
 """Ending of a file with one text (for token classification: words separated by spaces) per line."""
@@ -24,7 +24,7 @@ def read_texts(path: Path, task: TaskConfig) -> Split:
     require_columns(rows, task.text_columns, path)
     texts = [kind.texts(row, task, path, line) for line, row in rows]
     require_sentences(texts, task, path)
-    return unlabelled(texts, [line for line, _ in rows])
+    return unlabelled(texts, [line for line, _ in rows], kind)
 
 
 def _rows(path: Path, task: TaskConfig, of_words: bool) -> Rows:
@@ -38,9 +38,9 @@ def _rows(path: Path, task: TaskConfig, of_words: bool) -> Rows:
     return [(number, {column: text.split() if of_words else text.strip()}) for number, text in lines if text.strip()]
 
 
-def unlabelled(texts: list[tuple[Any, ...]], lines: list[int]) -> Split:
-    """Rows with placeholders for labels: one per row, or per word where a text is words."""
-    return Split(texts, [[0] * len(first) if isinstance(first, tuple) else 0 for first, *_ in texts], lines)
+def unlabelled(texts: list[tuple[Any, ...]], lines: list[int], kind: TaskKind) -> Split:
+    """Rows with placeholders for labels."""
+    return Split(texts, [kind.placeholder(row) for row in texts], lines)
 
 
 def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Split:
@@ -53,4 +53,4 @@ def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Spl
     new = [row for row, texts in enumerate(split.texts) if texts not in seen and not seen.add(texts)]
     if not new:
         raise UserError("E204", "every text is in a file of the task", "Give other texts", str(path))
-    return unlabelled([split.texts[row] for row in new], [split.lines[row] for row in new])
+    return Split(*([column[row] for row in new] for column in (split.texts, split.labels, split.lines)))

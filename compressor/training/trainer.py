@@ -23,7 +23,7 @@ from compressor.deltas.links import Change, settle_links
 from compressor.deltas.sources import settle_prototypes
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
-from compressor.tasks.features import pad
+from compressor.tasks.features import length_of, pad
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
@@ -81,7 +81,7 @@ class Collator:
         extra = ("labels", "teacher", "task")
         batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
-        labels = cut(torch.tensor([item["labels"] for item in items]), tensors["input_ids"].shape[1])
+        labels = cut(torch.from_numpy(np.array([item["labels"] for item in items])), tensors["input_ids"].shape[1])
         tensors["labels"] = labels
         if "teacher" in items[0]:
             tensors["teacher"] = torch.from_numpy(spread([item["teacher"] for item in items], labels.numpy()))
@@ -179,7 +179,7 @@ class TaskTrainer(Trainer):
             return self.train_dataset.sampler(size, self.args.data_seed)
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
-        lengths = [len(row["input_ids"]) for row in self.train_dataset.rows]
+        lengths = [length_of(row) for row in self.train_dataset.rows]
         return SeededGroups(size, lengths, self.args.data_seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
-from compressor.tasks.features import Forward, predictions_of
+from compressor.tasks.features import Forward, length_of, predictions_of
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
 from compressor.tasks.predictions import rows_of
@@ -281,7 +281,7 @@ def in_other_batches(
     The batches of `compressor.tasks.features.predict` have rows of similar length: they contain little padding, and cannot
     detect a graph that is correct for one batch size only, or that mixes the rows of a batch. `labels` as there.
     """
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
+    order = sorted(range(len(rows)), key=lambda row: length_of(rows[row]))
     chosen = [order[place] for place in np.linspace(0, len(order) - 1, min(MORE_ROWS, len(order))).astype(int)]
     groups = -(-len(chosen) // most)
     # every groups-th row of the sorted ones: each batch has all lengths

@@ -11,7 +11,7 @@ import numpy as np
 
 from compressor.errors import CheckError
 from compressor.tasks.data import Data, TokenRows
-from compressor.tasks.features import pad
+from compressor.tasks.features import length_of, pad
 from export.parity.compare import Batches, ParityResult, Unlabelled, compare
 from export.runtimes.sessions import failures
 
@@ -47,5 +47,5 @@ def runs(hop: str) -> Iterator[None]:
 
 def telling_rows(result: ParityResult, rows: TokenRows, data: Data) -> dict[str, Any]:
     """The worst row and the longest one, padded: the input for a search for the layer."""
-    longest = max(range(len(rows)), key=lambda row: len(rows.tokens[row]["input_ids"]))
+    longest = max(range(len(rows)), key=lambda row: length_of(rows.tokens[row]))
     return pad([rows.tokens[result.worst_row], rows.tokens[longest]], data.pad_id)

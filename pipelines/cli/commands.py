@@ -16,6 +16,7 @@ from compressor.errors import CompressError
 from pipelines.cli.completion import PipelineName
 from pipelines.cli.delta_commands import delta
 from pipelines.cli.folder_type import Folder
+from pipelines.cli.kind_type import TaskKindName
 from pipelines.cli.launch import led
 from pipelines.cli.list_commands import list_
 from pipelines.cli.loadtest_command import loadtest
@@ -311,7 +312,7 @@ Example: compress init data/
 @click.option("--split", type=click.FloatRange(0, 0.5, min_open=True), help="No second file: set this share of the rows apart.")
 @click.option("--text", metavar="COL[,COL]", help="The column of the text, or two of a pair.")
 @click.option("--label", metavar="COL", help="The column of the labels.")
-@click.option("--kind", type=click.Choice(["classification", "regression", "tokens", "generation"]), help="The kind of task.")
+@click.option("--kind", type=TaskKindName(), help="The kind of task, as task.kind in a pipeline.")
 @click.option(
     "--rows", type=click.IntRange(0), help=f"Train on about so many rows; 0 for all.  [default: {ROWS} of {MANY} or more]"
 )

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from compressor.errors import UserError
-from compressor.models.hub import SEQUENCES
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_for, kind_of
 from pipelines.engine.stage import NAME_PATTERN
@@ -53,6 +52,6 @@ def task_faults(source: YamlSource, task: TaskConfig | None, tasks: Mapping[str,
             key = "positive" if error.what.startswith("positive") else "metric"
             yield UserError(error.code, error.what, error.fix, source.where((*path, key)))
     for name, one in (tasks or {}).items():
-        if kind_of(one.kind).auto_class != SEQUENCES:
+        if not kind_of(one.kind).shares_base:
             what = f"a task of kind {one.kind} cannot share a base with others yet"
             yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))

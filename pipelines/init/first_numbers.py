@@ -12,7 +12,9 @@ from compressor.models.hub import config_of, tokenizer_of
 from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
 from compressor.tasks import TaskConfig
+from compressor.tasks.features import tokens_of
 from compressor.tasks.reading import TaskData
+from compressor.tasks.task_kind import kind_of
 from pipelines.init import defaults
 from pipelines.init.first_pipeline import Facts
 
@@ -34,7 +36,7 @@ def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, flo
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config) or 8192
     lengths = token_counts(read, task, folder)
-    uncut = task.kind in ("tokens", "generation")
+    uncut = not kind_of(task.kind).truncates
     longest = max(lengths["train"] + lengths["validation"]) if uncut else max(lengths["train"])
     if uncut and longest > most:
         what = f"the longest row has {longest} tokens, and the model has positions for {most}"
@@ -52,16 +54,9 @@ def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, flo
 
 def token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, list[int]]:
     """Number of tokens of every row, as they will be read in training."""
-    tokenizer, counts = tokenizer_of(folder), {}
-    for role, split in (("train", read.train), ("validation", read.validation)):
-        columns = [list(column) for column in zip(*split.texts, strict=True)]
-        if task.kind == "tokens":
-            columns = [[" ".join(words) for words in columns[0]]]
-        if task.kind == "generation":
-            columns = [[f"{prompt} {target}" for prompt, target in zip(columns[0], split.labels, strict=True)]]
-        encoded = tokenizer(*columns, truncation=False, padding=False, verbose=False)
-        counts[role] = [len(ids) for ids in encoded["input_ids"]]
-    return counts
+    tokenizer, kind = tokenizer_of(folder), kind_of(task.kind)
+    splits = {"train": read.train, "validation": read.validation}
+    return {role: tokens_of(tokenizer, split, kind.generates) for role, split in splits.items()}
 
 
 def has_places(folder: Path, kind: str) -> bool:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compressor.models.hub import SEQUENCES
+from compressor.tasks import KINDS
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
@@ -80,7 +82,7 @@ model: {quoted(facts.model)}
 
 def _task(facts: Facts) -> str:
     columns = quoted(facts.text[0]) if len(facts.text) == 1 else f"[{', '.join(map(quoted, facts.text))}]"
-    pair = "" if facts.kind in ("tokens", "generation") else "; two make a pair: [first, second]"
+    pair = "; two make a pair: [first, second]" if (KINDS[facts.kind].least, KINDS[facts.kind].most) == (1, 2) else ""
     subset = (
         f"""
   # A first run in minutes: a random part of the {facts.rows:,} training rows. Remove the next line to train on all of them
@@ -91,7 +93,7 @@ def _task(facts: Facts) -> str:
   # subset: {share: 0.5, seed: 0}"""
     )
     return f"""task:
-  # classification, regression, tokens or generation; guessed: {_comment(facts.why["kind"])}
+  # {", ".join(KINDS)}; guessed: {_comment(facts.why["kind"])}
   kind: {facts.kind}
   # Files: .tsv, .csv, .jsonl, .parquet, .conll, .txt, optionally compressed (.gz); relative to this file
   train: {quoted(facts.train)}
@@ -137,7 +139,7 @@ stages:
 
 
 def _modules(facts: Facts) -> str:
-    return "[query, value]" if facts.kind in ("classification", "regression") else "all"
+    return "[query, value]" if kind_of(facts.kind).auto_class == SEQUENCES else "all"
 
 
 def _batch(facts: Facts) -> int:

@@ -14,6 +14,7 @@ from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
+from pipelines.init.list_guesses import answer_columns, choice_columns, list_column, marked_columns
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
@@ -108,6 +109,7 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
             near = difflib.get_close_matches(name, list(columns), n=1)
             fix = f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(columns)}"
             raise UserError("E205", f"no column '{name}'", fix, str(table.path))
+    given: dict[str, str] = {}
     if kind == "tokens" or (kind is None and _is_tagged(table, columns)):
         return _tagged(table, columns, text, label)
     if not (text and label):
@@ -115,9 +117,22 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
         if prompt_columns:
             why = f"columns called {prompt_columns[0]} and {prompt_columns[1]}"
             return Guess("generation", prompt_columns[:1], prompt_columns[1], {"kind": why, "text": why, "label": why})
-    label, why_label = (label, "as given") if label else _label(table, columns, text)
+    values = {name: column.values for name, column in columns.items()}
+    if not text and not label and kind in (None, "spans") and (found := answer_columns(values)):
+        why = f"questions, contexts and answers, as in SQuAD: {', '.join(found)}"
+        return Guess("spans", found[:2], found[2], {"kind": why, "text": why, "label": why})
+    if not text and not label and kind in (None, "choices") and (choices := choice_columns(values)):
+        why = f"choices, and the number of the right one: {', '.join((*choices[0][1:], choices[1]))}"
+        return Guess("choices", *choices, {"kind": why, "text": why, "label": why})
+    if not text and not label and kind in (None, "marked") and (marked := marked_columns(values)):
+        why = f"spans of a text: {', '.join(marked[0][1:])}"
+        return Guess("marked", *marked, {"kind": why, "text": why, "label": why})
+    if kind is None and label is None and (lists := list_column(values)):
+        label, kind = lists, "multilabel"
+        given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of texts"}
+    label, why_label = (label, given.get("label", "as given")) if label else _label(table, columns, text)
     text, why_text = (tuple(text), "as given") if text else _text(table, columns, label)
-    kind, why_kind = (kind, "as given") if kind else _kind(table, columns[label])
+    kind, why_kind = (kind, given.get("kind", "as given")) if kind else _kind(table, columns[label])
     return Guess(kind, text, label, {"kind": why_kind, "text": why_text, "label": why_label})
 
 

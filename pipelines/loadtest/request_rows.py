@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from compressor.errors import UserError
 from compressor.models.hub import find_folder
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
+from compressor.tasks.features import model_rows
 from compressor.tasks.reading import read_task
 from pipelines.runs.finished import open_run
 from pipelines.runs.served import find_repository
@@ -61,8 +63,10 @@ def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
         raise UserError("E745", "a run of several tasks deploys no model", "Give the texts with --texts FILE", str(run))
     task = TaskConfig(**finished.lock["task"])
     if takes_texts(config):
-        return text_rows(config, [tuple(map(joined, row)) for row in drawn(read_task(task).validation.texts)])
-    return token_rows(config, drawn(read_data(find_folder(finished.model), task).validation.tokens))
+        rows = drawn(read_task(task).validation.texts)
+        pairs = ([(first, other) for other in others] or [(first,)] for first, *others in rows)
+        return text_rows(config, [tuple(map(joined, row)) for row in chain(*pairs)])
+    return token_rows(config, model_rows(drawn(read_data(find_folder(finished.model), task).validation.tokens)))
 
 
 def tokens_of(

@@ -11,7 +11,10 @@ import numpy as np
 
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows
-from compressor.tasks.features import Encoding, Forward, predictions_of
+from compressor.tasks.features import Encoding, Forward, is_grouped, model_rows, predictions_of
+from compressor.tasks.kinds.best_spans import best_span
+from compressor.tasks.kinds.spans import span_of
+from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from export.parity.compare import ParityResult, require
 from export.parity.sides import Outputs, compare_outputs, runs
@@ -47,10 +50,9 @@ class Served:
     interfaces: Sequence[str]
     knobs: Knobs
 
-    @property
-    def most(self) -> int:
+    def most(self, rows: TokenRows) -> int:
         """Rows of a request. One number on both sides: dynamic int8 scales depend on the other rows of a batch."""
-        return min(MOST, self.knobs.max_batch_size or MOST)
+        return max(min(MOST, self.knobs.max_batch_size or MOST) // len(model_rows(rows.tokens[:1])), 1)
 
     @property
     def streams(self) -> int:
@@ -97,8 +99,8 @@ def compare_tokens(
         return client.infer(served.name, {key: values for key, values in encoding.items() if key in names})[LOGITS]
 
     with runs(hop):
-        reference = outputs_of(local, rows, data, workspace, "local session", served.most)
-    candidate = outputs_of(remote, rows, data, workspace, "through the live server", served.most)
+        reference = outputs_of(local, rows, data, workspace, "local session", served.most(rows))
+    candidate = outputs_of(remote, rows, data, workspace, "through the live server", served.most(rows))
     return compare_outputs(hop, "served", reference, candidate, rows)
 
 
@@ -116,18 +118,19 @@ def compare_texts(
     batched = partial(sub_batches, most_tokens=batch_tokens(served.knobs, served.runtime), streams=served.streams)
 
     def reference(start: int, end: int) -> np.ndarray:
-        return answers.expected(local_logits(local, rows, range(start, end), data.pad_id, batched))
+        logits = local_logits(local, rows, range(start, end), data.pad_id, batched)
+        return answers.expected(logits, rows.at(range(start, end)))
 
     def candidate(start: int, end: int) -> np.ndarray:
-        return answers.given(predict(texts[start:end]), data.label_names)
+        return answers.given(predict(texts[start:end]), data.label_names, rows.at(range(start, end)))
 
-    sides = []
+    sides, most = [], served.most(rows)
     for description, side in (("local session, texts", reference), ("texts through the live server", candidate)):
         with workspace.progress(description, len(rows)) as bar, runs(hop):
             parts = []
-            for start in range(0, len(rows), served.most):
-                parts.append(side(start, min(start + served.most, len(rows))))
-                bar.advance(min(served.most, len(rows) - start))
+            for start in range(0, len(rows), most):
+                parts.append(side(start, min(start + most, len(rows))))
+                bar.advance(min(most, len(rows) - start))
             alone = {"batch 1": np.concatenate([side(row, row + 1) for row in range(min(ALONE, len(rows)))])}
         sides.append(Outputs(np.concatenate(parts), alone))
     return compare_outputs(hop, "served", *sides, rows)
@@ -140,7 +143,7 @@ COMPARISONS = {"tokens": compare_tokens, "text": compare_texts}
 def as_sent(cells: tuple) -> Text:
     """A row's texts as a client sends them: words are joined by spaces."""
     texts = [cell if isinstance(cell, str) else " ".join(cell) for cell in cells]
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+    return texts[0] if len(texts) == 1 else tuple(texts)
 
 
 def local_logits(
@@ -148,6 +151,10 @@ def local_logits(
 ) -> np.ndarray:
     """Logits (predictions, outputs) of rows in the sub-batches, made of lengths, in which the server computes one request."""
     logits: dict[int, np.ndarray] = {}
+    if is_grouped(rows.tokens[0]):
+        parts = model_rows([rows.tokens[row] for row in chosen])
+        pairs = TokenRows(parts, np.zeros(len(parts)), rows.kind)
+        return local_logits(local, pairs, range(len(parts)), pad_id, batched).reshape(len(chosen), -1)
     for batch in batched([len(rows.tokens[row]["input_ids"]) for row in chosen]):
         numbers = [chosen[place] for place in batch]
         logits |= zip(numbers, predictions_of(local, rows.tokens, numbers, pad_id, rows.labels), strict=True)
@@ -156,14 +163,14 @@ def local_logits(
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of a kind of task as arrays (predictions, outputs). `expected`: from logits; `given`: from a client's predictions
-    and the labels."""
+    """Answers of a kind of task as arrays (predictions, outputs). `expected`: from logits and their rows; `given`: from a
+    client's predictions, the labels and the rows."""
 
-    expected: Callable[[np.ndarray], np.ndarray]
-    given: Callable[[Sequence, Sequence[str]], np.ndarray]
+    expected: Callable[[np.ndarray, TokenRows], np.ndarray]
+    given: Callable[[Sequence, Sequence[str], TokenRows], np.ndarray]
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: np.ndarray, *_: object) -> np.ndarray:
     """Probabilities of the classes."""
     weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
@@ -174,7 +181,7 @@ def one_hot(labels: np.ndarray | list[int], count: int) -> np.ndarray:
     return np.eye(count)[labels]
 
 
-def given_scores(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+def given_scores(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
     """The scores; NaN, which no comparison passes, where the label is not the one with the largest score."""
     scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
     for row, prediction in zip(scores, predictions, strict=True):
@@ -183,14 +190,51 @@ def given_scores(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
     return scores
 
 
-def given_tags(predictions: Sequence, names: Sequence[str]) -> np.ndarray:
+def sigmoid(logits: np.ndarray, *_: object) -> np.ndarray:
+    """Probability of each label."""
+    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+
+def given_labels(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
+    """The scores; NaN where the predicted labels are not those with a score above 0.5."""
+    scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
+    for row, prediction in zip(scores, predictions, strict=True):
+        if prediction.labels != tuple(name for name, score in zip(names, row, strict=True) if score > 0.5):
+            row[:] = np.nan
+    return scores
+
+
+def given_tags(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
     """The tag of every word."""
     return one_hot([names.index(tag) for prediction in predictions for tag in prediction.tags], len(names))
 
 
+def chosen_spans(logits: np.ndarray, rows: TokenRows) -> np.ndarray:
+    """1 where the best answer of each row begins, and where it ends, (candidate tokens, 2)."""
+    sizes = (rows.labels != IGNORED).sum(axis=1)
+    spans = [best_span(values)[:2] for values in np.split(logits, np.cumsum(sizes)[:-1])]
+    return _marked_spans(spans, sizes)
+
+
+def given_spans(predictions: Sequence, _: Sequence[str], rows: TokenRows) -> np.ndarray:
+    """The same for a client's answers, by their characters."""
+    offsets = rows.kind.metric_inputs.offsets_of(rows.labels)
+    pairs = zip(predictions, offsets, strict=True)
+    spans = [span_of((found.start, found.end), each) if found.answer else (0, 0) for found, each in pairs]
+    return _marked_spans(spans, [len(each) for each in offsets])
+
+
+def _marked_spans(spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> np.ndarray:
+    return np.concatenate([one_hot(list(span), size).T for span, size in zip(spans, sizes, strict=True)])
+
+
 ANSWERS = {
     "classification": Answers(softmax, given_scores),
-    "regression": Answers(lambda logits: logits, lambda predictions, _: np.array([[one.value] for one in predictions])),
-    "tokens": Answers(lambda logits: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
+    "marked": Answers(softmax, given_scores),
+    "regression": Answers(lambda logits, _: logits, lambda predictions, *_: np.array([[one.value] for one in predictions])),
+    "tokens": Answers(lambda logits, _: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
+    "multilabel": Answers(sigmoid, given_labels),
+    "spans": Answers(chosen_spans, given_spans),
+    "choices": Answers(softmax, lambda predictions, *_: np.array([one.scores for one in predictions])),
 }
 """Kind of task -> how its answers are compared."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from best_spans import best_span, candidate_tokens
 from door import Refused
 from first_tokens import first_tokens
 from text_tasks import labels_of, of_any_kind
@@ -58,6 +59,22 @@ def numbers(facts, logits, rows):
     return {"VALUE": logits[:, :1].astype(np.float32)}
 
 
+def label_sets(facts, logits, rows):
+    """A JSON list of the labels with a probability above 0.5, and all probabilities, from logits (rows, labels)."""
+    names = np.array([label.encode() for label in facts["labels"]], dtype=object)
+    chosen = [[label for label, logit in zip(facts["labels"], row, strict=True) if logit > 0] for row in logits]
+    return {
+        "PREDICTED": np.array([[json.dumps(labels, ensure_ascii=False).encode()] for labels in chosen], dtype=object),
+        "SCORES": (1 / (1 + np.exp(-logits))).astype(np.float32),
+        "LABELS": np.tile(names, (len(rows), 1)),
+    }
+
+
+def matches(facts, logits, rows):
+    """The score of each pair of a text and a choice, from outputs (rows, 1)."""
+    return {"MATCH": logits[:, :1].astype(np.float32)}
+
+
 def entities(facts, logits, rows):
     """A JSON list with the tag of every word and its characters [start, end) in the text, from logits (rows, length, tags)."""
     answers = []
@@ -70,6 +87,29 @@ def entities(facts, logits, rows):
         ]
         answers.append([json.dumps(words, ensure_ascii=False).encode()])
     return {"ENTITIES": np.array(answers, dtype=object)}
+
+
+def whole(row):
+    """Raises Refused for a question and context that are truncated."""
+    if row.encoding.overflowing:
+        raise Refused("question and context are longer than the model reads; split the context")
+    row.places = candidate_tokens(row.encoding.offsets, row.encoding.sequence_ids)
+
+
+def answers(facts, logits, rows):
+    """The answer in each context, its characters [start, end) and its probability, from logits (rows, length, 2)."""
+    texts, spans, scores = [], [], []
+    for row, values in zip(rows, logits, strict=True):
+        first, last, score = best_span(values[row.places])
+        begin, end = (row.encoding.offsets[row.places[token]] for token in (first, last))
+        spans.append((begin[0], end[1]) if first else (0, 0))
+        texts.append([row.written[1][slice(*spans[-1])].encode()])
+        scores.append([score])
+    return {
+        "ANSWER": np.array(texts, dtype=object),
+        "SPAN": np.array(spans, dtype=np.int64),
+        "SCORE": np.array(scores, dtype=np.float32),
+    }
 
 
 @dataclass(frozen=True)
@@ -88,7 +128,11 @@ class Format:
 
 FORMATS = {
     "classification": Format(classes),
+    "marked": Format(classes),
     "regression": Format(numbers),
     "tokens": Format(entities, spaced_words, complete, offsets=True),
+    "multilabel": Format(label_sets),
+    "spans": Format(answers, check=whole, offsets=True),
+    "choices": Format(matches),
     "tasks": Format(of_any_kind),
 }

@@ -16,9 +16,13 @@ from serving.layout.text_outputs import PAIR, TASK, TEXT
 
 if TYPE_CHECKING:
     from compressor.tasks.kinds.classification import Prediction
+    from compressor.tasks.kinds.multilabel import LabelsFound
     from compressor.tasks.kinds.regression import Estimate
+    from compressor.tasks.kinds.spans import Answer
     from compressor.tasks.kinds.tokens import Tagged
 
+MATCH = "MATCH"
+"""The score of a pair, of a model for multiple choice."""
 Outputs = Mapping[str, np.ndarray]
 ROW = re.compile(r"(?:\[.*?\] )?row (\d+): (.*)", re.DOTALL)
 """A refusal that names a row of the request."""
@@ -35,6 +39,7 @@ class TextPredictor:
         check_task(model, task, TASK in self.inputs)
         self.size = config["max_batch_size"]
         outputs = {tensor["name"] for tensor in config["output"]}
+        self.of_choices = MATCH in outputs
         self.read = next((read for output, read in READERS.items() if output in outputs), None)
         self.name = config.get("parameters", {}).get("label", {}).get("string_value", "")
         if self.read is None:
@@ -98,5 +103,25 @@ def read_entities(_name: str, row: Outputs) -> Tagged:
     return Tagged(tuple(word["text"] for word in words), tuple(word["tag"] for word in words))
 
 
-READERS: dict[str, Callable[[str, Outputs], Any]] = {"LABELS": read_classes, "VALUE": read_number, "ENTITIES": read_entities}
+def read_labels(_name: str, row: Outputs) -> LabelsFound:
+    from compressor.tasks.kinds.multilabel import LabelsFound
+
+    names = [label.decode() for label in row["LABELS"]]
+    return LabelsFound(tuple(json.loads(row["PREDICTED"][0])), dict(zip(names, row["SCORES"].tolist(), strict=True)))
+
+
+def read_answer(_name: str, row: Outputs) -> Answer:
+    from compressor.tasks.kinds.spans import Answer
+
+    return Answer(row["ANSWER"][0].decode(), *row["SPAN"].tolist(), float(row["SCORE"][0]))
+
+
+READERS: dict[str, Callable[[str, Outputs], Any]] = {
+    "LABEL": read_classes,
+    "VALUE": read_number,
+    "ENTITIES": read_entities,
+    "PREDICTED": read_labels,
+    "ANSWER": read_answer,
+    MATCH: lambda _name, row: float(row[MATCH][0]),
+}
 """An output that only one kind of task has -> its prediction, from the label's name and one row of all outputs."""

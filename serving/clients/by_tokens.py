@@ -14,6 +14,7 @@ from compressor.errors import UserError
 from compressor.tasks import KINDS
 from compressor.tasks.task_kind import TaskKind, kind_of
 from serving.client import Client
+from serving.clients.by_choice import KIND as CHOICES
 from serving.clients.text_bytes import Text, as_utf8
 from serving.layout.text_outputs import LOGITS
 from serving.layout.version_file import VersionFacts, read_version
@@ -38,6 +39,7 @@ class TokenPredictor:
         folder = version_folder or find_version(client, model, self.version)
         facts = read_version(folder)
         self.kind, self.labels = kind_served(model, facts), list(facts.labels)
+        self.of_choices = facts.task == CHOICES
         if LOGITS not in {tensor["name"] for tensor in config["output"]}:
             raise UserError("E716", f"model '{model}' gives no {LOGITS}", "Use Client.infer")
         self.encoder = TextEncoder(model, config, facts, folder / TOKENIZER)

@@ -8,8 +8,8 @@ import numpy as np
 
 from compressor.errors import UserError
 
-Text = str | tuple[str, str]
-"""A text, or a pair of texts."""
+Text = str | tuple[str, ...]
+"""A text, or a pair of texts, or a text with its choices."""
 
 
 def encoded(texts: Sequence[Text], pairs: bool, model: str) -> np.ndarray:

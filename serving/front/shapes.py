@@ -30,13 +30,17 @@ class Span(BaseModel):
 
 
 class Prediction(BaseModel):
-    """What a model says of one text: a label with every score, a number, or tags."""
+    """What a model says of one text: a label or several with every score, a number, tags, or an answer."""
 
     label: str | None = None
     score: float | None = None
+    labels: list[str] | None = None
     scores: dict[str, float] | None = None
     value: float | None = None
     entities: list[Span] | None = None
+    answer: str | None = Field(default=None, description="words of the second text; empty for no answer")
+    start: int | None = None
+    end: int | None = None
 
 
 class PredictResponse(BaseModel):

@@ -58,6 +58,15 @@ class TextModel:
             fields |= {"label": row["LABEL"][0].decode(), "score": float(row["SCORE"][0])}
             labels = (label.decode() for label in row["LABELS"])
             fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
+        if "PREDICTED" in row:
+            labels = (label.decode() for label in row["LABELS"])
+            fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
+            fields["labels"] = json.loads(row["PREDICTED"][0])
+        if "ANSWER" in row:
+            start, end = row["SPAN"].tolist()
+            fields |= {"answer": row["ANSWER"][0].decode(), "start": start, "end": end, "score": float(row["SCORE"][0])}
+        if "MATCH" in row:
+            fields["score"] = float(row["MATCH"][0])
         if "VALUE" in row:
             fields["value"] = float(row["VALUE"][0])
         if "ENTITIES" in row:

@@ -28,8 +28,16 @@ CLASS_OUTPUTS = (
 )
 TEXT_OUTPUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "classification": CLASS_OUTPUTS,
+    "marked": CLASS_OUTPUTS,
     "regression": (("VALUE", "TYPE_FP32", 1),),
     "tokens": (("ENTITIES", "TYPE_STRING", 1),),
+    "multilabel": (
+        ("PREDICTED", "TYPE_STRING", 1),
+        ("SCORES", "TYPE_FP32", CLASSES),
+        ("LABELS", "TYPE_STRING", CLASSES),
+    ),
+    "spans": (("ANSWER", "TYPE_STRING", 1), ("SPAN", "TYPE_INT64", 2), ("SCORE", "TYPE_FP32", 1)),
+    "choices": (("MATCH", "TYPE_FP32", 1),),
     ANY_KIND: CLASS_OUTPUTS,
 }
 """(name, type, values of a row) of every output; a row of SCORES is in the order of LABELS."""

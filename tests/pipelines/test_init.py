@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import UserError
+from compressor.tasks import KINDS as KINDS_OF_TASKS
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
@@ -247,7 +248,7 @@ def lines_of(kind: str, folder: Path) -> dict:
 
 
 MODEL = {"generation": "gpt2"}
-KINDS = ("classification", "regression", "tokens", "generation")
+KINDS = tuple(tiny.WRITERS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -259,11 +260,8 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     pipeline = load_pipeline(tmp_path / "pipeline.yaml")
     assert make_plan(check_inputs(pipeline))
     assert (pipeline.task.kind, pipeline.name) == (kind, "data")
-    assert list(pipeline.task.text_columns) == (
-        [told["text"]]
-        if isinstance(told.get("text"), str)
-        else told.get("text", [{"tokens": "tokens", "generation": "prompt"}.get(kind)])
-    )
+    columns = told.get("text", KINDS_OF_TASKS[kind].text)
+    assert list(pipeline.task.text_columns) == ([columns] if isinstance(columns, str) else columns)
     names = [entry.name for entry in pipeline.stages]
     assert names == ["tune", "prune", "recover", "merge", "export", *names[5:]]
     assert ("deploy" in names) == (kind != "generation") and names[-2:] == ["benchmark", "report"]

@@ -182,4 +182,5 @@ KIND = TaskKind(
     ),
     predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
+    shares_base=True,
 )

@@ -137,6 +137,7 @@ LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likel
 
 KIND = TaskKind(
     name="generation",
+    truncates=False,
     example=example,
     outputs=lambda task, labels: [],
     targets=targets,

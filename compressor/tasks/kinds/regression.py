@@ -117,4 +117,5 @@ KIND = TaskKind(
     ),
     predicted_labels=lambda outputs: outputs[:, 0],
     prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),
+    shares_base=True,
 )

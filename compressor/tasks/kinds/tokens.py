@@ -211,6 +211,8 @@ KIND = TaskKind(
     distillation=distillation_loss,
     imitation=imitation_loss,
     texts=sentence_words,
+    placeholder=lambda texts: [0] * len(texts[0]),
+    truncates=False,
     metrics=(
         Metric("f1", "entity F1", entity_f1, " %", chance=0.0),
         Metric("accuracy", "token accuracy", word_accuracy, " %", grain=lambda labels: 1 / (labels != IGNORED).sum()),

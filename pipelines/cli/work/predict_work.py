@@ -20,7 +20,8 @@ from serving.predict import predictor
 
 LINES, JSON_LINES = "text", "jsonl"
 FORMATS = (LINES, JSON_LINES)
-"""What a file of texts holds: a text in each line, or a JSON value: a text, or an object with "text" and, for pairs, "pair"."""
+"""What a file of texts holds: a text in each line, or a JSON value: a text, or an object with "text" and, for pairs, "pair",
+or a list "choices"."""
 AT_A_TIME = 1024
 """Texts of a file that are predicted before their results are printed."""
 STDIN = "-"
@@ -63,7 +64,7 @@ def show(text: Text, prediction: Any, as_json: bool) -> None:
     if not as_json:
         click.echo(f"{prediction}  {first}")
         return
-    pair = {} if isinstance(text, str) else {"pair": text[1]}
+    pair = {} if isinstance(text, str) else {"pair": text[1]} if len(text) == 2 else {"choices": text[1:]}
     click.echo(json.dumps({"text": first, **pair, **asdict(prediction)}, ensure_ascii=False))
 
 
@@ -100,13 +101,14 @@ def decoded(line: bytes, number: int, where: str) -> str:
 
 def json_row(line: str, where: str) -> Text:
     """The text, or pair, of a JSON line. Raises UserError E731."""
-    fix = 'Write a JSON string, or {"text": "..."} with "pair" for a second text, in each line'
+    fix = 'Write a JSON string, or {"text": "..."} with "pair" for a second text or "choices" for several, in each line'
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError("E731", f"not JSON ({error})", fix, where) from error
-    cells = [row] if isinstance(row, str) else [row.get("text"), row.get("pair")] if isinstance(row, dict) else []
+    others = (row.get("choices") or [row.get("pair")]) if isinstance(row, dict) else []
+    cells = [row] if isinstance(row, str) else [row.get("text"), *others] if isinstance(others, list) and others else []
     cells = cells[:1] if cells[1:] == [None] else cells
     if not cells or not all(isinstance(cell, str) for cell in cells):
         raise UserError("E731", "neither a text nor an object with one", fix, where)
-    return cells[0] if len(cells) == 1 else (cells[0], cells[1])
+    return cells[0] if len(cells) == 1 else tuple(cells)

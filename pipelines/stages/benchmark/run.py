@@ -21,7 +21,7 @@ from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.data import Data, MetricInputs
-from compressor.tasks.features import torch_forward
+from compressor.tasks.features import model_rows, torch_forward
 from export.latency.machine_limits import Limits, measure_limits
 from export.latency.measure import LatencyVariant, Measurement, measure
 from export.latency.passes import Pass, PassMeasurement, measure_passes, passes_of, rows_of
@@ -134,7 +134,7 @@ def real_passes(config: BenchmarkConfig, data: Data, seed: int) -> list[Pass]:
     """Validation rows of their own lengths in batches, drawn with the seed; none where they are not to be timed."""
     if not config.real_lengths:
         return []
-    rows = data.validation.draw(max(map(rows_of, config.batch)), seed).tokens
+    rows = model_rows(data.validation.draw(max(map(rows_of, config.batch)), seed).tokens)
     return passes_of(rows, data.pad_id, config.batch)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
+from compressor.tasks.features import pad
 from compressor.tasks.reading import read_task
 from pipelines.stages.served_checks import Served, as_sent
 from serving.deployment.answers import Answer, Tensors, tensor, write_answers
@@ -35,8 +36,8 @@ def token_requests(served: Served, _: TaskConfig, data: Data, places: list[int])
     declared = {field.name: field.data_type for field in read_config(served.repository / served.name).input}
     types = {name: type_names()[number].removeprefix("TYPE_") for name, number in declared.items()}
     for place in places:
-        row = data.validation.tokens[place]
-        yield [tensor(name, np.array([row[name]]), type_) for name, type_ in types.items()]
+        arrays = pad([data.validation.tokens[place]], data.pad_id)
+        yield [tensor(name, arrays[name], type_) for name, type_ in types.items()]
 
 
 def type_names() -> dict[int, str]:
@@ -50,6 +51,6 @@ def text_requests(_: Served, task: TaskConfig, data: Data, places: list[int]) ->
     """Rows as texts."""
     split = read_task(task).validation
     for place in places:
-        sent = as_sent(split.texts[place])
-        texts = {TEXT: sent} if isinstance(sent, str) else dict(zip((TEXT, PAIR), sent, strict=True))
-        yield [tensor(name, np.array([[text]], dtype=object), "BYTES") for name, text in texts.items()]
+        first, *others = texts if not isinstance(texts := as_sent(split.texts[place]), str) else (texts,)
+        columns = {TEXT: [first] * max(len(others), 1), **({PAIR: others} if others else {})}
+        yield [tensor(name, np.array(column, dtype=object)[:, None], "BYTES") for name, column in columns.items()]

@@ -43,7 +43,7 @@ def facts_of(inputs: Inputs, data: Data, precision: str) -> VersionFacts:
         labels=tuple(data.label_names),
         max_length=task.max_length,
         pad_id=data.pad_id,
-        pair=len(task.text_columns) == 2,
+        pair=data.kind.pair(task),
         precision=precision,
         **limits_of(inputs.base.folder, task.max_length),
     )

@@ -153,7 +153,7 @@ def left_out(error: CompressError) -> dict[str, str]:
 
 def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
     """Metadata record of a file in the folder NAME."""
-    quality = data.kind.quality(*data.kind.metric_inputs(compared.outputs.logits, data.validation.labels))
+    quality = data.kind.quality(*data.validation.kind.metric_inputs(compared.outputs.logits, data.validation.labels))
     spared = {"excluded": list(compared.excluded)} if compared.excluded else {}
     why = {"repaired": compared.repaired} if compared.repaired else {}
     return {

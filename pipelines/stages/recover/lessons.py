@@ -16,6 +16,7 @@ from compressor.deltas.links import merge_all
 from compressor.models.hub import build, config_of, padding_id
 from compressor.tasks.data import Data, TokenRows, tokenized
 from compressor.tasks.features import predict, torch_forward
+from compressor.tasks.predictions import of_tokens
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.training.processes import in_turn
@@ -114,7 +115,7 @@ def stored_logits(
 
 def _predicted(labels: np.ndarray) -> list[Any]:
     """Where the model predicts: nothing to say where it does once per row."""
-    return [] if labels.ndim == 1 else [np.flatnonzero(row >= 0).tolist() for row in labels]
+    return [np.flatnonzero(row >= 0).tolist() for row in labels] if of_tokens(labels) else []
 
 
 def facts_of(config: RecoverConfig, lessons: Lessons, inputs: Inputs) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""Classification of marked spans: the class of two places of a text, such as whether a pronoun means a name (WSC), or of one.
+
+The spans are marked in the text, the first as [ Mark ], the second as { He }; from there on it is a classification of that
+text, and a client sends texts with these marks. A column of spans holds the words themselves, which then occur once in the
+text, or [number, words], where number is that of their first word (from 0, words separated by spaces, as in SuperGLUE's WSC).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.tasks import TaskConfig
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.task_kind import Example, require_text
+
+MARKS = (("[ ", " ]"), ("{ ", " }"))
+"""What stands before and behind the first span, and the second."""
+FIX = 'Write words that occur once in the text, or their first word\'s number and the words, e.g. [7, "He"]'
+
+
+def marked_text(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[str]:
+    """The text of a row with its spans marked. Raises UserError E206, E225, E226."""
+    column, *spans = task.text_columns
+    text, where = row[column], f"{path}:{line}"
+    require_text(column, text, where)
+    if used := next((mark for pair in MARKS for mark in map(str.strip, pair) if mark in text), None):
+        raise UserError("E226", f"the text contains '{used}', which marks spans", "Replace it in the text", where)
+    places = [(place_of(row[name], text, name, where), marks) for name, marks in zip(spans, MARKS, strict=False)]
+    cuts = sorted(places)
+    if any(before[0][1] > after[0][0] for before, after in pairwise(cuts)):
+        raise UserError("E226", "the spans overlap", "Give two spans with no common word", where)
+    for (start, end), (before, behind) in reversed(cuts):
+        text = f"{text[:start]}{before}{text[start:end]}{behind}{text[end:]}"
+    return (text,)
+
+
+def place_of(cell: object, text: str, name: str, where: str) -> tuple[int, int]:
+    """The characters [start, end) of a span in the text. Raises UserError E225."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):  # another text is told below
+            cell = json.loads(cell)
+    number, words = cell if isinstance(cell, list) and len(cell) == 2 else (None, cell)
+    if not isinstance(words, str) or not words.strip() or not (number is None or type(number) is int):
+        raise UserError("E225", f"column '{name}' holds {cell!r:.60}, not a span", FIX, where)
+    found = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(words.strip())}(?!\w)", text)]
+    if number is not None:
+        starts = [match.start() for match in re.finditer(r"\S+", text)]
+        begin, end = (starts[number], [*starts, len(text)][number + 1]) if 0 <= number < len(starts) else (0, 0)
+        found = [span for span in found if begin <= span[0] < end]
+    if len(found) != 1:
+        here = "" if number is None else f" at word {number}"
+        what = f"the span {words!r:.60} of column '{name}' occurs {len(found)} times in the text{here}, not once"
+        raise UserError("E225", what, FIX, where)
+    return found[0]
+
+
+def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
+    """The marked text of a row, and its class. Raises UserError E206, E207, E225, E226."""
+    texts = marked_text(row, task, path, line)
+    unmarked = task.model_copy(update={"text": task.text_columns[0]})
+    return texts, CLASSIFICATION.example(row, unmarked, path, line)[1]
+
+
+KIND = replace(
+    CLASSIFICATION,
+    name="marked",
+    example=example,
+    texts=marked_text,
+    pair=lambda task: False,
+    sentences=1,
+    shares_base=False,
+)

@@ -1,0 +1,95 @@
+"""Each kind of task with files of its own form, all the way: data, tune, prune, recovery, int8, Triton, predictions, report."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.verify import verify
+from serving.client import Client
+from serving.predict import predict, predictor
+from serving.server import EmbeddedServer
+from tests.tiny import LEFT_OUT, write_pipeline
+
+FAST = {"learning_rate": 0.02, "batch_size": 8}
+STAGES = [
+    {"tune": {"method": "lora", "rank": 4, "modules": "all", "epochs": 16, **FAST}},
+    {"prune": [
+        {"structure": "heads", "criterion": "taylor", "remove": 1},
+        {"structure": "neurons", "criterion": "delta", "remove": 0.25},
+    ]},
+    {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 4, "control": False, **FAST}},
+    {"merge": None},
+    {"export": None},
+    {"deploy": {"name": "served"}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
+    {"report": None},
+]  # fmt: skip
+KINDS = {
+    "multilabel": (
+        {"micro_f1": 0.8, "macro_f1": 0.8, "exact_match": 0.4},
+        [("a good scene and a dull story", {"labels": ("blame", "praise", "tale")}), ("the film was", {"labels": ()})],
+    ),
+    "spans": (
+        {"f1": 0.8, "exact_match": 0.6},
+        [
+            (("was the film", "a plot good fine and story"), {"answer": "good fine", "start": 7, "end": 16}),
+            (("was the film", "the story awful plot"), {"answer": "", "start": 0, "end": 0}),
+        ],
+    ),
+    "choices": (
+        {"accuracy": 0.9},
+        [
+            (("the film", "bad and dull", "good and fine", "awful plot"), {"choice": "good and fine", "number": 1}),
+            (("a story", "lovely fine scene", "poor scene"), {"choice": "lovely fine scene", "number": 0}),
+        ],
+    ),
+    "marked": (
+        {"accuracy": 0.9, "matthews": 0.8},
+        [("the film [ good ] plot { story }", {"label": "class1"}), ("a [ dull ] film { story }", {"label": "class0"})],
+    ),
+}
+"""Kind -> the least value of each metric after merging, texts, and entries of their predictions."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def project(request, tmp_path_factory):
+    return request.param, write_pipeline(tmp_path_factory.mktemp(request.param), kind=request.param, stages=STAGES)
+
+
+@pytest.fixture(scope="module")
+def run(project):
+    """The result of the whole run."""
+    return run_pipeline(load_pipeline(project[1]), project[1].parent / "runs")
+
+
+def test_it_learns_and_keeps_what_it_learned(project):
+    kind, path = project
+    artifacts = run_pipeline(load_pipeline(path), path.parent / "runs", until="merge").artifacts
+    quality, least = artifacts["merge"].metadata["quality"], KINDS[kind][0]
+    assert set(quality) == {*least, "interval", "rows"}
+    assert all(quality[key] >= value for key, value in least.items()), quality
+    assert all(hop["passed"] for made in artifacts.values() for hop in made.metadata.get("parity", []))
+
+
+@pytest.mark.slow
+def test_every_hop_is_proven_reported_and_verified_again(project, run):
+    hops = [hop for made in run.artifacts.values() for hop in made.metadata.get("parity", [])]
+    assert len(hops) == 9 and all(hop["passed"] for hop in hops)
+    report = json.loads((run.folder / "report.json").read_text())
+    assert report["metric"]["key"] == next(iter(KINDS[project[0]][0]))
+    assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
+
+
+@pytest.mark.slow
+def test_both_interfaces_of_the_server_predict(project, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    repository, examples = run.artifacts["deploy"].folder / "repository", KINDS[project[0]][1]
+    texts = [text for text, _ in examples]
+    with EmbeddedServer(repository, log_path=tmp_path / "triton.log") as server, Client(server.url) as client:
+        found = predictor(client, "served")(texts), predict(server.url, "served", texts, repository / "served" / "1")
+    for predictions in found:
+        for prediction, (text, expected) in zip(predictions, examples, strict=True):
+            assert {key: asdict(prediction)[key] for key in expected} == expected, text
