@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from compressor.tasks.decoding.decode_config import DecodeConfig
+
 
 class Columns(NamedTuple):
     """The columns of a kind of task where a pipeline names none, and whether a row may be a pair of two texts."""
@@ -66,6 +68,9 @@ class TaskConfig(BaseModel):
         default=128, ge=4, le=8192, description="maximum tokens of a row: longer rows are truncated, or refused (E213)"
     )
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
+    decode: DecodeConfig | None = Field(
+        default=None, description="generation: also generate a text for each validation prompt and score it"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +100,13 @@ class TaskConfig(BaseModel):
         if len(label.splitlines()) != 1:
             raise ValueError("label must be the name of a column, in one line")
         return label
+
+    @field_validator("decode")
+    @classmethod
+    def _generates(cls, decode: DecodeConfig | None, info: ValidationInfo) -> DecodeConfig | None:
+        if decode is not None and info.data.get("kind") != "generation":
+            raise ValueError("decode is used by tasks of kind generation")
+        return decode
 
     @property
     def text_columns(self) -> tuple[str, ...]:

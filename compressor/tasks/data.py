@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError, UserErrors
+from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
 from compressor.tasks import TaskConfig
+from compressor.tasks.decoding.prompt_items import PromptItem, check_positions, items_of, prompt_tokens
 from compressor.tasks.features import batches, check_ends, pad
 from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.predictions import IGNORED, cut
@@ -93,13 +95,19 @@ class MetricInputs:
 @dataclass(frozen=True)
 class Data:
     """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
-    if its tokens are the outputs, which then have no names."""
+    if its tokens are the outputs, which then have no names; `items` are the validation prompts scored by decoding, if any."""
 
     train: TokenRows
     validation: TokenRows
     label_names: list[str]
     pad_id: int
     vocabulary: int = 0
+    items: Sequence[PromptItem] = ()
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The tokens of the prompts in `items`."""
+        return prompt_tokens(self.validation.tokens, self.validation.labels, self.items)
 
     @property
     def kind(self) -> TaskKind:
@@ -137,7 +145,13 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
             faults.append(error)
     if faults:
         raise UserErrors(faults)
-    return Data(*splits, task.label_names, padding_id(model, folder), 0 if task.label_names else model.vocab_size)
+    vocabulary = 0 if task.label_names else model.vocab_size
+    items = items_of(task.validation, config.decode) if config.decode else ()
+    data = Data(*splits, task.label_names, padding_id(model, folder), vocabulary, items)
+    if config.decode:
+        most = row_of(model.model_type).most_tokens(model.to_dict())
+        check_positions(data.prompts, config.decode, most, config.validation)
+    return data
 
 
 def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:

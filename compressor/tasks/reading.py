@@ -19,6 +19,7 @@ from typing import Any
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import PACKED, Subset, TaskConfig, ending
+from compressor.tasks.decoding.prompt_items import check_references
 from compressor.tasks.listing import listed
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
@@ -76,6 +77,8 @@ def read_task(task: TaskConfig) -> TaskData:
         )
         for path, rows in zip((task.train, task.validation), splits, strict=True)
     )
+    if task.decode:
+        check_references(validation, task.decode, task.validation)
     return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
 
 
@@ -95,10 +98,18 @@ def _checked_columns(path: Path, task: TaskConfig) -> list[tuple[int, tuple[Any,
     """(line, texts, label) of every row of one file."""
     rows, kind = read_rows(path), kind_of(task.kind)
     require_columns(rows, (*task.text_columns, task.label), path)
+    if kind.generates:
+        rows = [(line, single) for line, row in rows for single in _with_each(row, task.label)]
     checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
     if not kind.generates:
         require_sentences([texts for _, texts, _ in checked], task, path)
     return checked
+
+
+def _with_each(row: dict[str, object], label: str) -> list[dict[str, object]]:
+    """A row whose target is a list, as one row for each of its texts; any other row as it is."""
+    targets = row[label]
+    return [type(row)({**row, label: target}) for target in targets] if isinstance(targets, list) and targets else [row]
 
 
 def require_columns(rows: Rows, names: Iterable[str], path: Path) -> None:

@@ -35,6 +35,7 @@ from compressor.training.keep_best import KeepBest
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
+from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import judge_rows, load_model, publish_model
 from pipelines.stages.training_config import TrainingConfig
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
@@ -63,7 +64,7 @@ def train_and_save(
 
     options = {"row": row, "logits": logits, "teacher": teacher, "on_stop": keep}
     trained = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
-    published = publish_model(model, inputs, data, workspace)
+    published = with_texts(publish_model(model, inputs, data, workspace), model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
         workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
     constant = data.kind.constant(data.validation.labels.tolist())
