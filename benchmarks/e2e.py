@@ -157,7 +157,7 @@ def page(table: Table, made: dict[str, list[Artifact]], arms: list[Arm]) -> str:
             f"training, on {facts['prompts']:,} test inputs with {facts['references']:,} references; beam "
             f"{options.beams}, length penalty {options.length_penalty:g}, no 4-gram twice, lower case. Medians over seeds ± "
             "standard deviation; the interval is a paired bootstrap over inputs, seed 0. The paper's column is GPT-2-medium by "
-            "the challenge's script. Trained and scored on the test file as its authors do: nothing was chosen on it.",
+            "the challenge's script. Nothing was chosen on the test file.",
             "",
             f"| {' | '.join(header)} |",
             "|" + " --- |" * len(header),
@@ -167,7 +167,7 @@ def page(table: Table, made: dict[str, list[Artifact]], arms: list[Arm]) -> str:
             "",
             "| input | text | a reference |",
             "| --- | --- | --- |",
-            *("| " + " | ".join(cell.replace("|", ",") for cell in row) + " |" for row in examples),
+            *("| " + " | ".join(" ".join(cell.replace("|", ",").split()) for cell in row) + " |" for row in examples),
             "",
         ]
     )

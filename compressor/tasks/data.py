@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from compressor.tasks.task_kind import TaskKind, kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PretrainedConfig
 
 BATCH = 32
 """Rows of a forward pass."""
@@ -145,13 +146,16 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
             faults.append(error)
     if faults:
         raise UserErrors(faults)
-    vocabulary = 0 if task.label_names else model.vocab_size
-    items = items_of(task.validation, config.decode) if config.decode else ()
-    data = Data(*splits, task.label_names, padding_id(model, folder), vocabulary, items)
-    if config.decode:
-        most = row_of(model.model_type).most_tokens(model.to_dict())
-        check_positions(data.prompts, config.decode, most, config.validation)
-    return data
+    data = Data(*splits, task.label_names, padding_id(model, folder), 0 if task.label_names else model.vocab_size)
+    return data if config.decode is None else _with_items(data, task.validation, config, model)
+
+
+def _with_items(data: Data, validation: Split, config: TaskConfig, model: PretrainedConfig) -> Data:
+    """The same with the prompts that `config.decode` scores. Raises UserError E241."""
+    decoded = replace(data, items=items_of(validation, config.decode))
+    most = row_of(model.model_type).most_tokens(model.to_dict())
+    check_positions(decoded.prompts, config.decode, most, config.validation)
+    return decoded
 
 
 def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:
