@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 CUT := $(VENV)/.installing
 RECIPE ?= quickstart
 # cpu or gpu, never both; to change them: make clean install EXTRAS=gpu,triton,dev
-EXTRAS ?= cpu,openvino,triton,front,dev
+EXTRAS ?= cpu,openvino,triton,front,metrics,dev
 # the first of these that is 3.11 or 3.12 makes .venv
 PYTHON ?= python3 python3.12 python3.11 /usr/bin/python3
 # tests in as many processes as there are cores, up to 4; a file stays in one, because its tests share what they set up

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from compressor.tasks.decoding.decode_config import DecodeConfig
+
 
 class Columns(NamedTuple):
     """The columns of a kind of task where a pipeline names none; `least` and `most` columns of texts make a row."""
@@ -93,6 +95,9 @@ class TaskConfig(BaseModel):
     header: bool | None = Field(
         default=None, description="false: .csv and .tsv files have no line of names; columns are column1, column2, ..."
     )
+    decode: DecodeConfig | None = Field(
+        default=None, description="generation: also generate a text for each validation prompt and score it"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +127,13 @@ class TaskConfig(BaseModel):
         if len(label.splitlines()) != 1:
             raise ValueError("label must be the name of a column, in one line")
         return label
+
+    @field_validator("decode")
+    @classmethod
+    def _generates(cls, decode: DecodeConfig | None, info: ValidationInfo) -> DecodeConfig | None:
+        if decode is not None and info.data.get("kind") != "generation":
+            raise ValueError("decode is used by tasks of kind generation")
+        return decode
 
     @property
     def text_columns(self) -> tuple[str, ...]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compressor.errors import UserError, UserErrors
+from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
 from compressor.tasks import TaskConfig
+from compressor.tasks.decoding.prompt_items import PromptItem, check_positions, items_of, prompt_tokens
 from compressor.tasks.features import batches, check_ends, length_of, model_rows, pad
 from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.predictions import IGNORED, cut, of_tokens
@@ -22,6 +24,7 @@ from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PretrainedConfig
 
 BATCH = 32
 """Rows of a forward pass."""
@@ -101,13 +104,19 @@ class MetricInputs:
 @dataclass(frozen=True)
 class Data:
     """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
-    if its tokens are the outputs, which then have no names."""
+    if its tokens are the outputs, which then have no names; `items` are the validation prompts scored by decoding, if any."""
 
     train: TokenRows
     validation: TokenRows
     label_names: list[str]
     pad_id: int
     vocabulary: int = 0
+    items: Sequence[PromptItem] = ()
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The tokens of the prompts in `items`."""
+        return prompt_tokens(self.validation.tokens, self.validation.labels, self.items)
 
     @property
     def kind(self) -> TaskKind:
@@ -140,7 +149,16 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
     splits = ((task.train, config.train), (task.validation, config.validation))
     train, validation = _all_tokenized(folder, splits, config, kind_for(config, task.label_names))
     pad_id = padding_id(model, folder)
-    return Data(train, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
+    data = Data(train, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
+    return data if config.decode is None else _with_items(data, task.validation, config, model)
+
+
+def _with_items(data: Data, validation: Split, config: TaskConfig, model: PretrainedConfig) -> Data:
+    """The same with the prompts that `config.decode` scores. Raises UserError E241."""
+    decoded = replace(data, items=items_of(validation, config.decode))
+    most = row_of(model.model_type).most_tokens(model.to_dict())
+    check_positions(decoded.prompts, config.decode, most, config.validation)
+    return decoded
 
 
 def read_test_rows(folder: Path, config: TaskConfig, names: list[str]) -> dict[str, TokenRows]:

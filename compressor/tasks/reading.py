@@ -67,6 +67,8 @@ def _read(task: TaskConfig, tests: Mapping[str, Path]) -> TaskData:
     names = kind_of(task.kind).outputs(task, [label for _, _, label in columns[0]])
     kind = kind_for(task, names)
     train, validation, *_ = (_split(path, rows, names, task) for path, rows in zip(paths, columns, strict=True))
+    if task.decode:
+        check_references(validation, task.decode, task.validation)
     return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
 
 
@@ -110,12 +112,20 @@ def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
     """Every row of one file."""
     rows, kind = read_rows(path, task.header is not False), kind_of(task.kind)
     require_columns(rows, (*task.text_columns, task.label), path)
+    if kind.generates:
+        rows = [(line, single) for line, row in rows for single in _with_each(row, task.label)]
     checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
     if task.kind == "classification":
         require_one_type([(line, row[task.label]) for line, row in rows], task.label, path)
     if not kind.generates:
         require_sentences([texts for _, texts, _ in checked], task, path)
     return checked
+
+
+def _with_each(row: dict[str, object], label: str) -> list[dict[str, object]]:
+    """A row whose target is a list, as one row for each of its texts; any other row as it is."""
+    targets = row[label]
+    return [type(row)({**row, label: target}) for target in targets] if isinstance(targets, list) and targets else [row]
 
 
 def require_columns(rows: Rows, names: Iterable[str], path: Path) -> None:

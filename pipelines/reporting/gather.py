@@ -8,6 +8,7 @@ from compressor.tasks.task_kind import Metric, kind_for
 from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
+from pipelines.reporting.generated import generated_record
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, kept_note, left_out_note, notes, rival_note, teacher_note
@@ -74,6 +75,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
             "limits": measurements.get("limits"),
         },
         "machine": measurements["machine"],
+        **({"generated": generated} if (generated := generated_record(inputs)) else {}),
     }
 
 

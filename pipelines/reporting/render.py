@@ -10,7 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from pipelines.reporting.figures import figures
-from pipelines.reporting.tables import tables
+from pipelines.reporting.generated import generated_tables
+from pipelines.reporting.tables import ReportTable, tables
 from pipelines.reporting.words import facts
 
 
@@ -39,14 +40,19 @@ def markdown(text: Any) -> str:
     return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(escaped.split()))
 
 
+def tables_of(report: dict[str, Any]) -> list[ReportTable]:
+    """Every table of the report, those of generated texts last."""
+    return [*tables(report), *generated_tables(report)]
+
+
 def to_markdown(report: dict[str, Any]) -> str:
     """The report as Markdown tables."""
-    return environment().get_template("report.md.j2").render(report=report, tables=tables(report), facts=facts(report))
+    return environment().get_template("report.md.j2").render(report=report, tables=tables_of(report), facts=facts(report))
 
 
 def to_html(report: dict[str, Any]) -> str:
     """The report as one page: plotly is inlined, no other file and no network access is needed."""
-    summary, *others = tables(report)
+    summary, *others = tables_of(report)
     return (
         environment()
         .get_template("report.html.j2")

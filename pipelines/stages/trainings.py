@@ -36,6 +36,7 @@ from compressor.training.processes import helping, launched
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
+from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import judge_rows, load_model, publish_model, score_tests
 from pipelines.stages.training_config import TrainingConfig
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
@@ -67,7 +68,8 @@ def train_and_save(
     trained = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
     if helping():
         return {}
-    published = publish_model(model, inputs, data, workspace) | score_tests(model, inputs, data, workspace)
+    published = with_texts(publish_model(model, inputs, data, workspace), model, inputs, data, workspace)
+    published |= score_tests(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
         workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
     constant = data.kind.constant(data.validation.labels.tolist())

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
@@ -52,7 +53,11 @@ LORA = {"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    return write_pipeline(tmp_path_factory.mktemp("project"), kind="generation", model_type="gpt2", stages=STAGES)
+    path = write_pipeline(tmp_path_factory.mktemp("project"), kind="generation", model_type="gpt2", stages=STAGES)
+    pipeline = yaml.safe_load(path.read_text())
+    pipeline["task"]["decode"] = {"max_new_tokens": 8, "rows": 64, "metrics": ["bleu", "exact_match", "ter"]}
+    path.write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +75,11 @@ def test_it_learns_to_answer_and_keeps_it(project):
         quality = metadata[name]["quality"]
         assert quality["likelihood"] > 0.3 and quality["accuracy"] > 0.7 and quality["rows"] == 320
         assert quality["likelihood"] == pytest.approx(1 / quality["perplexity"])
+        texts = [json.loads(line) for line in (artifacts[name].folder / "generated.jsonl").read_text().splitlines()]
+        assert len(texts) == 64 == metadata[name]["generated"]["prompts"] < metadata[name]["generated"]["references"]
+        right = [row["text"] in row["references"] for row in texts]
+        assert quality["exact_match"] == pytest.approx(sum(right) / 64) and quality["exact_match"] > 0.3 < quality["bleu"]
+    assert "generated" not in metadata["prune"] and metadata["merge"]["generated"] == metadata["recover"]["generated"]
     assert metadata["tune"]["trainable"]["head"] == 0 and metadata["tune"]["head"] == "own"
     assert auto_class_of(load(artifacts["merge"].folder)) == GENERATES
 
@@ -161,6 +171,12 @@ def test_the_report_speaks_of_likelihood_and_perplexity(run):
     assert "likelihood of a token" in report["headline"]
     assert any("tokens generated behind it, on a cache, are not timed" in note for note in report["notes"])
     assert (run.folder / "report.html").read_text().count("likelihood of a token") >= 4
+    scores = {(row["stage"], row["metric"]): row for row in report["generated"]["scores"]}
+    assert len(scores) == 9 and scores["tune", "bleu"].keys() == {"stage", "metric", "value", "interval"}
+    low, high = scores["merge", "ter"]["change_interval"]
+    assert low <= scores["merge", "ter"]["change"] <= high
+    page = (run.folder / "report.md").read_text()
+    assert "| merge | TER | " in page and "## Generated texts: examples" in page and "greedy search for 64 validation" in page
 
 
 @pytest.mark.slow

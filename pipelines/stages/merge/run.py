@@ -10,6 +10,7 @@ from compressor.deltas.links import merged_copy
 from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.features import torch_forward
 from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model, score_tests
 from pipelines.stages.merge.config import MergeConfig
 from pipelines.stages.parity_checks import compare_modules
@@ -23,7 +24,7 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     reloaded, rows = load(workspace.folder), data.compared(PARITY_ROWS)
     result = compare_modules("deltas -> merged", "merged", model, reloaded, rows, data, workspace)
     metric_inputs = judge_rows(torch_forward(reloaded), data.validation, data, workspace, "validating")
-    return {
+    published = {
         "merged": True,
         "parity": [result.to_json()],
         "kept": previous.metadata["kept"],
@@ -33,3 +34,4 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
         "nonzeros": nonzeros(reloaded),
         "density": [asdict(density) for density in densities(model)],
     }
+    return with_texts(published, reloaded, inputs, data, workspace)

@@ -1,0 +1,86 @@
+"""Texts that a model in memory generates for prompts, by transformers' `generate`: batched, without sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from compressor.tasks.decoding.decode_config import DecodeConfig
+from compressor.tasks.features import batches
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SEQUENCES = 32
+"""Sequences of a batch: prompts times beams."""
+
+
+def generate_texts(
+    model: nn.Module,
+    tokenizer,
+    prompts: Sequence[list[int]],
+    config: DecodeConfig,
+    pad_id: int,
+    on_batch: Callable[[int], None] = lambda prompts: None,
+) -> list[str]:
+    """The generated text of every prompt (its tokens), without surrounding whitespace, up to the tokenizer's end token.
+
+    Prompts are padded on the left. Settings in the model's generation_config.json, such as a temperature, are not used.
+    """
+    import torch
+    from torch.nn.utils import parametrize
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(
+        do_sample=False,
+        num_beams=config.beams,
+        max_new_tokens=config.max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad_id,
+        use_cache=True,
+        **({"length_penalty": config.length_penalty} if config.beams > 1 else {}),
+    )
+    model.eval()
+    device, texts = next(model.parameters()).device, [""] * len(prompts)
+    theirs, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        # cached: a changed weight is computed once, not again for every token
+        with torch.inference_mode(), parametrize.cached():
+            for chosen in batches([{"input_ids": prompt} for prompt in prompts], max(1, SEQUENCES // config.beams)):
+                inputs = _padded([prompts[number] for number in chosen], pad_id, device)
+                length = inputs["input_ids"].shape[1]
+                limits = _limits(config, length)
+                generated = model.generate(**inputs, generation_config=settings, logits_processor=limits)[:, length:]
+                for number, tokens in zip(chosen, generated.tolist(), strict=True):
+                    texts[number] = _text_of(tokens, tokenizer)
+                on_batch(len(chosen))
+    finally:
+        model.generation_config = theirs
+    return texts
+
+
+def _limits(config: DecodeConfig, length: int) -> list:
+    """The limit of repeated n-grams, within what is generated after the first `length` tokens: prompts may be copied."""
+    from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
+
+    if not config.no_repeat_ngram:
+        return LogitsProcessorList()
+    within = NoRepeatNGramLogitsProcessor(config.no_repeat_ngram)
+    return LogitsProcessorList([lambda input_ids, scores: within(input_ids[:, length:], scores)])
+
+
+def _text_of(tokens: list[int], tokenizer) -> str:
+    """The text of generated tokens up to the end token."""
+    # what follows the end is padding, which need not be a special token
+    until = tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in tokens else len(tokens)
+    return tokenizer.decode(tokens[:until], skip_special_tokens=True).strip()
+
+
+def _padded(prompts: Sequence[list[int]], pad_id: int, device) -> dict:
+    """input_ids and attention_mask (prompts, longest), padded on the left."""
+    import torch
+
+    longest = max(len(prompt) for prompt in prompts)
+    ids = [[pad_id] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
