@@ -19,6 +19,7 @@ from typing import Any
 
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import PACKED, PARQUET, Subset, TaskConfig, ending
+from compressor.tasks.decoding.prompt_items import check_references
 from compressor.tasks.listing import listed, repeated, require_distinct
 from compressor.tasks.rows import Split
 from compressor.tasks.sources.content import MOST_OF_A_ROW, data_text, row_too_long
