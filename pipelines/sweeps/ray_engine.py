@@ -53,14 +53,10 @@ def _ray() -> ModuleType:
 
 
 def _connect(ray: ModuleType, address: str | None, cpus: int) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
-    if address is None:
-        # loopback: nobody else may reach a cluster of this machine alone
-        options |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "object_store_memory": OBJECT_STORE}
-    else:
-        options = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
+    # loopback: nobody else may reach a cluster of this machine alone
+    new = {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "object_store_memory": OBJECT_STORE, "include_dashboard": False}
     try:
-        ray.init(**options)
+        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else new))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = f"{error}".strip().splitlines()[0:1] or [type(error).__name__]
         what = f"no cluster of Ray at '{address}'" if address else "Ray does not start"

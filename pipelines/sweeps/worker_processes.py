@@ -101,16 +101,17 @@ def _end(exit_code: int) -> str:
 
 
 def _stop(pool: list[_Worker]) -> None:
-    """End every worker: an idle one finds its pipe closed, a busy one is asked to stop as by Ctrl-C."""
+    """End every worker: a busy one is asked to stop, as by Ctrl-C; an idle one has nothing to write."""
     for worker in pool:
-        if worker.job and worker.process.is_alive():
+        if worker.job:
             worker.process.terminate()
-        worker.connection.close()
+        else:
+            worker.process.kill()
     for worker in pool:
         worker.process.join(GRACE)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
+        worker.process.kill()
+        worker.process.join()
+        worker.connection.close()
 
 
 def _work(connection: Connection, perform: Perform) -> None:

@@ -92,10 +92,10 @@ def test_the_table_of_what_runs_where(tmp_path):
 
 
 def fake_ray(**functions) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**{"init": lambda **_: None, "shutdown": lambda: None, **functions})
+    return types.SimpleNamespace(**{"init": lambda *_, **__: None, "shutdown": lambda: None, **functions})
 
 
-def refuse(**_):
+def refuse(*_, **__):
     raise ConnectionError("nobody is there")
 
 
