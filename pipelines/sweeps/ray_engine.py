@@ -6,7 +6,9 @@ Every node needs this project in equal versions, and the folder of runs and the 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -55,6 +57,7 @@ def _ray() -> ModuleType:
 def _connect(ray: ModuleType, address: str | None, cpus: int) -> None:
     # loopback: nobody else may reach a cluster of this machine alone
     new = {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else new))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -62,6 +65,9 @@ def _connect(ray: ModuleType, address: str | None, cpus: int) -> None:
         what = f"no cluster of Ray at '{address}'" if address else "Ray does not start"
         fix = "Start it with `ray start --head`, in the same versions of Ray and Python" if address else "Use --engine local"
         raise UserError("E812", f"{what} ({reason[0]:.200})", fix, f"--address {address}" if address else "") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray takes it over: a sweep stops by its own, and says so
 
 
 def _require_cpus(ray: ModuleType, threads: int) -> None:

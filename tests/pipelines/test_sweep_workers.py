@@ -117,3 +117,16 @@ def test_a_ray_that_cannot_be_used(monkeypatch, tmp_path, ray, address, says):
     with pytest.raises(UserError) as error:
         list(on_ray(jobs(tmp_path, "a"), toy, workers=None, threads=4, address=address))
     assert str(error.value).startswith(says)
+
+
+def test_a_sweep_on_ray_keeps_its_handler_of_sigterm(monkeypatch, tmp_path):
+    """Ray's own would end the program with another exit code, and silently."""
+
+    def take_over(*_, **__):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setitem(sys.modules, "ray", fake_ray(init=take_over, nodes=list))
+    with pytest.raises(UserError, match="E812"):
+        list(on_ray(jobs(tmp_path, "a"), toy, workers=1, threads=1))
+    assert signal.getsignal(signal.SIGTERM) == before
