@@ -91,6 +91,19 @@ def layouts(cores: int) -> tuple[tuple[int, int], ...]:
     )
 
 
+def setting_of(config: ModelConfig, runtime: Runtime) -> Setting:
+    """The setting in a config; `runtime` is that of its model file."""
+    threads, budget = (
+        config.parameters[key].string_value if key in config.parameters else "" for key in (runtime.threads_parameter, BUDGET)
+    )
+    return Setting(
+        sum(group.count for group in config.instance_group) or 1,
+        int(threads or 1),
+        config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None,
+        int(budget) if budget else None,
+    )
+
+
 def configured(config: ModelConfig, setting: Setting, runtime: Runtime, name: str | None = None) -> ModelConfig:
     """A copy of a config with a setting, and with another name if one is given; `runtime` is that of its model file."""
     changed = ModelConfig()

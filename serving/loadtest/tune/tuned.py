@@ -13,7 +13,7 @@ from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import measure
 from serving.loadtest.tune.bench import Bench
 from serving.loadtest.tune.coarse_to_fine import Search
-from serving.loadtest.tune.setting_grid import grid_of
+from serving.loadtest.tune.setting_grid import grid_of, setting_of
 from serving.loadtest.tune.trials import Trial
 
 ARRIVALS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -41,7 +41,7 @@ def tune(
     cores = cores or physical_cores()
     bench = Bench(model_folder, fleet, folder, protocol=protocol, seconds=seconds, say=say)
     grid = grid_of(bench.config, cores, p99_ms)
-    search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores)
+    search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores, present=setting_of(bench.config, bench.runtime))
     say(f"{len(grid.settings())} settings on {cores} cores")
     chosen = search.exhaust(exhaustive_rounds) if exhaustive_rounds else search.run()
     if not chosen.score:

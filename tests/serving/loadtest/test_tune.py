@@ -20,7 +20,7 @@ from serving.loadtest.traffic import Traffic, token_rows
 from serving.loadtest.tune import bench, setting_grid, trials, tuned
 from serving.loadtest.tune.bench import grouped
 from serving.loadtest.tune.coarse_to_fine import Search
-from serving.loadtest.tune.setting_grid import Grid, Setting, configured, grid_of, layouts, runtime_of_model
+from serving.loadtest.tune.setting_grid import Grid, Setting, configured, grid_of, layouts, runtime_of_model, setting_of
 from serving.loadtest.tune.trials import Probe, Trial
 from serving.loadtest.tune.tuned import tune, within_limit
 from serving.repository import write_repository
@@ -58,6 +58,15 @@ def test_the_choice_is_within_5_percent_of_the_grids_best_and_costs_less(seed):
     assert capacity(chosen.setting) >= 0.95 * max(map(capacity, GRID.settings()))
     assert len(search.trials) < 0.7 * len(GRID.settings())
     assert max(len(probes) for probes in chosen.probes.values()) >= 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_present_setting_stays_unless_another_is_better(seed):
+    best = max(GRID.settings(), key=capacity)
+    assert Search(GRID, 0.050, simulated(seed), present=best).run().setting == best
+    worst = min(GRID.settings(), key=capacity)
+    assert Search(GRID, 0.050, simulated(seed), present=worst).run().setting != worst
+    assert Search(GRID, 0.050, simulated(seed), present=Setting(3, 1, 0, 512)).run().setting in GRID.settings()
 
 
 def test_the_score_is_the_most_answers_whose_p99_keeps_the_limit():
@@ -100,6 +109,8 @@ def test_a_setting_becomes_fields_of_the_config(tmp_path):
     assert changed.parameters["INFERENCE_NUM_THREADS"].string_value == "3" and "task" in changed.parameters
     assert changed.dynamic_batching.max_queue_delay_microseconds == 500
     assert not configured(changed, Setting(1, 1, None), RUNTIMES["openvino"]).HasField("dynamic_batching")
+    for setting in (Setting(2, 3, 500, 256), Setting(1, 1, None)):
+        assert setting_of(configured(config, setting, RUNTIMES["openvino"]), RUNTIMES["openvino"]) == setting
     text = ModelConfig(name="t", backend="compress_text", max_batch_size=8)
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "serving.json").write_text(replace(FACTS, runtime="onnxruntime").to_json())
