@@ -92,7 +92,8 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
 
 
 def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Quality:
-    """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count.
+    """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count, and of the
+    `tests` (files that are only scored), with the name of the file.
 
     Of many tasks, those of each, after the mean of their main metrics.
     """
@@ -101,6 +102,8 @@ def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Qual
         metadata = artifacts[stage].metadata
         target = metadata.get("target", {})
         qualities[stage] = _of_tasks(metadata["tasks"]) if "tasks" in metadata else _floats(metadata["quality"])
+        for file, facts in metadata.get("tests", {}).items():
+            qualities[stage] |= {f"{name}, {file}": value for name, value in _floats(facts).items()}
         qualities[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
     return qualities
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import types
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, axes_of
 from pipelines.sweeps.trial_events import in_turn
-from pipelines.sweeps.trial_run import TrialOutcome
+from pipelines.sweeps.trial_run import TrialOutcome, quality_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
@@ -190,6 +191,12 @@ def test_paired_differences_by_hand(first, second, mean, half, verdict):
     if half is not None:
         assert (found.low, found.high) == (pytest.approx(mean - half, abs=1e-4), pytest.approx(mean + half, abs=1e-4))
     assert paired_difference((None,), (1.0,)) is None
+
+
+def test_quality_of_the_validation_rows_and_of_files_that_are_only_scored():
+    metadata = {"quality": {"f1": 0.5, "rows": 9}, "tests": {"mm.tsv": {"f1": 0.25, "rows": 3}}, "target": {"measured": 2.0}}
+    artifact = types.SimpleNamespace(metadata=metadata)
+    assert quality_of({"tune": artifact}, ["tune"]) == {"tune": {"f1": 0.5, "f1, mm.tsv": 0.25, "measured": 2.0}}
 
 
 def test_the_pareto_front_by_hand():
