@@ -125,34 +125,41 @@ def check() -> None:
 
 
 SWEEP_EXAMPLES = """\b
-Example: compress sweep pipeline.yaml --stability seeds --runs 10
-         compress sweep pipeline.yaml --stability subsets --runs 10 --share 0.9 --stage tune
-         compress sweep pipeline.yaml --over prune.target.speedup=1.25,1.5,2,3"""
+Example: compress sweep pipeline.yaml --seeds 10
+         compress sweep pipeline.yaml --over tune.rank=4,8 --over tune.epochs=1,3 --seeds 5 --workers 2 --threads 2
+         compress sweep pipeline.yaml --subsets 10 --share 0.9 --stage tune
+         compress sweep pipeline.yaml --grid grid.yaml --seeds 3 --engine ray --address auto --threads 4"""
 
 
 @main.command(epilog=SWEEP_EXAMPLES)
 @click.argument("file", type=PipelineName())
 @click.option(
-    "--stability",
-    "kind",
-    type=click.Choice(["seeds", "subsets"]),
-    help="What differs between the runs: the seed, or the random part of the training rows.",
+    "--over", multiple=True, metavar="KEY=V,V,..", help="Compare these values of a key; several keys: every combination."
 )
-@click.option("--over", metavar="KEY=V,V,..", help="One run for each value of a key instead, side by side.")
-@click.option("--runs", type=int, help="How many runs, 2 or more.")
+@click.option(
+    "--grid", type=click.Path(path_type=Path), metavar="FILE", help="The same from a YAML file: KEY: [V, V] on each line."
+)
+@click.option("--seeds", type=int, metavar="N", help="Run each N times: with the pipeline's seed, seed + 1, ...")
+@click.option("--subsets", type=int, metavar="N", help="Run each N times: on N random parts of the training rows.")
 @click.option("--share", type=float, help="Share of the training rows in each subset.  [default: 0.9]")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 @click.option("--until", metavar="STAGE", help="Stop each run after this stage.  [default: the last that changes the model]")
 @click.option("--stage", metavar="STAGE", help="Summarize this stage's quality only.  [default: every stage that has one]")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs the trials.")
+@click.option("--address", metavar="HOST:PORT", help="A running cluster of Ray, or auto.  [default: this machine alone]")
+@click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Trials at a time.  [default: 1; ray: what fits]")
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), metavar="N", help="Threads of each trial, whatever the number of workers."
+)
+@click.option("--name", metavar="NAME", help="Folder of the sweep in OUT.  [default: the pipeline's name and -sweep]")
 @click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
 @work("pipelines.cli.work.sweep_work:sweep")
 def sweep() -> None:
-    """Run FILE several times and show the mean and the standard deviation of its quality, or compare several values of a key.
+    """Run FILE several times, for every combination of values and every seed, and compare mean and spread of its quality.
 
-    With seeds, run i has the pipeline's seed + i. With subsets the seed stays, and run i trains on a random part of the rows.
-    Finished stages are reused: after an interruption the same command resumes. The values are written to
-    OUT/NAME-sweep-seeds/sweep.json and sweep.md, beside a run folder for each run. With --over, each run has another value of
-    one key (OUT/NAME-sweep-values); shared stages run once. A target out of reach is reported, and the others still run.
+    Stages that runs share run once; finished ones are reused: after an interruption the same command resumes. Failed runs are
+    told and do not stop the others; the exit code is then 3. The result is in OUT/NAME-sweep: sweep.md, sweep.json and a page
+    with plots, sweep.html, beside a run folder for each trial. A target out of reach is a result. See docs/sweeps.md.
     """
 
 

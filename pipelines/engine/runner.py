@@ -187,7 +187,8 @@ def _advance(run: Run, number: int, display: Display) -> None:
     reused = artifact is not None
     if not reused:
         with run.store.making(entry.name, mark, lambda pid: display.result(f"waiting for process {pid}")) as work:
-            if _reusable(run, number, mark) is None:  # otherwise another run created it while we waited
+            reused = _reusable(run, number, mark) is not None  # another run created it while we waited
+            if not reused:
                 unfinished = run.store.unfinished(entry.name, mark)
                 run.originals.before()
                 metadata = _perform(run, number, stage, work, unfinished, display)

@@ -1,1 +1,1 @@
-"""Finished runs: opening, verifying and serving them, and sweeps over many."""
+"""Finished runs: opening, verifying and serving them."""

@@ -207,7 +207,7 @@ def test_ctrl_c_in_the_first_second(raised):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
 
 
-@pytest.mark.parametrize("command", [("run",), ("sweep", "--stability", "seeds", "--runs", "2")])
+@pytest.mark.parametrize("command", [("run",), ("sweep", "--seeds", "2")])
 def test_an_empty_out_is_refused(project, compress, monkeypatch, tmp_path, command):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))

@@ -12,8 +12,9 @@ from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
-from pipelines.runs.sweep import sweep
 from pipelines.runs.verify import verify
+from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep_trials import SweepPlan
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
 
@@ -223,7 +224,7 @@ def test_a_model_that_only_a_failed_attempt_had(project, out):
 def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch):
     quality = {"quality": {"accuracy": 0.5}, "failures": [FAILURE]}
     toys.replace(monkeypatch, "tune", run=proving(**quality))
-    found = sweep(project, "seeds", 2, out, until="tune", say=lambda text: None)
+    found = sweep(project, SweepPlan(seeds=2), out, until="tune", say=lambda text: None)
     assert [one["stage"] for one in found.failures] == ["tune (seed-0)", "tune (seed-1)"]
     assert found.rows and (found.folder / "sweep.md").is_file()
 

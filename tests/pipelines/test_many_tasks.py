@@ -155,8 +155,19 @@ def test_mistakes(change, says, fix, project, out, compress):
     assert tree(project.parent) == before and not out.exists()
 
 
-def test_no_task_at_all_and_a_sweep(project, out, compress):
-    code, _, error = compress("sweep", project, "--stability", "seeds", "--runs", 2, "--out", out)
-    assert code == 2 and error.startswith("E115 a sweep measures one task")
+def test_a_sweep_has_the_quality_of_every_task(project, out, compress):
+    """Repeated on subsets of both: which exist only as keys of each task."""
+    code, _, error = compress("sweep", project, "--subsets", 2, "--set", "tune.epochs=1", "--out", out)
+    assert (code, error) == (0, "")
+    content = json.loads((out / "many-sweep" / "sweep.json").read_text())
+    mean, *tasks = content["summary"]
+    mains = [row for row in tasks if row["metric"] in ("mood accuracy", "topic accuracy")]
+    assert mean["metric"] == "mean of tasks" and len(mains) == 2
+    assert mean["mean"] == pytest.approx(sum(row["mean"] for row in mains) / 2)
+    assert [cost["cost"] for cost in content["costs"]] == ["trainable parameters", "bytes of the stored model"]
+    assert list(content["trials"][1]["repeat"]) == ["tasks.mood.subset", "tasks.topic.subset"]
+
+
+def test_no_task_at_all(project, compress):
     project.write_text(f"name: many\nmodel: ./model\ntasks: {{}}\nstages:\n  - tune: {{{TUNE}}}\n")
     assert compress("check", project)[2].startswith(f"E104 {project}:3: tasks: is empty")

@@ -279,6 +279,8 @@ def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, tmp_p
     other.join(30)
     assert wait(process) == 0
     assert sorted(calls(out)) == sorted([*IDS, "report"])
+    records = json.loads((out / "other" / "run.json").read_text())["stages"]
+    assert [record["reused"] for record in records[:2]] == [True, True], "what another process made was waited for"
 
 
 def watch(out, report):

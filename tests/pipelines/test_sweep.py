@@ -3,17 +3,25 @@
 import json
 import os
 import signal
+import types
 
 import pytest
 import yaml
 
-from compressor.errors import CheckError, CompressError, UserError
+from compressor.errors import UserError
 from compressor.tasks import Subset
 from compressor.tasks.reading import read_task
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.store import lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.served import find_repository
-from pipelines.runs.sweep import SweepVariant, summarize, sweep, values_of, variants_of
+from pipelines.sweeps.pareto import front
+from pipelines.sweeps.significance import paired_difference
+from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep_summary import summarize
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, axes_of
+from pipelines.sweeps.trial_events import in_turn
+from pipelines.sweeps.trial_run import TrialOutcome, quality_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
@@ -56,13 +64,13 @@ def project(project, monkeypatch):
     return project
 
 
-def go(project, out, kind="seeds", runs=3, **options):
-    return sweep(project, kind, runs, out, **options)
+def go(project, out, kind="seeds", runs=3, share=None, over=(), **options):
+    return sweep(project, SweepPlan(axes_of(over, None), **{kind: runs}, share=share), out, **options)
 
 
-def calls(out, kind="seeds"):
+def calls(out):
     """The stages that really ran since the last look."""
-    path = out / f"toy-sweep-{kind}" / "calls"
+    path = out / "toy-sweep" / "calls"
     names = path.read_text().split() if path.exists() else []
     path.unlink(missing_ok=True)
     return names
@@ -132,60 +140,100 @@ def test_a_subset_that_is_none(project, value, says):
 
 
 def test_what_a_sweep_runs(project):
-    assert variants_of(load_pipeline(project, ["seed=7"]), "seeds", 2) == [
-        SweepVariant("seed-7", {"seed": 7}),
-        SweepVariant("seed-8", {"seed": 8}),
-    ]
     pipeline = load_pipeline(project, ["seed=7"])
-    variants = variants_of(pipeline, "subsets", 2)
-    assert [one.settings for one in variants] == [[f'task.subset={{"share": 0.9, "seed": {seed}}}'] for seed in (0, 1)]
-    again = load_pipeline(project, ["seed=7", *variants[1].settings])
+    assert SweepPlan(seeds=2).trials(pipeline) == [
+        SweepTrial("seed-7", {}, {"seed": 7}),
+        SweepTrial("seed-8", {}, {"seed": 8}),
+    ]
+    trials = SweepPlan(subsets=2).trials(pipeline)
+    assert [one.settings for one in trials] == [[f'task.subset={{"share": 0.9, "seed": {seed}}}'] for seed in (0, 1)]
+    again = load_pipeline(project, ["seed=7", *trials[1].settings])
     assert (again.seed, again.task.subset) == (7, Subset(share=0.9, seed=1))
 
 
-def test_every_value_has_a_folder_of_its_own(project):
-    """Although not every letter of a value may stand in a folder's name."""
-    names = [variant.name for variant in values_of(load_pipeline(project), "select.text=a/b,a b,c")]
-    assert names == ["text-a_b-1", "text-a_b-2", "text-c-3"]
+def test_several_keys_are_every_combination_with_every_seed(project, tmp_path):
+    (tmp_path / "grid.yaml").write_text("tune.files: [1, 2]\nselect.text: [a/b, a b, '[c]']\n")
+    plan = SweepPlan(axes_of(["prune.text=x,y"], tmp_path / "grid.yaml"), seeds=2)
+    trials = plan.trials(load_pipeline(project))
+    assert len(trials) == 2 * 3 * 2 * 2 == len({trial.name for trial in trials})
+    assert trials[0].settings == ["tune.files=1", 'select.text="a/b"', 'prune.text="x"', "seed=0"]
+    assert trials[0].name == "files-1_select.text-a_b_prune.text-x_seed-0-01", "text is a key of two stages"
+    assert axes_of(["tune.modules=[query],[query, value]"], None) == {"tune.modules": [["query"], ["query", "value"]]}
+    long = SweepPlan({"select.text": ["a" * 200, "b" * 200]}).trials(load_pipeline(project))
+    assert [len(trial.name) for trial in long] == [122, 122]
 
 
-def test_mean_and_standard_deviation_by_hand():
-    first, second = summarize([{"tune": {"accuracy": value, "matthews": -1.0}} for value in (0.1, 0.6, 0.2)])
+def test_mean_and_standard_deviation_by_hand(tmp_path):
+    trials = [SweepTrial(f"seed-{seed}", {}, {"seed": seed}) for seed in range(3)]
+    qualities = [{"tune": {"accuracy": value, "matthews": -1.0}} for value in (0.1, 0.6, 0.2)]
+    outcomes = {trial.name: TrialOutcome(quality) for trial, quality in zip(trials, qualities, strict=True)}
+    first, second = summarize(tmp_path, SweepPlan(seeds=3), trials, outcomes, ["tune"]).spreads
     assert (first.stage, first.metric, first.runs, first.values) == ("tune", "accuracy", 3, (0.1, 0.6, 0.2))
     assert (first.mean, first.std) == (pytest.approx(0.3), pytest.approx(0.07**0.5))
     assert (first.min, first.max) == (0.1, 0.6)
     assert (second.mean, second.std) == (-1.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "mean", "half", "verdict"),
+    [
+        # differences 1, 2, 3: deviation 1, t(0.975, 2) = 4.3027
+        ((0, 0, 0), (1, 2, 3), 2.0, 4.3027 / 3**0.5, "not shown"),
+        ((0, 0, 0, 5), (9, 10, 11, None), 10.0, 4.3027 / 3**0.5, "shown"),
+        ((0.1, 0.2), (0.4, 0.5), 0.3, 0.0, "the same difference in every pair"),
+        ((0.1, 0.2), (0.1, 0.2), 0.0, 0.0, "equal in every pair"),
+        ((0.1, None), (0.4, 0.5), 0.3, None, "not shown: one pair has no interval"),
+    ],
+)
+def test_paired_differences_by_hand(first, second, mean, half, verdict):
+    found = paired_difference(first, second)
+    assert found.mean == pytest.approx(mean) and found.verdict == verdict
+    if half is not None:
+        assert (found.low, found.high) == (pytest.approx(mean - half, abs=1e-4), pytest.approx(mean + half, abs=1e-4))
+    assert paired_difference((None,), (1.0,)) is None
+
+
+def test_quality_of_the_validation_rows_and_of_files_that_are_only_scored():
+    metadata = {"quality": {"f1": 0.5, "rows": 9}, "tests": {"mm.tsv": {"f1": 0.25, "rows": 3}}, "target": {"measured": 2.0}}
+    artifact = types.SimpleNamespace(metadata=metadata)
+    assert quality_of({"tune": artifact}, ["tune"]) == {"tune": {"f1": 0.5, "f1, mm.tsv": 0.25, "measured": 2.0}}
+
+
+def test_the_pareto_front_by_hand():
+    costs = {("a",): 1.0, ("b",): 2.0, ("c",): 3.0, ("d",): 2.0}
+    assert front(costs, {("a",): 0.5, ("b",): 0.4, ("c",): 0.9, ("d",): 0.5}) == [("a",), ("c",)]
+
+
 def test_a_sweep_over_seeds(project, out, compress):
     """Every float of quality at every model stage; the report is not run; a second call makes nothing and says the same."""
-    code, shown, error = compress("sweep", project, "--stability", "seeds", "--runs", 3, "--out", out)
+    code, shown, error = compress("sweep", project, "--seeds", 3, "--out", out)
     assert (code, error) == (0, "")
     assert calls(out) == ["select", "tune", "prune"] * 3
-    assert [line for line in shown.splitlines() if line.startswith("variant")] == [
-        f"variant {number + 1} of 3: seed-{number}" for number in range(3)
+    assert [line for line in shown.splitlines() if line.startswith("trial")] == [
+        f"trial {number + 1} of 3: seed-{number}" for number in range(3)
     ]
     row = next(line.split() for line in shown.splitlines() if "matthews" in line and "prune" in line)
     assert row[2:] == ["3", "-0.3000", "0.2646", "-0.6000", "-0.1000", "-0.1000", "-0.2000", "-0.6000"]
-    folder = out / "toy-sweep-seeds"
-    assert shown.splitlines()[-1] == f"sweep: {folder / 'sweep.md'}"
+    folder = out / "toy-sweep"
+    assert shown.splitlines()[-1] == f"sweep: {folder / 'sweep.md'}, {folder / 'sweep.html'}"
     assert (
         "| tune | accuracy | 3 | 0.3000 | 0.2646 | 0.1000 | 0.6000 | 0.1000 0.2000 0.6000 |"
         in (folder / "sweep.md").read_text()
     )
-    written, store = [(folder / name).read_bytes() for name in ("sweep.json", "sweep.md")], tree(out / ".store")
+    written, store = [(folder / name).read_bytes() for name in ("sweep.json", "sweep.md", "sweep.html")], tree(out / ".store")
     content = json.loads(written[0])
-    assert [one["overrides"] for one in content["variants"]] == [{"seed": seed} for seed in range(3)]
+    assert [one["repeat"] for one in content["trials"]] == [{"seed": seed} for seed in range(3)]
     assert [(one["stage"], one["metric"]) for one in content["summary"]] == [
         (stage, metric) for stage in ("tune", "prune") for metric in ("accuracy", "matthews")
     ]
     assert content["summary"][0]["values"] == list(VALUES.values()) and content["until"] == "prune"
-    code, again, _ = compress("sweep", project, "--stability", "seeds", "--runs", 3, "--out", out)
-    assert (code, calls(out), again.count("reused"), tree(out / ".store")) == (0, [], 9, store)
-    assert [(folder / name).read_bytes() for name in ("sweep.json", "sweep.md")] == written
+    assert content["artifacts"] == {"select": 3, "tune": 3, "prune": 3} and "stages run: select 3, tune 3, prune 3" in shown
+    code, again, _ = compress("sweep", project, "--seeds", 3, "--out", out)
+    assert (code, calls(out), again.count("  reused"), tree(out / ".store")) == (0, [], 9, store)
+    assert [(folder / name).read_bytes() for name in ("sweep.json", "sweep.md", "sweep.html")] == written
 
 
-def test_every_variant_is_an_ordinary_run_on_one_store(project, out):
+def test_every_trial_is_an_ordinary_run_on_one_store(project, out):
     """What a plain run has made is reused, and what a sweep has made a plain run reuses; more runs add only themselves."""
     run_pipeline(load_pipeline(project), out, until="tune")
     go(project, out, runs=2)
@@ -193,49 +241,78 @@ def test_every_variant_is_an_ordinary_run_on_one_store(project, out):
     assert run_pipeline(load_pipeline(project, ["seed=1"]), out).reused == ("select", "tune", "prune")
     assert go(project, out, runs=3).spreads[0].runs == 3
     assert calls(out) == ["select", "tune", "prune"]
-    lock = yaml.safe_load((out / "toy-sweep-seeds" / "seed-2" / "pipeline.lock.yaml").read_text())
+    lock = yaml.safe_load((out / "toy-sweep" / "seed-2" / "pipeline.lock.yaml").read_text())
     assert (lock["seed"], [stage["id"] for stage in lock["stages"]]) == (2, ["select", "tune", "prune"])
 
 
 def test_subsets_share_what_does_not_read_the_data(project, out):
     result = go(project, out, "subsets", share=0.5, overrides=["seed=9"], stage="tune")
-    assert calls(out, "subsets") == ["select", "tune", "prune", "tune", "prune", "tune", "prune"]
+    assert calls(out) == ["select", "tune", "prune", "tune", "prune", "tune", "prune"]
     assert [(one.stage, one.values) for one in result.spreads][:1] == [("tune", tuple(VALUES.values()))]
     assert {one.stage for one in result.spreads} == {"tune"}
     content = json.loads((result.folder / "sweep.json").read_text())
-    assert [one["overrides"]["task.subset"] for one in content["variants"]] == [{"share": 0.5, "seed": n} for n in range(3)]
+    assert [one["repeat"]["task.subset"] for one in content["trials"]] == [{"share": 0.5, "seed": n} for n in range(3)]
     assert content["set"] == ["seed=9"]
 
 
-def test_another_engine_gets_the_variants_and_a_function(project, out):
-    def backwards(variants, run, say):
-        return [run(variant) for variant in reversed(variants)][::-1]
+def test_another_engine_gets_the_jobs_and_a_function(project, out):
+    def backwards(jobs, perform):
+        return in_turn(jobs[::-1], perform)
 
-    assert go(project, out, execute=backwards).spreads[0].values == tuple(VALUES.values())
+    assert go(project, out, engine=backwards).spreads[0].values == tuple(VALUES.values())
+
+
+def test_combinations_are_compared_over_equal_seeds(project, out):
+    """Shared stages run once; each other value against the first of its key."""
+    result = go(project, out, over=["tune.files=1,2", "prune.text=x,y"], stage="prune")
+    assert sorted(calls(out)) == ["prune"] * 12 + ["select"] * 3 + ["tune"] * 6
+    assert result.artifacts == {"select": 3, "tune": 6, "prune": 12} and result.titles == ("files", "text")
+    assert result.counts == "stages run: select 3, tune 6, prune 12; reused: select 9, tune 6"
+    assert [row[:4] for row in result.rows[:2]] == [("1", "x", "prune", "accuracy"), ("1", "y", "prune", "accuracy")]
+    compared = [(row.first, row.second) for row in result.comparisons if row.metric == "accuracy"]
+    pairs = [("1x", "1y"), ("1x", "2x"), ("1y", "2y"), ("2x", "2y")]
+    assert sorted(compared) == [(tuple(first), tuple(second)) for first, second in pairs]
+    assert {row.difference.verdict for row in result.comparisons} == {"equal in every pair"}
+    text = (result.folder / "sweep.md").read_text()
+    assert text.startswith("# toy: 12 trials, 2 values of tune.files × 2 values of prune.text × 3 seeds\n")
+    page = (result.folder / "sweep.html").read_text()
+    assert "<h1>toy: 12 trials" in page and "Plotly" not in page, "without costs there is nothing to plot"
 
 
 @pytest.mark.parametrize(
-    ("trouble", "kind", "says"),
+    ("trouble", "says"),
     [
-        ("user_error", UserError, "E501 variant seed-1, {project}:7: stages[1].tune: too much is removed. Remove less"),
-        ("check_error", CheckError, "E601 variant seed-1: logits differ. Look at row 3"),
-        ("bug", CompressError, "E899 variant seed-1: stage 'tune' failed unexpectedly"),
+        ("user_error", "E501 trial seed-1, {project}:7: stages[1].tune: too much is removed. Remove less"),
+        ("check_error", "E601 trial seed-1: logits differ. Look at row 3"),
+        ("bug", "E899 trial seed-1: stage 'tune' failed unexpectedly"),
     ],
 )
-def test_a_variant_that_fails_is_named_and_the_finished_ones_are_kept(project, out, trouble, kind, says):
+def test_a_trial_that_fails_is_told_and_does_not_stop_the_rest(project, out, compress, trouble, says):
     go(project, out)
     (out / "trouble-1").write_text(trouble)
     calls(out)
-    said = []
-    with pytest.raises(kind) as error:
-        go(project, out, overrides=["tune.files=3"], say=said.append)
-    assert str(error.value).startswith(says.format(project=project)) and isinstance(error.value, kind)
-    assert said[-1] == "1 of 3 variants are finished and kept. The same command continues."
-    assert not (out / "toy-sweep-seeds" / "sweep.json").exists(), "the summary of an earlier sweep must not be left"
+    code, shown, error = compress("sweep", project, "--seeds", 3, "--set", "tune.files=3", "--out", out)
+    assert (code, error[:46]) == (3, f"E810 1 trial failed: {says[:4]} in seed-1. Each is t")
+    assert f"FAILED {says.format(project=project)}" in shown
+    folder = out / "toy-sweep"
+    assert "| tune | accuracy | 2 | 0.3500 | 0.3536 | 0.1000 | 0.6000 | 0.1000  0.6000 |" in (folder / "sweep.md").read_text()
+    assert list(json.loads((folder / "sweep.json").read_text())["failed"]) == ["seed-1"]
     (out / "trouble-1").unlink()
     calls(out)
-    go(project, out, overrides=["tune.files=3"])
-    assert calls(out) == ["tune", "prune"] * 2
+    assert not go(project, out, overrides=["tune.files=3"]).failed
+    assert calls(out) == ["tune", "prune"]
+
+
+def test_a_mistake_in_every_trial_is_one_of_the_user(project, out, compress):
+    out.mkdir()
+    for seed in (0, 1):
+        (out / f"trouble-{seed}").write_text("user_error")
+    code, _, error = compress("sweep", project, "--seeds", 2, "--out", out)
+    assert code == 2 and [line[:18] for line in error.splitlines()] == ["E501 trial seed-0,", "E501 trial seed-1,"]
+    (out / "trouble-1").write_text("check_error")
+    assert compress("sweep", project, "--seeds", 2, "--out", out)[0] == 3
+    with lock(out / "toy-sweep" / "sweep.lock"), pytest.raises(UserError, match=r"E802 .*is running this sweep"):
+        go(project, out)
 
 
 def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
@@ -250,14 +327,14 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
     whole = go(project, tmp_path / "whole")
     assert go(project, out).spreads == whole.spreads
     assert calls(out) == ["tune", "prune", "select", "tune", "prune"]
-    assert (out / "toy-sweep-seeds" / "sweep.json").read_bytes() == (whole.folder / "sweep.json").read_bytes()
+    assert (out / "toy-sweep" / "sweep.json").read_bytes() == (whole.folder / "sweep.json").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"runs": 1}, "E115 --runs 1: a spread needs at least 2 runs"),
-        ({"share": 0.9}, "E115 --share is not used with --stability seeds"),
+        ({"runs": 1}, "E115 --seeds 1: a spread needs at least 2 runs"),
+        ({"share": 0.9}, "E115 --share is not used without --subsets"),
         ({"kind": "subsets", "share": 1.0}, "E115 --share 1 is no part of the training rows"),
         (
             {"kind": "subsets", "overrides": ["task.subset={share: 0.5}"]},
@@ -271,7 +348,13 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
         ({"overrides": ["seed=4294967295"]}, "E104 --set seed=4294967296: must be less than 4,294,967,296"),
         ({"overrides": ["tune.fils=2"]}, "E102 --set tune.fils=2: unknown key"),
         ({"overrides": ["task.train=no.tsv"]}, "E201"),
-        ({"kind": "subsets", "share": 0.01}, "E211 variant subset-0, "),
+        ({"kind": "subsets", "share": 0.01}, "E211 trial subset-0, "),
+        ({"runs": None}, "E115 nothing differs between the runs"),
+        ({"over": ["seed=1,2"]}, "E115 the seed is set by --seeds and compared"),
+        ({"over": ["tune.files=1,2"] * 2}, "E115 --over tune.files=1,2: the key is given twice"),
+        ({"over": ["tune.files=1,,2"]}, "E101 --over tune.files=1,,2"),
+        ({"over": ["tune.files=1,2"], "runs": 6000}, "E115 12,000 runs are more than 10,000"),
+        ({"name": "a/b"}, "E115 a sweep cannot be called 'a/b'"),
     ],
 )
 def test_mistakes_come_before_anything_is_written(project, out, options, says):
@@ -287,7 +370,7 @@ def test_a_pipeline_without_a_model_and_a_folder_that_is_a_file(project, out):
         go(project, out)
     project.write_text(toys.PIPELINE)
     out.mkdir()
-    (out / "toy-sweep-seeds").touch()
+    (out / "toy-sweep").touch()
     with pytest.raises(UserError, match="E801"):
         go(project, out)
 
@@ -297,22 +380,42 @@ def test_what_a_variant_deployed_is_found(project, out):
     project.write_text(project.read_text().replace("  - report: {text: all}", "  - deploy:"))
     go(project, out, until="deploy", stage="prune")
     run_pipeline(load_pipeline(project), out)
-    found = [find_repository(run).repository.parent for run in (out / "toy-sweep-seeds" / "seed-0", out / "toy")]
+    found = [find_repository(run).repository.parent for run in (out / "toy-sweep" / "seed-0", out / "toy")]
     assert found[0] == found[1] and found[0].parent == out / ".store"
-    assert find_repository(out / "toy-sweep-seeds" / "seed-1").repository.parent != found[0]
+    assert find_repository(out / "toy-sweep" / "seed-1").repository.parent != found[0]
 
 
-def test_help_and_usage(compress):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- 1\n", "E120 {grid}:1: a grid is a mapping of keys to lists of values"),
+        ("tune.files: [1, 2]\nselect.text: x\n", "E120 {grid}:2: select.text: 'select.text' has no list of several values"),
+        ("tune.files: [1]\n", "E120 {grid}:1: tune.files: 'tune.files' has no list"),
+        ("tune.files: [2, 2]\n", "E115 {grid}:1: tune.files: a value appears twice"),
+        ("tune.fils: [1, 2]\n", "E102 --set tune.fils=1: unknown key. Did you mean 'files'"),
+    ],
+)
+def test_a_grid_that_is_none(project, out, compress, tmp_path, text, says):
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(text)
+    code, shown, error = compress("sweep", project, "--grid", grid, "--out", out)
+    assert (code, shown) == (2, "") and error.startswith(says.format(grid=grid)) and not out.exists()
+
+
+def test_help_and_usage(project, compress):
     code, shown, _ = compress("sweep", "--help")
     assert code == 0 and "Example: compress sweep" in shown
-    assert compress("sweep", "x.yaml", "--stability", "nonsense", "--runs", "2")[0] == 2
-    assert compress("sweep", "x.yaml", "--stability", "seeds", "--runs", "2")[2].startswith("E110")
+    assert compress("sweep", "x.yaml", "--engine", "nonsense", "--seeds", "2")[0] == 2
+    assert compress("sweep", "x.yaml", "--seeds", "2")[2].startswith("E110")
+    assert compress("sweep", project, "--seeds", "2", "--address", "auto")[2].startswith("E115 --address is not used by")
+    project.write_text(project.read_text().replace("threads: 1\n", ""))
+    assert compress("sweep", project, "--seeds", "2", "--workers", "2")[2].startswith("E121 trials side by side need a fixed")
 
 
 def test_real_stages(tmp_path):
     """Tune and prune for real on two subsets: the values are those of the artifacts, and the merge and beyond are not run."""
     path = write_pipeline(tmp_path, stages=[STAGES[0], STAGES[1], STAGES[2], {"merge": None}, {"export": None}], rows=60)
-    result = sweep(path, "subsets", 2, tmp_path / "runs", share=0.8, overrides=["tune.epochs=1"])
+    result = sweep(path, SweepPlan(subsets=2, share=0.8), tmp_path / "runs", overrides=["tune.epochs=1"])
     made = sorted(folder.name.split("-")[0] for folder in (tmp_path / "runs" / ".store").iterdir())
     assert made == ["prune", "prune", "select", "tune", "tune"]
     for spread in result.spreads:

@@ -21,13 +21,15 @@ from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Inputs
 from pipelines.engine.store import sealed
 from pipelines.file.config import load_pipeline
-from pipelines.runs.sweep import sweep
 from pipelines.stages.loading import load_model
 from pipelines.stages.prune import meet_target, targets
 from pipelines.stages.prune.config import PruneConfig, lengths, planned
 from pipelines.stages.prune.targets import GOALS, Target, TargetSearch, closed_form, widths
 from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
+from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
+from pipelines.sweeps.trial_events import in_turn
 from tests.compressor.conftest import tiny
 from tests.pipelines.toys import tree
 from tests.tiny import LEFT_OUT, write_pipeline
@@ -306,20 +308,19 @@ def test_the_widths_that_are_used_meet_the_target_and_keep_most(times, used):
 def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasured, compress):
     overs = ("--over", "prune.target.flops=0.9,0.6", "--until", "prune", "--out", tmp_path)
     code, shown, error = compress("sweep", project, *overs)
-    assert (code, error) == (0, "") and shown.count("reused") == 1
-    folder = tmp_path / "tiny-sweep-values"
+    assert (code, error) == (0, "") and shown.count("  reused") == 1
+    folder = tmp_path / "tiny-sweep"
     content = json.loads((folder / "sweep.json").read_text())
-    assert [one["overrides"] for one in content["variants"]] == [{"prune.target.flops": value} for value in (0.9, 0.6)]
-    assert all("mean" not in row for row in content["summary"])
-    reached = next(row["values"] for row in content["summary"] if row["metric"] == "predicted")
+    assert [one["values"] for one in content["trials"]] == [{"prune.target.flops": value} for value in (0.9, 0.6)]
+    reached = [row["mean"] for row in content["summary"] if row["metric"] == "predicted"]
     assert 0.8 < reached[0] <= 0.9 and 0.5 < reached[1] <= 0.6
-    assert f"| prune | predicted | {reached[0]:.4f} | {reached[1]:.4f} |" in (folder / "sweep.md").read_text()
-    assert "flops-0.9" in shown and f"{reached[1]:.4f}" in shown
+    assert f"| 0.9 | prune | predicted | 1 | {reached[0]:.4f} | 0.0000 |" in (folder / "sweep.md").read_text()
+    assert "trial 1 of 2: flops-0.9" in shown and f"{reached[1]:.4f}" in shown
 
 
-def copying(variants, run, say):
-    """An engine whose variants run elsewhere: only what they return comes back."""
-    return [pickle.loads(pickle.dumps(run(variant))) for variant in variants]
+def copying(jobs, perform):
+    """An engine whose trials run elsewhere: only what they are given and return is there."""
+    return in_turn(pickle.loads(pickle.dumps(jobs)), lambda *given: pickle.loads(pickle.dumps(perform(*given))))
 
 
 def test_blocks_that_stay_anyway_are_those_that_are_kept():
@@ -362,21 +363,21 @@ def test_a_target_out_of_reach_ends_no_family(project, tmp_path, tables, unmeasu
     """It is told, and the others run; alone it is an error."""
     limits = ("--set", "prune.keep={neurons: 16}", "--until", "prune", "--out", tmp_path)
     code, shown, error = compress("sweep", project, "--over", "prune.target.flops=0.05,0.8", *limits)
-    folder = tmp_path / "tiny-sweep-values"
+    folder = tmp_path / "tiny-sweep"
     told = "0.050 of the FLOPs is out of reach: removing everything allowed gives 0."
-    assert (code, error) == (0, "") and f"E520 variant flops-0.05, {project}" in shown
+    assert (code, error) == (0, "") and f"E520 trial flops-0.05, {project}" in shown
     content = json.loads((folder / "sweep.json").read_text())
-    assert list(content["unreached"]) == ["flops-0.05"] and content["unreached"]["flops-0.05"].startswith(told)
-    low, high = next(row["values"] for row in content["summary"] if row["metric"] == "predicted")
+    assert list(content["unreached"]) == ["flops-0.05"] and content["unreached"]["flops-0.05"]["what"].startswith(told)
+    low, high = (row["mean"] for row in content["summary"] if row["metric"] == "predicted")
     assert low is None and 0.6 < high <= 0.8
     written = (folder / "sweep.md").read_text()
-    assert f"| prune | predicted |  | {high:.4f} |" in written and f"flops-0.05: {told}" in written
-    apart = sweep(project, "values", None, tmp_path, over="prune.target.flops=0.05,0.8", execute=copying, **{
-        "overrides": ["prune.keep={neurons: 16}"], "until": "prune", "say": lambda text: None,
-    })  # fmt: skip
-    assert apart.unreached == content["unreached"]
+    assert f"| 0.8 | prune | predicted | 1 | {high:.4f} |" in written and f"flops-0.05: {told}" in written
+    plan = SweepPlan(axes_of(["prune.target.flops=0.05,0.8"], None))
+    limited = {"overrides": ["prune.keep={neurons: 16}"], "until": "prune", "say": lambda text: None}
+    apart = sweep(project, plan, tmp_path, engine=copying, **limited)
+    assert apart.unreached["flops-0.05"].what == content["unreached"]["flops-0.05"]["what"]
     code, _, error = compress("sweep", project, "--over", "prune.target.flops=0.05,0.04", *limits)
-    assert code == 2 and [line[:23] for line in error.splitlines()] == ["E520 variant flops-0.05", "E520 variant flops-0.04"]
+    assert code == 2 and [line[:21] for line in error.splitlines()] == ["E520 trial flops-0.05", "E520 trial flops-0.04"]
     assert not (folder / "sweep.md").exists()
 
 
@@ -388,8 +389,7 @@ def test_a_target_out_of_reach_ends_no_family(project, tmp_path, tables, unmeasu
         (["--over", "prune.target.flops"], "E115 --over"),
         (["--over", "prune.target.flop=0.9,0.8"], "E102 --set prune.target.flop=0.9: unknown key. Did you mean 'flops'?"),
         (["--over", "prune.target.flops=0.9,1.8"], "E104 --set prune.target.flops=1.8: must be less than 1"),
-        (["--over", "prune.target.flops=0.9,0.8", "--runs", 2], "E115 a sweep is either --stability with --runs, or --over"),
-        (["--stability", "seeds"], "E115 a sweep is either"),
+        ([], "E115 nothing differs between the runs. Give --over"),
     ],
 )
 def test_a_family_that_cannot_be(project, tmp_path, compress, options, says):

@@ -2,25 +2,83 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
-from compressor.errors import UserError
+from compressor.errors import CheckError, UserError
 from pipelines.cli.shown import near
 from pipelines.engine.attempt import checks_failed
-from pipelines.file.config import find_pipeline
-from pipelines.runs.sweep import sweep as run_all
+from pipelines.file.config import find_pipeline, load_pipeline
+from pipelines.sweeps.ray_engine import on_ray
+from pipelines.sweeps.sweep import sweep as run_all
+from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
+from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
+from pipelines.sweeps.trial_events import Engine, in_turn
+from pipelines.sweeps.worker_processes import in_processes
 from pipelines.terminal.console_table import table
 
 
-def sweep(file: str, kind: str | None, runs: int | None, **options: Any) -> None:
-    """Run a pipeline once for each seed, subset or value, and show the table."""
-    spread = (kind, runs, options["share"])
-    if any(option is not None for option in spread) if options["over"] else None in spread[:2]:
-        raise UserError("E115", "a sweep is either --stability with --runs, or --over", "Give one of the two")
-    result = run_all(find_pipeline(file), kind or "values", runs, **options, say=click.echo)
+def sweep(
+    file: str,
+    over: tuple[str, ...],
+    grid: Path | None,
+    seeds: int | None,
+    subsets: int | None,
+    share: float | None,
+    overrides: tuple[str, ...],
+    engine: str,
+    address: str | None,
+    workers: int | None,
+    threads: int | None,
+    **options: Any,
+) -> None:
+    """Run every trial, and show the table."""
+    path, plan = find_pipeline(file), SweepPlan(axes_of(over, grid), seeds, subsets, share)
+    settings = [*overrides, *([f"threads={threads}"] if threads else [])]
+    runs = engine_of(engine, address, workers, lambda: load_pipeline(path, settings).threads)
+    console = None if runs is in_turn else Console()
+    result = run_all(path, plan, overrides=settings, say=click.echo, console=console, engine=runs, **options)
+    show(result)
+
+
+def show(result: SweepResult) -> None:
+    """Print the tables; failed trials and failed checks end with exit code 3. Raises CheckError E810, E615."""
     table(result.columns, result.rows)
-    click.echo(f"sweep: {near(result.folder / 'sweep.md')}")
+    if result.comparisons:
+        table(COMPARED, [row.cells() for row in result.comparisons])
+    click.echo(result.counts)
+    click.echo(f"sweep: {near(result.folder / 'sweep.md')}, {near(result.folder / 'sweep.html')}")
+    if result.failed:
+        codes = ", ".join(f"{error.code} in {name}" for name, error in result.failed.items())
+        what = f"{len(result.failed)} trials failed: {codes}" if len(result.failed) > 1 else f"1 trial failed: {codes}"
+        raise CheckError("E810", what, "Each is told above; the same command runs them again, and keeps the others")
     if result.failures:
         raise checks_failed(result.failures)
+
+
+def engine_of(engine: str, address: str | None, workers: int | None, threads_of: Any) -> Engine:
+    """The engine that the options name. Raises UserError E121, E115."""
+    if address is not None and engine != "ray":
+        raise UserError("E115", "--address is not used by --engine local", "Drop it, or give --engine ray")
+    if engine == "local" and (workers or 1) == 1:
+        return in_turn
+    threads = threads_of()
+    if threads is None:
+        raise UserError(
+            "E121",
+            "trials side by side need a fixed number of threads: results depend on it, so it is not taken from the machine",
+            f"Add --threads {_fair(workers)} (cores over workers), or `threads` to the file, and keep it for all of the sweep",
+        )
+    if engine == "local":
+        return functools.partial(in_processes, workers=workers)
+    return functools.partial(on_ray, workers=workers, threads=threads, address=address)
+
+
+def _fair(workers: int | None) -> int:
+    from compressor.processor import physical_cores
+
+    return max(1, physical_cores() // (workers or 1))

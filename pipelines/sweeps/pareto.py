@@ -1,0 +1,72 @@
+"""Quality against cost: which settings no other one beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout, whisker
+from pipelines.sweeps.sweep_summary import Setting, Spread, SweepResult
+
+
+def figures_of(result: SweepResult) -> list[Figure]:
+    """One Pareto plot for every cost in which settings differ: the quality of the last stage, by its first metric."""
+    spreads = [spread for spread in result.spreads if spread.mean is not None]
+    last = [spread for spread in spreads if (spread.stage, spread.metric) == main_metric(result)]
+    quality = {spread.setting: spread for spread in last}
+    figures = []
+    for number, (cost, costs) in enumerate(result.costs.items(), start=1):
+        known = {setting: value for setting, value in costs.items() if setting in quality}
+        if len(set(known.values())) > 1:
+            figures.append(_figure(f"pareto-{number}", cost, known, quality))
+    return figures
+
+
+def main_metric(result: SweepResult) -> tuple[str, str] | None:
+    """(stage, metric): the first metric of the last stage."""
+    if not result.spreads:
+        return None
+    stage = result.spreads[-1].stage
+    return stage, next(spread.metric for spread in result.spreads if spread.stage == stage)
+
+
+def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> list[Setting]:
+    """The settings that no other one beats: none is as good at a lower cost, or better at the same; by rising cost."""
+    best: list[Setting] = []
+    for setting in sorted(costs, key=lambda name: (costs[name], -quality[name])):
+        if not best or quality[setting] > quality[best[-1]]:
+            best.append(setting)
+    return best
+
+
+def _figure(name: str, cost: str, costs: Mapping[Setting, float], quality: Mapping[Setting, Spread]) -> Figure:
+    best = front(costs, {setting: quality[setting].mean or 0.0 for setting in costs})
+    beaten = [setting for setting in costs if setting not in best]
+    stage, metric = next((spread.stage, spread.metric) for spread in quality.values())
+    data = [
+        _trace("on the front", best, costs, quality, {"mode": "lines+markers", "line": {"color": COMPRESSED, "width": 1.5}}),
+        _trace("beaten", beaten, costs, quality, {"mode": "markers", "marker": {"color": DENSE, "size": 9}}),
+    ]
+    axes = {"xaxis": {"title": {"text": cost}}, "yaxis": {"title": {"text": f"{metric} after {stage}"}}}
+    caption = (
+        f"Mean {metric} after {stage} (whiskers: standard deviation over the runs) against {cost}: left and high is good. "
+        "The line joins the settings that no other one beats in both."
+    )
+    return Figure(name, f"Quality against {cost}", caption, data, layout(400, **axes) | {"showlegend": True}, wide=True)
+
+
+def _trace(
+    name: str, settings: list[Setting], costs: Mapping[Setting, float], quality: Mapping[Setting, Spread], look: dict[str, Any]
+) -> dict[str, Any]:
+    spreads = [quality[setting].std or 0.0 for setting in settings]
+    return {
+        "type": "scatter",
+        "name": name,
+        "x": [costs[setting] for setting in settings],
+        "y": [quality[setting].mean for setting in settings],
+        "text": [", ".join(setting) for setting in settings],
+        "hovertemplate": "%{text}: %{y:.4f}",
+        "marker": {"color": COMPRESSED, "size": 11},
+        **look,
+        **whisker(spreads, spreads),
+    }

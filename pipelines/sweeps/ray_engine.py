@@ -1,0 +1,140 @@
+"""Trials as tasks of Ray, on this machine or on the nodes of a cluster. A node that joins takes trials at once.
+
+Every node needs this project in equal versions, and the folder of runs and the data under the same paths: docs/sweeps.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.processor import physical_cores
+from pipelines.engine.environment import accelerator
+from pipelines.sweeps.trial_events import ATTEMPTS, TrialEvent, died
+from pipelines.sweeps.trial_run import Perform, TrialJob, TrialOutcome, console_of
+from serving.bundle import install
+
+POLL = 0.3
+"""Seconds between two looks at what the trials say."""
+OBJECT_STORE = 100 * 2**20
+"""Bytes of Ray's memory for objects: a trial returns a few kB, its model lies in the store of the runs."""
+
+
+def on_ray(
+    jobs: Sequence[TrialJob], perform: Perform, *, workers: int | None, threads: int, address: str | None = None
+) -> Iterator[TrialEvent]:
+    """The engine of Ray: each trial is a task that reserves `threads` CPUs, and a GPU if this machine has one.
+
+    Without an address a cluster of this machine alone is started, for as long as the sweep; `workers` are the most trials at
+    a time. Raises UserError E901 (not installed), E812 (no such cluster, or no node has so many CPUs).
+    """
+    ray = _ray()
+    _connect(ray, address, workers * threads if workers else max(threads, physical_cores()))
+    try:
+        _require_cpus(ray, threads)
+        yield from _drive(ray, jobs, perform, workers, threads)
+    finally:
+        ray.shutdown()  # stops the tasks of this sweep, on every node
+
+
+def _ray() -> ModuleType:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no report to its makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("E901", "--engine ray needs the package ray", install("sweep")) from None
+    return ray
+
+
+def _connect(ray: ModuleType, address: str | None, cpus: int) -> None:
+    # loopback: nobody else may reach a cluster of this machine alone
+    new = {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else new))
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = f"{error}".strip().splitlines()[0:1] or [type(error).__name__]
+        what = f"no cluster of Ray at '{address}'" if address else "Ray does not start"
+        fix = "Start it with `ray start --head`, in the same versions of Ray and Python" if address else "Use --engine local"
+        raise UserError("E812", f"{what} ({reason[0]:.200})", fix, f"--address {address}" if address else "") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray takes it over: a sweep stops by its own, and says so
+
+
+def _require_cpus(ray: ModuleType, threads: int) -> None:
+    most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if most < threads:
+        what = f"a trial takes {threads} CPUs, and the largest node of the cluster has {most:g}"
+        raise UserError("E812", what, "Give fewer --threads, or start the larger nodes first")
+
+
+class _Board:
+    """An actor to which the trials tell where they run and what they do, and which the sweep reads."""
+
+    def __init__(self) -> None:
+        self._told: list[TrialEvent] = []
+
+    def tell(self, event: TrialEvent) -> None:
+        self._told.append(event)
+
+    def news(self) -> list[TrialEvent]:
+        """What was told since the last call."""
+        told, self._told = self._told, []
+        return told
+
+
+def _run_remotely(job: TrialJob, perform: Perform, board: Any) -> TrialOutcome:
+    """The task: one trial, on whatever node."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()[:8]
+    where = f"{socket.gethostname()} (node {node}, process {os.getpid()})"
+    ray.get(board.tell.remote(TrialEvent("started", job.name, where)))
+    return perform(job, console_of(lambda text: board.tell.remote(TrialEvent("said", job.name, where, text))))
+
+
+def _drive(
+    ray: ModuleType, jobs: Sequence[TrialJob], perform: Perform, workers: int | None, threads: int
+) -> Iterator[TrialEvent]:
+    board = ray.remote(num_cpus=0)(_Board).remote()
+    gpus = 1 if accelerator() else 0
+    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run_remotely)
+    waiting, running, starts = deque(jobs), {}, Counter()
+    while waiting or running:
+        while waiting and (workers is None or len(running) < workers):
+            job = waiting.popleft()
+            starts[job.name] += 1
+            running[task.remote(job, perform, board)] = job
+        ready, _ = ray.wait(list(running), timeout=POLL)
+        current = {job.name for job in running.values()}
+        yield from (event for event in ray.get(board.news.remote()) if event.trial in current)
+        for reference in ready:
+            job = running.pop(reference)
+            outcome, how = _result(ray, reference, job)
+            if how and starts[job.name] < ATTEMPTS:
+                waiting.appendleft(job)
+                yield TrialEvent("said", job.name, text=f"the worker {how}; the trial starts once more")
+            else:
+                yield TrialEvent("ended", job.name, "ray", outcome=outcome)
+
+
+def _result(ray: ModuleType, reference: Any, job: TrialJob) -> tuple[TrialOutcome, str]:
+    """A task's outcome and, where its worker or node died, how."""
+    try:
+        return ray.get(reference), ""
+    except ray.exceptions.RayTaskError as error:  # the trial could not be read there: other versions, a missing package
+        what = f"the trial could not be started on its node ({f'{error.cause}'.strip()[:200]})"
+        fix = "Install this project there in the same version, with the same packages"
+        return TrialOutcome(error=UserError("E811", what, fix, f"trial {job.name}")), ""
+    except ray.exceptions.RayError as error:
+        how = f"died ({type(error).__name__})"
+        return died(job, how), how

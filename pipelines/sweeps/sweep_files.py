@@ -1,0 +1,138 @@
+"""The files of a finished sweep: sweep.json, sweep.md and sweep.html; equal work gives equal bytes, however it was run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.engine.store import replace_files
+from pipelines.sweeps.pareto import figures_of
+from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
+
+FILES = ("sweep.json", "sweep.md", "sweep.html")
+
+Facts = dict[str, Any]
+
+
+def write_files(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence[SweepTrial]) -> None:
+    """Write the three files, without times, machine or engine: a resumed sweep gives the bytes of an undisturbed one."""
+    headline = f"{facts['pipeline']}: {described(plan, trials)}"
+    contents = {
+        "sweep.json": json.dumps(_record(result, facts, plan, trials), indent=1, ensure_ascii=False),
+        "sweep.md": _markdown(result, headline, trials),
+        "sweep.html": _page(result, headline, trials),
+    }
+    replace_files({result.folder / name: f"{text}\n".encode() for name, text in contents.items()})
+
+
+def described(plan: SweepPlan, trials: Sequence[SweepTrial]) -> str:
+    """'12 trials, 3 values of rank x 2 values of epochs x 2 seeds'."""
+    parts = [f"{len(values)} values of {key}" for key, values in plan.axes.items()]
+    parts += [f"{count} {word}" for count, word in ((plan.seeds, "seeds"), (plan.subsets, "subsets")) if count]
+    return f"{len(trials)} trials, {' × '.join(parts)}"
+
+
+def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Facts:
+    errors = {
+        word: {name: {"code": error.code, "what": error.what} for name, error in found.items()}
+        for word, found in (("failed", result.failed), ("unreached", result.unreached))
+        if found
+    }
+    return {
+        **facts,
+        "over": plan.axes,
+        "seeds": plan.seeds,
+        "subsets": plan.subsets,
+        "trials": [asdict(trial) for trial in trials],
+        "summary": [asdict(spread) for spread in result.spreads],
+        "comparisons": [{**asdict(row), "verdict": row.difference.verdict} for row in result.comparisons],
+        "costs": [
+            {"cost": name, "setting": setting, "mean": value}
+            for name, values in result.costs.items()
+            for setting, value in values.items()
+        ],
+        "artifacts": dict(result.artifacts),
+        **errors,
+    }
+
+
+Grid = tuple[Sequence[str], Sequence[Sequence[str]], int]
+"""Header, rows, and how many columns at the left hold words."""
+
+
+def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str, Grid]]:
+    """(note above it, table) of everything that is told."""
+    words = len(result.titles)
+    spread = "Quality on all validation rows; std is the standard deviation of the sample (n − 1)."
+    tables = [(spread, (result.columns, result.rows, words + 2))]
+    if result.comparisons:
+        tables.append((_note(result), (COMPARED, [row.cells() for row in result.comparisons], 3)))
+    if result.costs:
+        title = ", ".join(result.titles) or "setting"
+        rows = [
+            (name, ", ".join(setting) or "all", f"{value:,.10g}")
+            for name, values in result.costs.items()
+            for setting, value in values.items()
+        ]
+        tables.append(("Costs, mean over the runs.", (("cost", title, "mean"), rows, 2)))
+    shared = [(entry, str(count)) for entry, count in result.artifacts.items()]
+    tables.append(
+        (f"Different results of each stage, of {len(trials)} trials: the rest is shared.", (("stage", "results"), shared, 1))
+    )
+    tables.append(
+        ("What each trial sets.", (("trial", "sets"), [(trial.name, " ".join(trial.settings)) for trial in trials], 2))
+    )
+    return tables
+
+
+def _note(result: SweepResult) -> str:
+    count = len(result.comparisons)
+    return (
+        "Paired differences over the same seeds or subsets: *shown* where Student's 95 % interval of the mean difference "
+        f"does not contain 0. Each interval stands alone: of {count} comparisons between equal settings, about "
+        f"{0.05 * count:.1f} would be shown by chance."
+    )
+
+
+def _errors(result: SweepResult) -> list[str]:
+    failed = [f"FAILED {error.code} {name}: {error.what}." for name, error in result.failed.items()]
+    return [*failed, *(f"{name}: {error.what}." for name, error in result.unreached.items())]
+
+
+def _markdown(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> str:
+    tables = [f"{note}\n\n{_markdown_table(*grid)}" for note, grid in _tables(result, trials)]
+    first, *others = tables
+    return "\n\n".join((f"# {headline}", *_errors(result), first, *others))
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
+    line = [*("---",) * words, *("---:",) * (len(header) - words)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (header, line, *rows))
+
+
+def _page(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    figures = [asdict(figure) for figure in figures_of(result)]
+    return environment.get_template("sweep_page.html.j2").render(
+        headline=headline,
+        errors=_errors(result),
+        tables=[
+            {"note": note.replace("*", ""), "header": header, "rows": rows, "words": words}
+            for note, (header, rows, words) in _tables(result, trials)
+        ],
+        figures=figures,
+        plotly_js=get_plotlyjs() if figures else "",
+    )

@@ -1,0 +1,108 @@
+"""What a sweep shows while it runs: a live table of what runs where; lines where there is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.reporting.format import human_seconds
+from pipelines.sweeps.trial_events import TrialEvent
+from pipelines.sweeps.trial_run import TrialOutcome
+
+
+@dataclass
+class _Row:
+    """A running trial."""
+
+    where: str
+    text: str
+    since: float
+
+
+class TrialBoard:
+    """Shows events of `total` trials through `say`, or, with a console that is a terminal, as a table of the running ones.
+
+    `say` prints one permanent line. Trials that run in this process show their own progress: then there is no table.
+    """
+
+    def __init__(self, total: int, say: Callable[[str], None], console: Console | None = None):
+        self.total, self.console = total, console
+        self.counts: Counter[str] = Counter()
+        self._print, self._running, self._live, self._clock = say, {}, None, time.monotonic
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Context in which the table is on the terminal."""
+        if self.console is None or not self.console.is_terminal:
+            yield
+            return
+        # the table asks for its content four times a second, so that the seconds move
+        with Live(console=self.console, transient=True, refresh_per_second=4, get_renderable=self.table) as self._live:
+            yield
+
+    def on(self, event: TrialEvent) -> None:
+        """Show an event."""
+        if event.kind == "started":
+            self.counts["started"] += event.trial not in self._running
+            self._running[event.trial] = _Row(event.where, "starting", self._clock())
+            where = f" on {event.where}" if event.where else ""
+            if self._live is None:
+                self._say(f"trial {self.counts['started']} of {self.total}: {event.trial}{where}")
+        elif event.kind == "said":
+            if event.trial in self._running:
+                self._running[event.trial].text = event.text
+            if "starts once more" in event.text:
+                self._say(f"{event.trial}: {event.text}")
+        elif event.outcome is not None:
+            self._running.pop(event.trial, None)
+            self._ended(event, event.outcome)
+
+    def _ended(self, event: TrialEvent, outcome: TrialOutcome) -> None:
+        self.counts["failed" if outcome.error else "done"] += 1
+        ended = self.counts["done"] + self.counts["failed"]
+        if outcome.error:
+            self._say(f"FAILED {outcome.error}".replace("\n", "\nFAILED "))
+        elif event.where:  # in this process, the run has told it itself
+            self._say(f"[{ended}/{self.total}] {event.trial}  done in {human_seconds(outcome.seconds)}")
+
+    def _say(self, text: str) -> None:
+        if self._live is None:
+            self._print(text)
+        else:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self, text: str) -> None:
+        """The last line, when the table is gone."""
+        self._print(text)
+
+    def table(self) -> Table:
+        """The running trials, where each runs, for how long, and its last line."""
+        done, failed = self.counts["done"], self.counts["failed"]
+        waiting = self.total - done - failed - len(self._running)
+        title = f"{done} of {self.total} trials done, {failed} failed, {len(self._running)} running, {waiting} waiting"
+        table = Table("trial", "where", "time", "doing", title=title, box=box.SIMPLE_HEAD, title_justify="left", expand=True)
+        for name, row in list(self._running.items()):
+            seconds = human_seconds(self._clock() - row.since)
+            table.add_row(Text(name), Text(row.where), seconds, Text(row.text, overflow="ellipsis", no_wrap=True))
+        return table
+
+
+def counts_of(outcomes: list[TrialOutcome]) -> str:
+    """'stages run: tune 24, select 1; reused: select 23', of trials that finished."""
+    groups = {
+        word: Counter(entry for outcome in outcomes for entry, _, was in outcome.stages if was is reused)
+        for word, reused in (("stages run", False), ("reused", True))
+    }
+    parts = (
+        f"{word}: {', '.join(f'{entry} {count}' for entry, count in found.items())}" for word, found in groups.items() if found
+    )
+    return "; ".join(parts)

@@ -1,0 +1,177 @@
+"""One trial: an ordinary run of a pipeline, and what the sweep keeps of it. It is called in this process or in any other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from compressor.errors import CompressError, UserError, UserErrors
+from compressor.models.architectures import add_row
+from pipelines.engine.stage import Artifact
+from pipelines.file.config import Pipeline
+from pipelines.terminal.last_resort import coded
+
+if TYPE_CHECKING:
+    from pipelines.engine.invocation import RunResult
+
+Quality = dict[str, dict[str, float]]
+"""Stage id -> metric -> value, of one run; with a target, also its predicted and measured values."""
+
+LONGEST_WAIT = 60
+"""Seconds for which a trial waits for its run folder: a killed sweep's process may need a moment to end."""
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """What a worker needs to run a trial: the checked pipeline, whose name is the path of the run folder below `out`."""
+
+    name: str
+    pipeline: Pipeline
+    out: Path
+    until: str
+    stages: tuple[str, ...]
+    """The stages whose quality is summarized."""
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What a trial gave: the quality of its stages and its costs by name, or the error that ended it.
+
+    `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run.
+    """
+
+    quality: Quality = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
+    stages: tuple[tuple[str, str, bool], ...] = ()
+    failures: tuple[dict[str, Any], ...] = ()
+    error: CompressError | None = None
+    seconds: float = 0.0
+
+
+Perform = Callable[[TrialJob, Console | None], TrialOutcome]
+
+
+def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
+    """Run a trial; without a console it shows its progress on the terminal. Errors are part of the outcome."""
+    clock = time.monotonic()
+    try:
+        with naming(job.name):
+            if job.pipeline.architecture is not None:
+                add_row(job.pipeline.architecture)
+            result = _run(job, console)
+            quality, costs = quality_of(result.artifacts, job.stages), costs_of(result.artifacts)
+    except Exception as error:
+        fault = coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out)
+        return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
+    stages = tuple((entry, artifact.id, entry in result.reused) for entry, artifact in result.artifacts.items())
+    failures = tuple({**failure, "stage": f"{failure['stage']} ({job.name})"} for failure in result.failures)
+    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock)
+
+
+def _run(job: TrialJob, console: Console | None) -> RunResult:
+    """Run the pipeline, once no other process holds its run folder."""
+    from pipelines.engine.runner import run_pipeline
+
+    deadline = time.monotonic() + LONGEST_WAIT
+    while True:
+        try:
+            return run_pipeline(job.pipeline, job.out, until=job.until, console=console)
+        except UserError as error:
+            if error.code != "E802" or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Quality:
+    """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count, and of the
+    `tests` (files that are only scored), with the name of the file.
+
+    Of many tasks, those of each, after the mean of their main metrics.
+    """
+    qualities = {}
+    for stage in stages:
+        metadata = artifacts[stage].metadata
+        target = metadata.get("target", {})
+        qualities[stage] = _of_tasks(metadata["tasks"]) if "tasks" in metadata else _floats(metadata["quality"])
+        for file, facts in metadata.get("tests", {}).items():
+            qualities[stage] |= {f"{name}, {file}": value for name, value in _floats(facts).items()}
+        qualities[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
+    return qualities
+
+
+def _of_tasks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    main = [row["quality"][row["metric"]] for row in rows]
+    each = {f"{row['task']} {name}": value for row in rows for name, value in _floats(row["quality"]).items()}
+    return {"mean of tasks": sum(main) / len(main), **each}
+
+
+def _floats(facts: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in facts.items() if isinstance(value, float)}
+
+
+def costs_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
+    """What a run's model costs, of what its stages measured: trainable parameters, bytes, latency of the fastest file."""
+    costs: dict[str, float] = {}
+    for artifact in artifacts.values():
+        metadata = artifact.metadata
+        if isinstance(trainable := metadata.get("trainable"), dict) and "body" in trainable:
+            costs["trainable parameters"] = trainable["body"]
+        if artifact.kind == "model" and (sizes := [path.stat().st_size for path in artifact.folder.rglob("*.safetensors")]):
+            costs["bytes of the stored model"] = sum(sizes)
+        if artifact.kind == "onnx":
+            files = metadata.get("files", {}).get("compressed", {})
+            sizes = [file["bytes"] for precisions in files.values() for file in precisions.values()]
+            costs |= {"bytes of the smallest exported file": min(sizes)} if sizes else {}
+        if artifact.kind == "measurements":
+            costs |= _latency(artifact.folder / "measurements.json")
+    return costs
+
+
+def _latency(path: Path) -> dict[str, float]:
+    """Median latency of the fastest compressed file, at the last batch and length that were measured."""
+    if not path.is_file():
+        return {}
+    cells = [row["latency"][-1] for row in json.loads(path.read_bytes())["candidates"] if row["model"] == "compressed"]
+    if not cells:
+        return {}
+    return {f"latency in ms at {cells[0]['batch']} × {cells[0]['length']}": min(cell["p50"] for cell in cells)}
+
+
+@contextlib.contextmanager
+def naming(trial: str) -> Iterator[None]:
+    """Context in which errors keep their class and code, and name the trial."""
+    try:
+        yield
+    except CompressError as error:
+        several = error.errors if isinstance(error, UserErrors) else [error]
+        place = f"trial {trial}"
+        named = [
+            type(fault)(fault.code, fault.what, fault.fix, f"{place}, {fault.where}" if fault.where else place)
+            for fault in several
+        ]
+        raise UserErrors(named) if isinstance(error, UserErrors) else named[0] from error
+
+
+def console_of(say: Callable[[str], None]) -> Console:
+    """A console that calls `say` with every line printed on it, one at a time."""
+    return Console(file=_Lines(say), width=120, force_terminal=False)
+
+
+class _Lines(io.TextIOBase):
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._lock = say, threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self._lock:  # a run prints from a second thread, too
+            for line in filter(None, map(str.strip, text.splitlines())):
+                self._say(line)
+        return len(text)

@@ -1,0 +1,135 @@
+"""Trials in several processes of this machine: each worker is a new process that runs one trial after the other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from pipelines.sweeps.trial_events import ATTEMPTS, TrialEvent, died
+from pipelines.sweeps.trial_run import Perform, TrialJob, console_of
+
+GRACE = 20
+"""Seconds that a stopped worker has to write its checkpoint before it is killed."""
+
+
+@dataclass
+class _Worker:
+    """A process, our end of the pipe to it, and the trial that it runs."""
+
+    number: int
+    process: BaseProcess
+    connection: Connection
+    job: TrialJob | None = None
+
+    @property
+    def where(self) -> str:
+        return f"worker {self.number}"
+
+
+def in_processes(jobs: Sequence[TrialJob], perform: Perform, *, workers: int) -> Iterator[TrialEvent]:
+    """The engine of several processes. A worker that dies is replaced, and its trial started once more.
+
+    Workers are new processes, not forks: a fork of a process with threads of torch may hang.
+    """
+    waiting, starts = deque(jobs), Counter()
+    pool = [_start(number, perform) for number in range(1, min(workers, len(jobs)) + 1)]
+    try:
+        while waiting or any(worker.job for worker in pool):
+            for worker in pool:
+                if worker.job is None and waiting:
+                    worker.job = waiting.popleft()
+                    starts[worker.job.name] += 1
+                    yield TrialEvent("started", worker.job.name, worker.where)
+                    _give(worker)
+            ready = wait([worker.connection for worker in pool if worker.job])
+            for place, worker in enumerate(pool):
+                if worker.connection in ready:
+                    yield from _hear(worker, waiting, starts)
+                    if not worker.process.is_alive() and worker.job is None:
+                        pool[place] = _start(worker.number, perform)
+    finally:
+        _stop(pool)
+
+
+def _start(number: int, perform: Perform) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, perform), name=f"sweep-worker-{number}", daemon=False)
+    process.start()
+    theirs.close()  # only the worker's end is left: its death ends our reading
+    return _Worker(number, process, ours)
+
+
+def _give(worker: _Worker) -> None:
+    try:
+        worker.connection.send(worker.job)
+    except OSError:  # it died while idle: reading finds the same
+        return
+
+
+def _hear(worker: _Worker, waiting: deque[TrialJob], starts: Counter[str]) -> Iterator[TrialEvent]:
+    """What a worker sent, or that it died."""
+    job = worker.job
+    try:
+        message = worker.connection.recv()
+    except (EOFError, OSError):
+        worker.process.join()
+        worker.job = None
+        how = _end(worker.process.exitcode or 0)
+        if starts[job.name] < ATTEMPTS:
+            waiting.appendleft(job)
+            yield TrialEvent("said", job.name, worker.where, f"the worker {how}; the trial starts once more")
+        else:
+            yield TrialEvent("ended", job.name, worker.where, outcome=died(job, how))
+        return
+    if isinstance(message, str):
+        yield TrialEvent("said", job.name, worker.where, message)
+    else:
+        worker.job = None
+        yield TrialEvent("ended", job.name, worker.where, outcome=message)
+
+
+def _end(exit_code: int) -> str:
+    return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+
+
+def _stop(pool: list[_Worker]) -> None:
+    """End every worker: a busy one is asked to stop, as by Ctrl-C; an idle one has nothing to write."""
+    for worker in pool:
+        if worker.job:
+            worker.process.terminate()
+        else:
+            worker.process.kill()
+    for worker in pool:
+        worker.process.join(GRACE)
+        worker.process.kill()
+        worker.process.join()
+        worker.connection.close()
+
+
+def _work(connection: Connection, perform: Perform) -> None:
+    """The worker: run what comes through the pipe until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the sweep stops its workers itself
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    console = console_of(connection.send)
+    while True:
+        try:
+            job = connection.recv()
+            connection.send(perform(job, console))
+        except (EOFError, OSError):
+            return
+        except KeyboardInterrupt as stop:  # the run has written its state
+            raise SystemExit(getattr(stop, "exit_code", 130)) from None
+
+
+def _end_with_parent() -> None:
+    """Kill this process when the sweep's is gone, however it ended: the same command must find the run folder free."""
+    multiprocessing.parent_process().join()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,132 @@
+"""Trials in worker processes, what a worker's death does, what is shown meanwhile, and how Ray is refused; none needs torch."""
+
+import os
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from compressor.errors import UserError
+from pipelines.sweeps.ray_engine import on_ray
+from pipelines.sweeps.trial_board import TrialBoard
+from pipelines.sweeps.trial_events import TrialEvent
+from pipelines.sweeps.trial_run import TrialJob, TrialOutcome
+from pipelines.sweeps.worker_processes import in_processes
+
+
+def jobs(out: Path, *names: str) -> list[TrialJob]:
+    return [TrialJob(name, None, out, "tune", ("tune",)) for name in names]
+
+
+def toy(job: TrialJob, console: Console) -> TrialOutcome:
+    """A trial that says its process; one called `once` kills its first worker, `always` every one."""
+    started = job.out / f"{job.name}-{os.getpid()}"
+    started.touch()
+    if job.name == "hang":
+        time.sleep(600)
+    if job.name == "always" or (job.name == "once" and len(list(job.out.glob("once-*"))) == 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    console.print(f"tune in {os.getpid()}")
+    return TrialOutcome({"tune": {"accuracy": 0.5}})
+
+
+def test_workers_share_the_trials_and_a_dead_one_is_replaced(tmp_path):
+    said = []
+    board = TrialBoard(4, said.append)
+    events = list(in_processes(jobs(tmp_path, "a", "once", "b", "always"), toy, workers=2))
+    for event in events:
+        board.on(event)
+    ended = {event.trial: event.outcome for event in events if event.kind == "ended"}
+    assert [name for name, outcome in ended.items() if outcome.error] == ["always"] and len(ended) == 4
+    assert str(ended["always"].error).startswith("E811 trial always: its worker was ended by SIGKILL, 2 times")
+    assert [event.where for event in events[:2]] == ["worker 1", "worker 2"] and events[0].kind == "started"
+    assert len(list(tmp_path.glob("once-*"))) == len(list(tmp_path.glob("always-*"))) == 2
+    assert "once: the worker was ended by SIGKILL; the trial starts once more" in said
+    assert {"trial 1 of 4: a on worker 1", "trial 2 of 4: once on worker 2"} < set(said)
+    assert board.counts["done"] == 3 and any(line.startswith("FAILED E811 trial always") for line in said)
+
+
+def test_a_sweep_that_stops_ends_its_workers(tmp_path):
+    events = in_processes(jobs(tmp_path, "hang"), toy, workers=1)
+    next(events)
+    processes = []
+    with pytest.raises(TimeoutError):
+        for _ in _until(lambda: processes or processes.extend(tmp_path.glob("hang-*")), events):
+            pass
+    events.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(processes[0].name.split("-")[1]), 0)
+
+
+def _until(found, events):
+    """Go on with `events` (which wait for a worker) until something is found; then TimeoutError, as by a signal."""
+
+    def look(*_):
+        if found():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise TimeoutError
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    yield from events
+
+
+def test_the_table_of_what_runs_where(tmp_path):
+    board = TrialBoard(3, print, Console())
+    for event in (
+        TrialEvent("started", "rank-4", "worker 1"),
+        TrialEvent("said", "rank-4", "worker 1", "[1/2] tune  training: 40 %"),
+        TrialEvent("started", "rank-8", "worker 2"),
+        TrialEvent("ended", "rank-8", "worker 2", outcome=TrialOutcome()),
+    ):
+        board.on(event)
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(board.table())
+    shown = console.export_text()
+    assert "1 of 3 trials done, 0 failed, 1 running, 1 waiting" in shown and "rank-8" not in shown
+    assert "[1/2] tune  training: 40 %" in next(line for line in shown.splitlines() if "rank-4" in line)
+
+
+def fake_ray(**functions) -> types.SimpleNamespace:
+    return types.SimpleNamespace(**{"init": lambda *_, **__: None, "shutdown": lambda: None, **functions})
+
+
+def refuse(*_, **__):
+    raise ConnectionError("nobody is there")
+
+
+@pytest.mark.parametrize(
+    ("ray", "address", "says"),
+    [
+        (None, None, "E901 --engine ray needs the package ray. Run: pip install 'compress-pipeline[sweep]'"),
+        (fake_ray(init=refuse), "x:1", "E812 --address x:1: no cluster of Ray at 'x:1' (nobody is there)"),
+        (fake_ray(init=refuse), None, "E812 Ray does not start"),
+        (
+            fake_ray(nodes=lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 9.0}}]),
+            "auto",
+            "E812 a trial takes 4 CPUs, and the largest node of the cluster has 2",
+        ),
+    ],
+)
+def test_a_ray_that_cannot_be_used(monkeypatch, tmp_path, ray, address, says):
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(UserError) as error:
+        list(on_ray(jobs(tmp_path, "a"), toy, workers=None, threads=4, address=address))
+    assert str(error.value).startswith(says)
+
+
+def test_a_sweep_on_ray_keeps_its_handler_of_sigterm(monkeypatch, tmp_path):
+    """Ray's own would end the program with another exit code, and silently."""
+
+    def take_over(*_, **__):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setitem(sys.modules, "ray", fake_ray(init=take_over, nodes=list))
+    with pytest.raises(UserError, match="E812"):
+        list(on_ray(jobs(tmp_path, "a"), toy, workers=1, threads=1))
+    assert signal.getsignal(signal.SIGTERM) == before
