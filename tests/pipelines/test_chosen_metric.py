@@ -10,7 +10,7 @@ from pipelines.check.checkup import account_of
 from pipelines.engine.preflight import check_inputs
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
-from pipelines.runs.sweep import quality_of
+from pipelines.sweeps.trial_run import quality_of
 from tests.pipelines import toys
 from tests.tiny import write_pipeline
 
