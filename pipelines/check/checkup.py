@@ -55,7 +55,7 @@ def _files(ready: Ready) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
     """Rows, labels and lengths in tokens of one split; `cut` counts rows that are truncated for the model."""
-    lengths = np.array(tokens_of(tokenizer, split, kind.generates))
+    lengths = np.array(tokens_of(tokenizer, split, kind.continues))
     return {
         "rows": len(split),
         "labels": kind.spread(split.labels, names),
