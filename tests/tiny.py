@@ -197,7 +197,7 @@ def write_sources(folder: Path, *, rows: int = 160) -> dict:
     return {
         **task,
         "prefix": "the ",
-        "decode": {"max_new_tokens": 12, "metrics": ["exact_match", "bleu", "rouge_2"], "rows": 40},
+        "decode": {"max_new_tokens": 12, "metrics": ["exact_match", "bleu", "rouge_2"], "rows": 20},
     }
 
 
