@@ -66,6 +66,14 @@ def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
     return [len(ids) for ids in tokenizer(*columns, truncation=False, padding=False, verbose=False)["input_ids"]]
 
 
+def targets_of(tokenizer, split: Split) -> list[list[int]]:
+    """Tokens of the targets that a decoder behind an encoder writes, without the end token."""
+    end = tokenizer.eos_token_id
+    tokens = tokenizer(text_target=list(split.labels), truncation=False, padding=False, verbose=False)["input_ids"]
+    # some tokenizers append it
+    return [ids[:-1] if ids[-1:] == [end] else ids for ids in tokens]
+
+
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
     """Tokens and labels (rows,) of a split with one label per row; `path` is the file that it was read from."""
     return tokenize(tokenizer, split, task), np.array(split.labels)

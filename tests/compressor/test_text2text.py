@@ -39,6 +39,7 @@ from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.trainer import Collator, TrainingRows
+from pipelines.check.checkup import facts_of, warnings_of
 from tests.compressor.conftest import tiny, tuned
 from tests.tiny import WORDS, write_model
 
@@ -91,7 +92,12 @@ def test_the_encoder_reads_the_source_and_the_decoder_the_target_before_each_tok
 
 
 def test_a_target_is_cut_only_where_that_is_asked(tmp_path, folder):
-    data = read_data(folder, task(tmp_path, target_length=3))
+    config = task(tmp_path, target_length=3)
+    data, read = read_data(folder, config), read_task(config)
+    facts = facts_of(read.train, KIND, config, [], task_tokenizer(folder, KIND))
+    assert "train: 3 of 4 targets longer than target_length, cut there" in warnings_of(
+        {"train": read.train}, KIND, config, {"train": facts}
+    )
     assert [words(row[row != IGNORED]) for row in data.train.labels] == [
         *("a good [SEP]", "a bad [SEP]", "the film [SEP]", "the film [SEP]")
     ]

@@ -16,6 +16,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TEXT2TEXT
 from compressor.tasks import TaskConfig
+from compressor.tasks.features import targets_of
 from compressor.tasks.kinds import generation
 from compressor.tasks.kinds.generation import NO_END
 from compressor.tasks.predictions import IGNORED
@@ -39,11 +40,9 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
         raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
     sources = [source for (source,) in split.texts]
     encoded = tokenizer(sources, truncation=True, max_length=task.max_length, padding=False)
-    targets = tokenizer(text_target=list(split.labels), truncation=False, padding=False, verbose=False)["input_ids"]
     rows = []
-    for row, ids in enumerate(targets):
+    for row, ids in enumerate(targets_of(tokenizer, split)):
         place = f"{path}:{split.lines[row]}"
-        ids = ids[:-1] if ids[-1:] == [end] else ids  # the tokenizer appends it, or does not
         if not ids:
             what = f"the tokenizer produces no token for the target {split.labels[row]!r:.60}"
             raise UserError("E213", what, "Fix or remove the row", place)
