@@ -51,7 +51,8 @@ KINDS = {
         [("the film [ good ] plot { story }", {"label": "class1"}), ("a [ dull ] film { story }", {"label": "class0"})],
     ),
 }
-"""Kind -> the least value of each metric after merging (well below what is reached, which differs between machines), texts, and entries of their predictions."""
+"""Kind -> the least value of each metric after merging (far below the usual one, which differs between machines), texts, and
+entries of their predictions."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
