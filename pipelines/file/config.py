@@ -126,7 +126,7 @@ def load_pipeline(
     task = with_paths(top.task, data) if top.task else None
     # sorted: the order affects random numbers, and must not depend on the order in the file
     tasks = {name: with_paths(config, data) for name, config in sorted((top.tasks or {}).items())}
-    command = command_of(path, overrides)
+    command = command_of(path, overrides, presets)
     stages = tuple(_with_files(entry, folder) for entry in entries)
     return Pipeline(top.name, top.model, task, top.seed, top.threads, stages, folder, source, tasks, command, row)
 
@@ -143,9 +143,13 @@ def _architecture(top: PipelineFile, folder: Path, source: YamlSource) -> Archit
     return row
 
 
-def command_of(path: Path, overrides: Sequence[str]) -> str:
-    """The command that runs a pipeline file as it is overridden, without the folders of one person's disk."""
+def command_of(path: Path, overrides: Sequence[str], presets: Sequence[Preset] = ()) -> str:
+    """The command that runs a pipeline file as it is overridden, without the folders of one person's disk; the sweep's where
+    presets make it one of several runs."""
     file = path.stem if RECIPES in path.parents else path.name
+    if presets:
+        scale = [f"--{word}" if word == "scale" else word for word in presets[0][0].split()]
+        return shlex.join(["compress", "sweep", file, *(scale if scale[0] == "--scale" else [])])
     pairs = (text.partition("=") for text in overrides)
     settings = [f"{key}{sign}{Path(value).name if Path(value).is_absolute() else value}" for key, sign, value in pairs]
     return shlex.join(["compress", "run", file, *(word for text in settings for word in ("--set", text))])

@@ -107,6 +107,7 @@ def test_what_is_said_of_a_row_counts_more_than_of_its_scale(tmp_path):
     tune, recover = (entry.config for entry in loaded.stages)
     assert (loaded.model, tune.epochs, tune.rank, tune.learning_rate) == ("./small", 5, 3, 0.2)
     assert (recover.epochs, recover.learning_rate) == (1, 0.2), "a key of all trainings"
+    assert loaded.command == "compress sweep glue.yaml", "for reports"
     assert loaded.task.train == tmp_path / "data" / "t"
     with pytest.raises(UserErrors, match=r"E102 column: stages.0..tune.rang: unknown key"):
         load_pipeline(tmp_path / "glue.yaml", [], [small, row, ("column", {**column[1], "tune.rang": 1})])
