@@ -59,7 +59,8 @@ run: $(STAMP) ## run the quickstart end to end (another recipe or file: make run
 test: lint ## lint, format check and the fast tests
 	@$(BIN)/pytest $(WORKERS)
 
-test-full: lint ## the same with the long loops
+test-full: lint ## the same with the long loops, and with what only they need (Ray, data sets of the hub)
+	@$(PIP) -c constraints.txt -e '.[$(EXTRAS),sweep,data]'
 	@$(BIN)/pytest $(WORKERS) -m "slow or not slow"
 
 lint: $(STAMP)

@@ -303,11 +303,12 @@ class Verification:
             "model, config, tokenizer",
             lambda: require_same_generator(repository, config, exported, inputs.base.folder, precision),
         )
+
+        def served() -> None:
+            compare_streamed(repository, config.name, exported, precision, inputs, log)
+
         if serve:
-            yield (
-                "served, generated texts",
-                lambda: compare_streamed(repository, config.name, exported, precision, inputs, log),
-            )
+            yield "served, generated texts", served
 
 
 SERVED_HOPS = {"tokens": "served", "text": "served, texts"}

@@ -158,7 +158,7 @@ def test_texts_without_labels_are_read_as_rows_are(kind, tmp_path, folder):
     data, config = data_of(kind, tmp_path, folder)
     (tmp_path / "more").mkdir()
     path = tmp_path / "more" / WRITERS[kind](tmp_path / "more", rows=300)["train"]
-    texts = new_texts(read_texts(path, config), read_task(config), path)
+    texts = new_texts(read_texts(path, config), config, read_task(config), path)
     more = tokenized(folder, texts, config, path)
     joined = data.train.followed_by(more)
     assert len(joined) == len(data.train) + len(more) and len(more) > 0
