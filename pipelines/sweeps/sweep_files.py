@@ -61,11 +61,11 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
     }
 
 
-Grid = tuple[Sequence[str], Sequence[Sequence[str]], int]
+TableParts = tuple[Sequence[str], Sequence[Sequence[str]], int]
 """Header, rows, and how many columns at the left hold words."""
 
 
-def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str, Grid]]:
+def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str, TableParts]]:
     """(note above it, table) of everything that is told."""
     words = len(result.titles)
     tables = (
@@ -93,7 +93,7 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
     return tables
 
 
-def _crossed(result: SweepResult) -> Grid | None:
+def _crossed(result: SweepResult) -> TableParts | None:
     """Rows and columns as in the paper, where two things are compared and trials have tasks of their own."""
     cells = {spread.setting: spread for spread in result.spreads if spread.metric == SCORE and spread.mean is not None}
     if len(result.titles) != 2 or not cells:
