@@ -128,7 +128,8 @@ SWEEP_EXAMPLES = """\b
 Example: compress sweep pipeline.yaml --seeds 10
          compress sweep pipeline.yaml --over tune.rank=4,8 --over tune.epochs=1,3 --seeds 5 --workers 2 --threads 2
          compress sweep pipeline.yaml --subsets 10 --share 0.9 --stage tune
-         compress sweep pipeline.yaml --grid grid.yaml --seeds 3 --engine ray --address auto --threads 4"""
+         compress sweep pipeline.yaml --grid grid.yaml --seeds 3 --engine ray --address auto --threads 4
+         compress sweep dsee_table1 --scale small --folder GLUE"""
 
 
 @main.command(epilog=SWEEP_EXAMPLES)
@@ -139,6 +140,8 @@ Example: compress sweep pipeline.yaml --seeds 10
 @click.option(
     "--grid", type=click.Path(path_type=Path), metavar="FILE", help="The same from a YAML file: KEY: [V, V] on each line."
 )
+@click.option("--scale", metavar="NAME", help="Of a table of a paper: small (minutes to hours) or paper (its own models).")
+@click.option("--folder", type=click.Path(path_type=Path), help="Of a table of a paper: the folder of its data.")
 @click.option("--seeds", type=int, metavar="N", help="Run each N times: with the pipeline's seed, seed + 1, ...")
 @click.option("--subsets", type=int, metavar="N", help="Run each N times: on N random parts of the training rows.")
 @click.option("--share", type=float, help="Share of the training rows in each subset.  [default: 0.9]")

@@ -19,7 +19,7 @@ class PipelineName(click.ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Recipes and .yaml files with this prefix; without any, the shell completes paths."""
-        recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+        recipes = sorted(path.stem for path in (*RECIPES.glob("*.yaml"), *RECIPES.glob("papers/*/*.yaml")))
         files = sorted(glob.glob(f"{glob.escape(incomplete)}*.yaml"))
         names = [name for name in (*recipes, *files) if name.startswith(incomplete)]
         return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]

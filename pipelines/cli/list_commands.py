@@ -41,25 +41,27 @@ def list_() -> None:
 @list_.command(epilog="Example: compress list recipes")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 def recipes(as_json: bool) -> None:
-    """List the bundled pipelines: what each does, how long it takes, and its command."""
-    from pipelines.file.config import RECIPES
+    """List the bundled pipelines: what each does, how long it takes, and its command; then the tables of papers."""
+    from pipelines.file.config import recipe_files
 
-    rows = [_recipe(path) for path in sorted(RECIPES.glob("*.yaml"))]
+    rows = [_recipe(path) for path in recipe_files()]
     if as_json:
         click.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for row in rows:
         click.echo(f"{row['name']:<20} {row['summary']}")
-        click.echo(f"{'':<20} about {row['minutes']} minutes on two cores: {row['command']}")
+        time = f"about {row['minutes']} minutes on two cores: " if row["minutes"] else ""
+        click.echo(f"{'':<20} {time}{row['command']}")
 
 
-def _recipe(path: Path) -> dict[str, str | int]:
-    """Parse the comment at the top of a recipe: its first sentence, and `About N minutes`."""
+def _recipe(path: Path) -> dict[str, str | int | None]:
+    """Parse the comment at the top of a recipe: its first sentence, and `About N minutes`, which no table has."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     comment = " ".join(line.removeprefix("#").strip() for line in lines)
-    minutes = int(re.search(r"About (\d+) minutes on two cores", comment)[1])
+    minutes = re.search(r"About (\d+) minutes on two cores", comment)
     summary = re.split(r"(?<=[^0-9])\. |\.$", comment)[0]
-    return {"name": path.stem, "summary": summary, "minutes": minutes, "command": f"compress run {path.stem}"}
+    command = f"compress run {path.stem}" if minutes else f"compress sweep {path.stem} --scale small --folder DATA"
+    return {"name": path.stem, "summary": summary, "minutes": int(minutes[1]) if minutes else None, "command": command}
 
 
 @list_.command(epilog="Example: compress list schema --out pipeline.schema.json")

@@ -8,45 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import Architecture, add_row
 from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
-from compressor.tasks.sources.hub_set import is_hub
 from pipelines.engine import stage as stage_table
-from pipelines.engine.stage import NAME_PATTERN, Entry, Problem, Stage, StageConfig, load_stage
-from pipelines.file import limits
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file.data_sources import expand_glue, fetch_all, use_hub_files
 from pipelines.file.faults import nearest, validated
-from pipelines.file.task_keys import names_file, task_faults, with_paths
-from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, first_of, parse, read_yaml
+from pipelines.file.overrides import Preset, normalize, override, preset_keys, preset_wholes, raw_stages, stage_ids
+from pipelines.file.pipeline_file import PipelineFile
+from pipelines.file.task_keys import task_faults, with_paths
+from pipelines.file.yaml_source import KeyPath, YamlSource, first_of, read_yaml
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-
-
-class PipelineFile(BaseModel):
-    """The top level of a pipeline file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(pattern=NAME_PATTERN, max_length=limits.NAME, description="name of the run's folder")
-    model: str = Field(
-        min_length=1, max_length=limits.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
-    )
-    architecture: Path | None = Field(
-        default=None,
-        description="a file with the row of the model's architecture, where none is built in: "
-        "compress list architectures --discover MODEL --json",
-    )
-    task: TaskConfig | None = Field(default=None, description="the task: kind, files and columns")
-    tasks: dict[str, TaskConfig] | None = Field(
-        default=None, min_length=1, max_length=limits.TASKS, description="many tasks by name, instead of task"
-    )
-    seed: int = Field(default=0, ge=0, lt=2**32, description="seed of every random number")
-    threads: int | None = Field(default=None, ge=1, le=1024, description="default: OMP_NUM_THREADS, or the physical cores")
-    stages: list[Any] = Field(min_length=1, max_length=limits.STAGES, description="the stages, run from top to bottom")
+TABLE_KEYS = ("grid", "scales", "seeds", "subsets")
+"""Keys of a table file, a pipeline of which several runs are compared: pipelines/sweeps/table_file.py reads them."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +64,14 @@ class Pipeline:
         return ids.index(entry_id)
 
 
+def recipe_files() -> list[Path]:
+    """The bundled recipes: those at the top, then the tables of papers."""
+    return [*sorted(RECIPES.glob("*.yaml")), *sorted(RECIPES.glob("papers/*/*.yaml"))]
+
+
 def find_pipeline(name: str) -> Path:
     """Path of the pipeline file `name`, or of the bundled recipe of that name. Raises UserError E110."""
-    recipes = {recipe.stem: recipe for recipe in sorted(RECIPES.glob("*.yaml"))}
+    recipes = {recipe.stem: recipe for recipe in recipe_files()}
     try:
         if Path(name).exists():
             return Path(name)
@@ -102,8 +84,13 @@ def find_pipeline(name: str) -> Path:
     return recipes[name]
 
 
-def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
+def load_pipeline(
+    path: Path, overrides: Sequence[str] = (), presets: Sequence[Preset] = (), data: Path | None = None
+) -> Pipeline:
     """Read, override (`tune.rank=8`) and check a pipeline file.
+
+    `presets` are what a sweep sets for one row of a table, before the overrides. Data files are relative to `data`, by default
+    the file's folder; tasks of GLUE are then in that folder, and nowhere else.
 
     Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks; UserError E230 to E233 for a
     data set of the hub or of GLUE.
@@ -111,14 +98,22 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     source = read_yaml(path)
     if not isinstance(source.data, dict):
         raise UserError("E101", "not a mapping of keys to values", "Start with name, model, task and stages", source.where(()))
+    table = bool(source.data.keys() & {"grid", "scales"})
+    if table and not presets:
+        raise UserError("E122", "a table of many runs", f"Run it as one: compress sweep {path.stem}", source.where(()))
     folder = path.resolve().parent
+    data, glue = (data.absolute(), str(data.absolute())) if data else (folder, None)
     faults: list[UserError] = []
-    _normalize(source)
-    expand_glue(source, folder)
+    for key in TABLE_KEYS if table else ():
+        source.data.pop(key, None)
+    faults += _collect(preset_wholes, source, presets)
+    normalize(source)
+    expand_glue(source, data, glue)
+    faults += _collect(preset_keys, source, presets)
     for text in overrides:
-        faults += _collect(_override, source, text)
-        expand_glue(source, folder)  # an override may name another task of GLUE, and the next one a key of it
-    wanted = use_hub_files(source, folder)
+        faults += _collect(override, source, text)
+        expand_glue(source, data, glue)  # an override may name another task of GLUE, and the next one a key of it
+    wanted = use_hub_files(source, data)
     top, top_faults = validated(PipelineFile, source, ())
     entries, stage_faults = _entries(source)
     faults += top_faults + stage_faults + (list(task_faults(source, top.task, top.tasks)) if top else [])
@@ -128,10 +123,10 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         raise UserErrors(first_of(faults))
     fetch_all(wanted, source)
     row = _architecture(top, folder, source)
-    task = with_paths(top.task, folder) if top.task else None
+    task = with_paths(top.task, data) if top.task else None
     # sorted: the order affects random numbers, and must not depend on the order in the file
-    tasks = {name: with_paths(config, folder) for name, config in sorted((top.tasks or {}).items())}
-    command = command_of(path, overrides)
+    tasks = {name: with_paths(config, data) for name, config in sorted((top.tasks or {}).items())}
+    command = command_of(path, overrides, presets)
     stages = tuple(_with_files(entry, folder) for entry in entries)
     return Pipeline(top.name, top.model, task, top.seed, top.threads, stages, folder, source, tasks, command, row)
 
@@ -148,9 +143,13 @@ def _architecture(top: PipelineFile, folder: Path, source: YamlSource) -> Archit
     return row
 
 
-def command_of(path: Path, overrides: Sequence[str]) -> str:
-    """The command that runs a pipeline file as it is overridden, without the folders of one person's disk."""
-    file = path.stem if path.parent == RECIPES else path.name
+def command_of(path: Path, overrides: Sequence[str], presets: Sequence[Preset] = ()) -> str:
+    """The command that runs a pipeline file as it is overridden, without the folders of one person's disk; the sweep's where
+    presets make it one of several runs."""
+    file = path.stem if RECIPES in path.parents else path.name
+    if presets:
+        scale = [f"--{word}" if word == "scale" else word for word in presets[0][0].split()]
+        return shlex.join(["compress", "sweep", file, *(scale if scale[0] == "--scale" else [])])
     pairs = (text.partition("=") for text in overrides)
     settings = [f"{key}{sign}{Path(value).name if Path(value).is_absolute() else value}" for key, sign, value in pairs]
     return shlex.join(["compress", "run", file, *(word for text in settings for word in ("--set", text))])
@@ -183,110 +182,12 @@ def _collect(action: Callable[..., object], *arguments: object) -> list[UserErro
     return []
 
 
-def _normalize(source: YamlSource) -> None:
-    """Rewrite stages given as a bare word, `- merge`, as the mapping `merge:` without values."""
-    stages = source.data.get("stages")
-    for number, item in enumerate(stages if isinstance(stages, list) else ()):
-        if isinstance(item, str):
-            stages[number] = {item: None}
-
-
-def _raw_stages(source: YamlSource) -> list[tuple[int, str, Any]]:
-    """(index, stage name, raw config) of every item that has the form of a stage."""
-    stages = source.data.get("stages")
-    items = enumerate(stages) if isinstance(stages, list) else ()
-    return [(place, *next(iter(item.items()))) for place, item in items if isinstance(item, dict) and len(item) == 1]
-
-
-def _ids(source: YamlSource) -> dict[int, str]:
-    """Index -> id of every stage: the one given, or its name, or name-2, name-3, ... when those are taken."""
-    raw = _raw_stages(source)
-    explicit = {
-        place: config["id"] for place, _, config in raw if isinstance(config, dict) and isinstance(config.get("id"), str)
-    }
-    taken, ids, last = set(explicit.values()), dict(explicit), {}
-    for place, name, _ in raw:
-        if place in explicit:
-            continue
-        number = last.get(name, 0) + 1
-        while (candidate := name if number == 1 else f"{name}-{number}") in taken:
-            number += 1
-        ids[place], last[name] = candidate, number
-        taken.add(candidate)
-    return dict(sorted(ids.items()))
-
-
-def _override(source: YamlSource, text: str) -> None:
-    """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
-    mark = f"--set {text}"
-    key, equals, value_text = text.partition("=")
-    parts: list[str | int] = [int(part) if part.isdecimal() and len(part) < 10 else part for part in key.split(".")]
-    if not equals or "" in parts:
-        raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
-    value = parse(value_text, mark).data
-    path, remaining = _start_of(source, parts, mark)
-    for part in remaining[:-1]:
-        path = _step(source, path, part, mark)
-    if remaining:
-        current = source.get(path)
-        if current is None:
-            source.put(path, {}, mark)
-        elif not isinstance(current, dict | list):
-            raise UserError("E109", f"'{dotted(path)}' holds a value, not keys", "Set it as a whole", mark)
-        path = _step(source, path, remaining[-1], mark) if isinstance(current, list) else (*path, remaining[-1])
-    source.put(path, _from_here(path, value), mark)
-
-
-def _start_of(source: YamlSource, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
-    """Where an override begins (a top-level key, or a stage by its id), and the remaining parts of its key."""
-    ids = {entry_id: place for place, entry_id in _ids(source).items()}
-    first = str(parts[0])
-    if first in PipelineFile.model_fields and parts != ["stages"]:
-        return (first,), parts[1:]
-    if first not in ids:
-        keys = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
-        raise UserError("E109", f"neither a stage nor a key is called '{first}'", nearest(first, keys, "There are"), mark)
-    place = ids[first]
-    if len(parts) == 1:
-        raise UserError("E109", f"'{first}' is a whole stage", f"Set one of its keys: {first}.KEY=VALUE", mark)
-    return ("stages", place, next(iter(source.data["stages"][place]))), parts[1:]
-
-
-def _step(source: YamlSource, path: KeyPath, part: str | int, mark: str) -> KeyPath:
-    """Follow one part of an override's key. A list stands for its `items`, and a mapping without `items` for a list of one."""
-    value = source.get(path)
-    if (isinstance(value, list) and part == "items") or (
-        isinstance(value, dict) and part in ("items", 0) and part not in value
-    ):
-        return path
-    if isinstance(value, dict) and part in value:
-        return (*path, part)
-    if isinstance(value, list) and part in range(len(value)):
-        return (*path, part)
-    keys = list(value) if isinstance(value, dict) else [str(place) for place in range(len(value or ()))]
-    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(str(part), keys, "There are"), mark)
-
-
-def _from_here(path: KeyPath, value: Any) -> Any:
-    """Resolve a path from the command line relative to the current folder, not to the pipeline file."""
-    if isinstance(value, dict) and names_file(path):
-        return {name: _from_here((*path, name), inner) for name, inner in value.items()}
-    if not isinstance(value, str) or is_hub(value):
-        return value
-    of_stage = load_stage(path[2]) if path[0] == "stages" and path[2] in stage_table.STAGE_NAMES else None
-    data_file = path[-1] in of_stage.beside.files if of_stage else names_file(path)
-    model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
-    if data_file or (model and (value.startswith((".", "~")) or Path(value).is_dir())):
-        return str(Path.cwd() / Path(value).expanduser())
-    return value
-
-
 def _entries(source: YamlSource) -> tuple[list[Entry], list[UserError]]:
     """Every stage with its validated config. A stage with a fault is left out."""
     entries: list[Entry] = []
     faults = list(_shape_faults(source))
-    ids, seen = _ids(source), {}
-    for place, name, _ in _raw_stages(source):
+    ids, seen = stage_ids(source), {}
+    for place, name, _ in raw_stages(source):
         path = ("stages", place, name)
         if name not in stage_table.STAGE_NAMES:
             fix = nearest(name, list(stage_table.STAGE_NAMES), "Stages")

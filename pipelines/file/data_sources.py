@@ -22,8 +22,10 @@ QUIET_SECONDS = 10
 """Off a terminal, lines about rows that were read are at least this far apart."""
 
 
-def expand_glue(source: YamlSource, folder: Path) -> None:
+def expand_glue(source: YamlSource, folder: Path, download: str | None = None) -> None:
     """Replace `task: glue/NAME` and `task: {glue: NAME, folder: DIR}` by the task's keys; keys beside them take precedence.
+
+    `download` is the default of DIR; without it the data are looked for in `folder`, then on the hub.
 
     Raises UserError E233.
     """
@@ -35,7 +37,7 @@ def expand_glue(source: YamlSource, folder: Path) -> None:
             continue
         more = {key: inner for key, inner in given.items() if key not in ("glue", "folder")}
         try:
-            keys = glue_keys(given["glue"], given.get("folder"), folder, TaskConfig.model_fields)
+            keys = glue_keys(given["glue"], given.get("folder", download), folder, TaskConfig.model_fields)
         except UserError as error:
             what = f"{error.where}: {error.what}" if error.where else error.what
             raise UserError(error.code, what, error.fix, source.where(path)) from None

@@ -11,7 +11,7 @@ from compressor.tasks import KINDS
 from compressor.tasks.sources.glue import PREFIX, TASKS
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import all_stages, load_stage
-from pipelines.file.config import PipelineFile
+from pipelines.file.pipeline_file import PipelineFile
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 """The dialect with the best support in editors."""

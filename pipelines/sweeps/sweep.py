@@ -27,7 +27,7 @@ from pipelines.sweeps.sweep_summary import SweepResult, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.trial_board import TrialBoard, counts_of
 from pipelines.sweeps.trial_events import Engine, in_turn
-from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, naming, perform
+from pipelines.sweeps.trial_run import END, TrialJob, TrialOutcome, naming, perform
 
 
 def sweep(
@@ -50,10 +50,9 @@ def sweep(
     data of every trial are validated. Raises UserError E115 (invalid plan), E111 (unknown stage id), E1xx, E2xx, E3xx, E801,
     E802 (this sweep is running), what the engine raises; UserErrors when every trial failed by a mistake of the user.
     """
-    pipeline = load_pipeline(path, overrides)
+    pipeline = load_pipeline(path, overrides, plan.first, plan.data)
     trials = plan.trials(pipeline)
-    until = until or last_model(pipeline)
-    stages = measured(pipeline, until, stage)
+    stages = (END,) if plan.grid.named and stage is None else measured(pipeline, until or last_model(pipeline), stage)
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
         fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
         raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
@@ -62,7 +61,9 @@ def sweep(
     for trial in trials:
         check_folder(out, f"{folder.name}/{trial.name}")
     # all are read now: editing the file during a long sweep must not affect later trials
-    jobs = list(_jobs(pipeline, trials, path, overrides, folder, TrialJob("", pipeline, out.absolute(), until, stages)))
+    jobs = list(
+        _jobs(pipeline, plan, trials, path, overrides, folder, TrialJob("", pipeline, out.absolute(), until or "", stages))
+    )
     with _held(folder):
         for file in FILES:  # left by an earlier sweep
             (folder / file).unlink(missing_ok=True)
@@ -70,7 +71,7 @@ def sweep(
         if (errors := [outcome.error for outcome in outcomes.values() if outcome.error]) and len(errors) == len(jobs):
             _raise_if_mistakes(errors)
         result = summarize(folder, plan, trials, outcomes, stages)
-        facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "until": until}
+        facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "until": jobs[0].until}
         write_files(result, facts, plan, trials)
     return replace(result, counts=counts_of(list(outcomes.values())))
 
@@ -117,19 +118,30 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _jobs(
-    pipeline: Pipeline, trials: Sequence[SweepTrial], path: Path, overrides: Sequence[str], folder: Path, common: TrialJob
+    pipeline: Pipeline,
+    plan: SweepPlan,
+    trials: Sequence[SweepTrial],
+    path: Path,
+    overrides: Sequence[str],
+    folder: Path,
+    common: TrialJob,
 ) -> Iterator[TrialJob]:
     """The job of every trial, its pipeline and data checked."""
     checked = [pipeline.all_tasks]
     for trial in trials:
-        own = load_pipeline(path, [*overrides, *trial.settings])
+        own = load_pipeline(path, [*overrides, *trial.settings], trial.presets, plan.data)
         with naming(trial.name):
             for tasks in () if own.all_tasks in checked else (own.all_tasks,):
                 for task in tasks.values():
                     check_data(task)
                 checked.append(tasks)
+            # rows of a table may have other stages than the first
+            until = common.until or last_model(own)
+            for entry in () if common.stages == (END,) else common.stages:
+                own.number(entry, "--stage")
+            own.number(until, "--until")
         run = replace(own, name=f"{folder.name}/{trial.name}")
-        yield replace(common, name=trial.name, pipeline=run)
+        yield replace(common, name=trial.name, pipeline=run, until=until)
 
 
 def last_model(pipeline: Pipeline) -> str:

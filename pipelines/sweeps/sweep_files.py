@@ -10,8 +10,9 @@ from typing import Any
 
 from pipelines.engine.store import replace_files
 from pipelines.sweeps.pareto import figures_of
-from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
+from pipelines.sweeps.sweep_summary import COMPARED, Spread, SweepResult
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
+from pipelines.sweeps.trial_run import SCORE
 
 FILES = ("sweep.json", "sweep.md", "sweep.html")
 
@@ -47,7 +48,7 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
         "over": plan.axes,
         "seeds": plan.seeds,
         "subsets": plan.subsets,
-        "trials": [asdict(trial) for trial in trials],
+        "trials": [{"name": trial.name, "values": trial.values, "repeat": trial.repeat} for trial in trials],
         "summary": [asdict(spread) for spread in result.spreads],
         "comparisons": [{**asdict(row), "verdict": row.difference.verdict} for row in result.comparisons],
         "costs": [
@@ -60,15 +61,18 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
     }
 
 
-Grid = tuple[Sequence[str], Sequence[Sequence[str]], int]
+TableParts = tuple[Sequence[str], Sequence[Sequence[str]], int]
 """Header, rows, and how many columns at the left hold words."""
 
 
-def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str, Grid]]:
+def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str, TableParts]]:
     """(note above it, table) of everything that is told."""
     words = len(result.titles)
+    tables = (
+        [("The main metric of every task: mean ± standard deviation (runs).", crossed)] if (crossed := _crossed(result)) else []
+    )
     spread = "Quality on all validation rows; std is the standard deviation of the sample (n − 1)."
-    tables = [(spread, (result.columns, result.rows, words + 2))]
+    tables.append((spread, (result.columns, result.rows, words + 2)))
     if result.comparisons:
         tables.append((_note(result), (COMPARED, [row.cells() for row in result.comparisons], 3)))
     if result.costs:
@@ -84,9 +88,27 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
         (f"Different results of each stage, of {len(trials)} trials: the rest is shared.", (("stage", "results"), shared, 1))
     )
     tables.append(
-        ("What each trial sets.", (("trial", "sets"), [(trial.name, " ".join(trial.settings)) for trial in trials], 2))
+        ("What each trial sets.", (("trial", "sets"), [(trial.name, " ".join(_settings(trial))) for trial in trials], 2))
     )
     return tables
+
+
+def _crossed(result: SweepResult) -> TableParts | None:
+    """Rows and columns as in the paper, where two things are compared and trials have tasks of their own."""
+    cells = {spread.setting: spread for spread in result.spreads if spread.metric == SCORE and spread.mean is not None}
+    if len(result.titles) != 2 or not cells:
+        return None
+    rows, columns = (list(dict.fromkeys(setting[place] for setting in cells)) for place in (0, 1))
+    table = [(row, *(_cell(cells.get((row, column))) for column in columns)) for row in rows]
+    return (result.titles[0], *columns), table, 1
+
+
+def _cell(spread: Spread | None) -> str:
+    return "" if spread is None else f"{spread.mean:.4f} ± {spread.std:.4f} ({spread.runs})"
+
+
+def _settings(trial: SweepTrial) -> list[str]:
+    return [*(f"{key}: {trial.values[key]}" for key in trial.values if key in trial.named), *trial.settings]
 
 
 def _note(result: SweepResult) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from compressor.errors import CompressError
 from pipelines.sweeps.significance import PairedDifference, paired_difference
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys, shown_value
-from pipelines.sweeps.trial_run import TrialOutcome
+from pipelines.sweeps.trial_run import SCORE, TrialOutcome
 
 OUT_OF_REACH = "E520"
 """A target that no cut reaches: a result of a sweep over targets, not a failure."""
@@ -104,6 +104,7 @@ def summarize(
         _spread(stage, metric, setting, [outcomes[trial.name].quality.get(stage, {}).get(metric) for trial in group])
         for stage, metric in _measured(outcomes.values(), stages)
         for setting, group in groups.items()
+        if _has(metric, [outcomes[trial.name].quality.get(stage, {}) for trial in group])
     ]
     errors = {trial.name: error for trial in trials if (error := outcomes[trial.name].error)}
     return SweepResult(
@@ -141,6 +142,11 @@ def _measured(outcomes: Sequence[TrialOutcome], stages: Sequence[str]) -> list[t
     return sorted(dict.fromkeys(found), key=lambda pair: stages.index(pair[0]))
 
 
+def _has(metric: str, qualities: Sequence[Mapping[str, float]]) -> bool:
+    """Whether a setting has a metric, or failed wholly: other tasks have other metrics."""
+    return any(metric in quality for quality in qualities) or not any(qualities)
+
+
 def _spread(stage: str, metric: str, setting: Setting, values: list[float | None]) -> Spread:
     known = [value for value in values if value is not None]
     if not known:
@@ -150,13 +156,18 @@ def _spread(stage: str, metric: str, setting: Setting, values: list[float | None
 
 
 def _comparisons(spreads: Sequence[Spread], plan: SweepPlan) -> Iterator[Comparison]:
-    """Of every metric: the first value of a key against each other one, all other keys equal, where there are several runs."""
+    """Of every metric: the first value of a key against each other one, all other keys equal, where there are several runs.
+
+    Of a table the main metric alone, and its rows, which are its first key: columns are other tasks.
+    """
+    if plan.grid.named:
+        spreads = [spread for spread in spreads if spread.metric == SCORE]
     values = [[shown_value(value) for value in axis] for axis in plan.axes.values()]
     by_setting = {(spread.metric, spread.setting): spread for spread in spreads if len(spread.values) > 1}
     for metric, setting in by_setting:
-        for place, axis in enumerate(values):
+        for place, axis in enumerate(values[:1] if plan.grid.named else values):
             first = (*setting[:place], axis[0], *setting[place + 1 :])
-            if setting == first:
+            if setting == first or (metric, first) not in by_setting:
                 continue
             before, after = by_setting[metric, first], by_setting[metric, setting]
             if difference := paired_difference(before.values, after.values):

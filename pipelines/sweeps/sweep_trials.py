@@ -13,7 +13,9 @@ from typing import Any
 
 from compressor.errors import UserError
 from pipelines.file.config import Pipeline
-from pipelines.file.yaml_source import parse, read_yaml
+from pipelines.file.overrides import Preset
+from pipelines.file.yaml_source import parse
+from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper (Fu et al., 2023, tables 1 and 2)."""
@@ -21,9 +23,6 @@ MOST = 10_000
 """Most trials of one sweep: a typing error in a grid must not start a year of work."""
 LONGEST = 120
 """Longest name of a trial made from its values; longer ones are replaced by numbers, because a name is a folder."""
-
-Axes = dict[str, list[Any]]
-"""Key as in `--set` -> its values, each once."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +32,40 @@ class SweepTrial:
     name: str
     values: dict[str, Any] = field(default_factory=dict)
     repeat: dict[str, Any] = field(default_factory=dict)
+    presets: tuple[Preset, ...] = ()
+    """What its named rows set, and all trials of a table."""
+    named: tuple[str, ...] = ()
+    """The keys of `values` that are no keys of the pipeline, but named rows."""
 
     @property
     def settings(self) -> list[str]:
-        """All keys that it sets, in the form of `compress run --set`: JSON is valid YAML."""
-        return [f"{key}={json.dumps(value)}" for key, value in {**self.values, **self.repeat}.items()]
+        """All keys that it sets by themselves, in the form of `compress run --set`: JSON is valid YAML."""
+        keys = {key: value for key, value in {**self.values, **self.repeat}.items() if key not in self.named}
+        return [f"{key}={json.dumps(value)}" for key, value in keys.items()]
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What is compared, `axes`, and how often each combination is run: `seeds` or random `subsets` of the training rows."""
+    """What is compared, and how often each combination is run: with `seeds`, or on random `subsets` of the training rows.
 
-    axes: Axes = field(default_factory=dict)
+    `data` is the folder of a table's data files, by default that of the pipeline file.
+    """
+
+    grid: Grid = field(default_factory=Grid)
     seeds: int | None = None
     subsets: int | None = None
     share: float | None = None
+    data: Path | None = None
+
+    @property
+    def axes(self) -> Axes:
+        """Each compared key, or what named rows are called, with its values."""
+        return self.grid.axes
+
+    @property
+    def first(self) -> tuple[Preset, ...]:
+        """What is set for the first value of every key."""
+        return self.grid.presets({key: values[0] for key, values in self.axes.items()})
 
     def trials(self, pipeline: Pipeline) -> list[SweepTrial]:
         """Every trial; those of one combination of values are adjacent. Raises UserError E115."""
@@ -60,7 +78,10 @@ class SweepPlan:
             "_".join([*(f"{titles[key]}-{_plain(value)}" for key, value in values.items()), *([label] if label else [])])
             for values, label, _ in pairs
         ]
-        return [SweepTrial(name, values, repeat) for name, (values, _, repeat) in zip(_distinct(names), pairs, strict=True)]
+        return [
+            SweepTrial(name, values, repeat, self.grid.presets(values), tuple(self.grid.named))
+            for name, (values, _, repeat) in zip(_distinct(names), pairs, strict=True)
+        ]
 
     def _check(self, pipeline: Pipeline) -> None:
         if not self.axes and self.seeds is None and self.subsets is None:
@@ -99,9 +120,15 @@ class SweepPlan:
         return [(f"subset-{seed}", {key: {"share": share, "seed": seed} for key in keys}) for seed in range(self.subsets)]
 
 
-def axes_of(overs: Sequence[str], grid: Path | None) -> Axes:
-    """The compared keys, from a grid file and from texts 'KEY=VALUE,VALUE'. Raises UserError E115, E120, E101."""
-    axes = read_grid(grid) if grid else {}
+def axes_of(overs: Sequence[str], grid: Path | None, table: Grid | None = None) -> Grid:
+    """The compared keys: of a table file, of a grid file, and from texts 'KEY=VALUE,VALUE'.
+
+    Raises UserError E115, E120, E101.
+    """
+    found = table or Grid()
+    if grid:
+        more = read_grid(grid)
+        found = found.with_axes(more.axes, more.named)
     for over in overs:
         key, equals, text = over.partition("=")
         mark = f"--over {over}"
@@ -110,30 +137,11 @@ def axes_of(overs: Sequence[str], grid: Path | None) -> Axes:
         if len(values) < 2 or None in values:
             fix = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
             raise UserError("E115", f"{mark}: no key with several values", fix)
-        _require_once(values, mark)
-        if key in axes:
+        require_once(values, mark)
+        if key in found.axes:
             raise UserError("E115", f"{mark}: the key is given twice", "Write all its values in one place")
-        axes[key] = values
-    return axes
-
-
-def read_grid(path: Path) -> Axes:
-    """The file of `--grid`: a mapping of keys to lists of values. Raises UserError E120, and E101 or E106 of its YAML."""
-    source = read_yaml(path)
-    fix = "Write one key a line with a list of two values or more: tune.rank: [4, 8]"
-    if not isinstance(source.data, dict) or not source.data:
-        raise UserError("E120", "a grid is a mapping of keys to lists of values", fix, source.where(()))
-    for key, values in source.data.items():
-        where = source.where((key,))
-        if not isinstance(key, str) or not isinstance(values, list) or len(values) < 2 or None in values:
-            raise UserError("E120", f"'{key}' has no list of several values", fix, where)
-        _require_once(values, where)
-    return dict(source.data)
-
-
-def _require_once(values: list[Any], where: str) -> None:
-    if any(values.count(value) > 1 for value in values):
-        raise UserError("E115", f"{where}: a value appears twice", "Write each value once")
+        found = found.with_axes({key: values}, {})
+    return found
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from compressor.errors import CompressError, UserError, UserErrors
 from compressor.models.architectures import add_row
+from compressor.tasks.task_kind import kind_for
 from pipelines.engine.stage import Artifact
 from pipelines.file.config import Pipeline
 from pipelines.terminal.last_resort import coded
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 Quality = dict[str, dict[str, float]]
 """Stage id -> metric -> value, of one run; with a target, also its predicted and measured values."""
+
+MEAN_OF_TASKS = "mean of tasks"
+END = "end"
+"""In place of a stage: the last one that measures quality, where trials have different stages, with its main metric first."""
+SCORE = "score"
+"""The main metric of each trial's own task, where trials have different tasks."""
 
 LONGEST_WAIT = 60
 """Seconds for which a trial waits for its run folder: a killed sweep's process may need a moment to end."""
@@ -68,7 +75,7 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
             if job.pipeline.architecture is not None:
                 add_row(job.pipeline.architecture)
             result = _run(job, console)
-            quality, costs = quality_of(result.artifacts, job.stages), costs_of(result.artifacts)
+            quality, costs = _quality(job, result.artifacts), costs_of(result.artifacts)
     except Exception as error:
         fault = coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out)
         return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
@@ -91,6 +98,17 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
         time.sleep(0.5)
 
 
+def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> Quality:
+    if job.stages != (END,):
+        return quality_of(artifacts, job.stages)
+    last = [entry.id for entry in job.pipeline.stages if entry.id in artifacts and entry.row.publishes_model][-1]
+    metrics = quality_of(artifacts, [last])[last]
+    task = job.pipeline.task
+    decoded = next(iter(artifacts[last].metadata.get("generated", {}).get("values", {})), None)
+    main = decoded or (kind_for(task).metric.key if task else MEAN_OF_TASKS)
+    return {END: {SCORE: metrics[main], **metrics}}
+
+
 def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Quality:
     """The metrics in the artifacts' metadata: every float of `quality`, which excludes its interval and row count, and of the
     `tests` (files that are only scored), with the name of the file.
@@ -111,7 +129,7 @@ def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Qual
 def _of_tasks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     main = [row["quality"][row["metric"]] for row in rows]
     each = {f"{row['task']} {name}": value for row in rows for name, value in _floats(row["quality"]).items()}
-    return {"mean of tasks": sum(main) / len(main), **each}
+    return {MEAN_OF_TASKS: sum(main) / len(main), **each}
 
 
 def _floats(facts: Mapping[str, Any]) -> dict[str, float]:

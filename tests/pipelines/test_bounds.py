@@ -12,8 +12,8 @@ from annotated_types import MaxLen
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pipelines.engine.stage import all_stages
-from pipelines.file.config import PipelineFile
 from pipelines.file.faults import models_in
+from pipelines.file.pipeline_file import PipelineFile
 
 HUGE = (10**30, 1e300, -(10**30), -1e300)
 ANY_LENGTH = {"text": "one column or two, by its validator", "modules": "names of the anatomy, each once, by its validator"}

@@ -20,6 +20,7 @@ from pipelines.sweeps.significance import paired_difference
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, axes_of
+from pipelines.sweeps.table_file import Grid
 from pipelines.sweeps.trial_events import in_turn
 from pipelines.sweeps.trial_run import TrialOutcome, quality_of
 from tests.compressor.test_tasks import task
@@ -158,8 +159,8 @@ def test_several_keys_are_every_combination_with_every_seed(project, tmp_path):
     assert len(trials) == 2 * 3 * 2 * 2 == len({trial.name for trial in trials})
     assert trials[0].settings == ["tune.files=1", 'select.text="a/b"', 'prune.text="x"', "seed=0"]
     assert trials[0].name == "files-1_select.text-a_b_prune.text-x_seed-0-01", "text is a key of two stages"
-    assert axes_of(["tune.modules=[query],[query, value]"], None) == {"tune.modules": [["query"], ["query", "value"]]}
-    long = SweepPlan({"select.text": ["a" * 200, "b" * 200]}).trials(load_pipeline(project))
+    assert axes_of(["tune.modules=[query],[query, value]"], None).axes == {"tune.modules": [["query"], ["query", "value"]]}
+    long = SweepPlan(Grid({"select.text": ["a" * 200, "b" * 200]})).trials(load_pipeline(project))
     assert [len(trial.name) for trial in long] == [122, 122]
 
 

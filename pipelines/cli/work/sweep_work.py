@@ -17,6 +17,7 @@ from pipelines.sweeps.ray_engine import on_ray
 from pipelines.sweeps.sweep import sweep as run_all
 from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
 from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
+from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
 from pipelines.sweeps.worker_processes import in_processes
 from pipelines.terminal.console_table import table
@@ -34,15 +35,26 @@ def sweep(
     address: str | None,
     workers: int | None,
     threads: int | None,
+    scale: str | None,
+    folder: Path | None,
     **options: Any,
 ) -> None:
     """Run every trial, and show the table."""
-    path, plan = find_pipeline(file), SweepPlan(axes_of(over, grid), seeds, subsets, share)
+    path = find_pipeline(file)
+    plan = plan_of(axes_of(over, grid, read_table(path, scale)), seeds, subsets, share, folder)
     settings = [*overrides, *([f"threads={threads}"] if threads else [])]
-    runs = engine_of(engine, address, workers, lambda: load_pipeline(path, settings).threads)
+    runs = engine_of(engine, address, workers, lambda: load_pipeline(path, settings, plan.first, plan.data).threads)
     console = None if runs is in_turn else Console()
     result = run_all(path, plan, overrides=settings, say=click.echo, console=console, engine=runs, **options)
     show(result)
+
+
+def plan_of(grid: Grid, seeds: int | None, subsets: int | None, share: float | None, folder: Path | None) -> SweepPlan:
+    """The plan; the options say how often a trial runs, or else the table file does. Raises UserError E115."""
+    if folder is not None and not folder.is_dir():
+        raise UserError("E115", f"--folder {folder}: not a folder", "Give the folder of the data")
+    given = (seeds, subsets) if seeds is not None or subsets is not None else (grid.seeds, grid.subsets)
+    return SweepPlan(grid, *given, share, folder)
 
 
 def show(result: SweepResult) -> None:

@@ -1,0 +1,159 @@
+"""Keys that are set in a pipeline's data before it is validated: by `--set`, and by the rows and columns of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.tasks.sources.hub_set import is_hub
+from pipelines.engine import stage as stage_table
+from pipelines.engine.stage import load_stage
+from pipelines.file.faults import nearest
+from pipelines.file.pipeline_file import PipelineFile
+from pipelines.file.task_keys import names_file
+from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, parse
+
+TRAININGS = "trainings."
+"""Start of a preset's key that every stage which trains takes, unless it has its own value."""
+
+Preset = tuple[str, Mapping[str, Any]]
+"""Where keys come from, in words, and the keys with their values."""
+
+
+def normalize(source: YamlSource) -> None:
+    """Rewrite stages given as a bare word, `- merge`, as the mapping `merge:` without values."""
+    stages = source.data.get("stages")
+    for number, item in enumerate(stages if isinstance(stages, list) else ()):
+        if isinstance(item, str):
+            stages[number] = {item: None}
+
+
+def raw_stages(source: YamlSource) -> list[tuple[int, str, Any]]:
+    """(index, stage name, raw config) of every item that has the form of a stage."""
+    stages = source.data.get("stages")
+    items = enumerate(stages) if isinstance(stages, list) else ()
+    return [(place, *next(iter(item.items()))) for place, item in items if isinstance(item, dict) and len(item) == 1]
+
+
+def stage_ids(source: YamlSource) -> dict[int, str]:
+    """Index -> id of every stage: the one given, or its name, or name-2, name-3, ... when those are taken."""
+    raw = raw_stages(source)
+    explicit = {
+        place: config["id"] for place, _, config in raw if isinstance(config, dict) and isinstance(config.get("id"), str)
+    }
+    taken, ids, last = set(explicit.values()), dict(explicit), {}
+    for place, name, _ in raw:
+        if place in explicit:
+            continue
+        number = last.get(name, 0) + 1
+        while (candidate := name if number == 1 else f"{name}-{number}") in taken:
+            number += 1
+        ids[place], last[name] = candidate, number
+        taken.add(candidate)
+    return dict(sorted(ids.items()))
+
+
+def override(source: YamlSource, text: str) -> None:
+    """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
+    mark = f"--set {text}"
+    key, equals, value_text = text.partition("=")
+    if not equals or "" in key.split("."):
+        raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
+    value = parse(value_text, mark).data
+    path = _path_of(source, key, mark)
+    source.put(path, _from_here(path, value), mark)
+
+
+def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:
+    """Set top-level keys: a later preset's replace those of an earlier one, `stages` and `task` as a whole."""
+    for mark, keys in presets:
+        for key in filter(PipelineFile.model_fields.get, keys):
+            source.put((key,), deepcopy(keys[key]), mark)  # a copy: each trial is edited
+
+
+def preset_keys(source: YamlSource, presets: Sequence[Preset]) -> None:
+    """Set single keys, a later preset's last; then those of TRAININGS, where neither a stage nor a later preset has any.
+
+    Raises UserError E109.
+    """
+    for mark, keys in presets:
+        for key, value in keys.items():
+            if key not in PipelineFile.model_fields and not key.startswith(TRAININGS):
+                source.put(_path_of(source, key, mark), deepcopy(value), mark)
+    for mark, keys in reversed(presets):
+        for key, value in keys.items():
+            if key.startswith(TRAININGS):
+                _fill(source, key.removeprefix(TRAININGS), value, mark)
+
+
+def _fill(source: YamlSource, key: str, value: Any, mark: str) -> None:
+    """Give a key to each stage that trains and lacks it."""
+    for place, name, config in raw_stages(source):
+        path, trains = ("stages", place, name), name in stage_table.STAGE_NAMES and load_stage(name).trains
+        if trains and config is None:
+            source.put(path, {key: value}, mark)
+        elif trains and isinstance(config, dict) and key not in config:
+            source.put((*path, key), value, mark)
+
+
+def _path_of(source: YamlSource, key: str, mark: str) -> KeyPath:
+    """Path of a key such as tune.rank, whose parent is created where it is missing. Raises UserError E109."""
+    parts: list[str | int] = [int(part) if part.isdecimal() and len(part) < 10 else part for part in key.split(".")]
+    path, remaining = _start_of(source, parts, mark)
+    for part in remaining[:-1]:
+        path = _step(source, path, part, mark)
+    if remaining:
+        current = source.get(path)
+        if current is None:
+            source.put(path, {}, mark)
+        elif not isinstance(current, dict | list):
+            raise UserError("E109", f"'{dotted(path)}' holds a value, not keys", "Set it as a whole", mark)
+        path = _step(source, path, remaining[-1], mark) if isinstance(current, list) else (*path, remaining[-1])
+    return path
+
+
+def _start_of(source: YamlSource, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
+    """Where an override begins (a top-level key, or a stage by its id), and the remaining parts of its key."""
+    ids = {entry_id: place for place, entry_id in stage_ids(source).items()}
+    first = str(parts[0])
+    if first in PipelineFile.model_fields and parts != ["stages"]:
+        return (first,), parts[1:]
+    if first not in ids:
+        keys = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
+        raise UserError("E109", f"neither a stage nor a key is called '{first}'", nearest(first, keys, "There are"), mark)
+    place = ids[first]
+    if len(parts) == 1:
+        raise UserError("E109", f"'{first}' is a whole stage", f"Set one of its keys: {first}.KEY=VALUE", mark)
+    return ("stages", place, next(iter(source.data["stages"][place]))), parts[1:]
+
+
+def _step(source: YamlSource, path: KeyPath, part: str | int, mark: str) -> KeyPath:
+    """Follow one part of an override's key. A list stands for its `items`, and a mapping without `items` for a list of one."""
+    value = source.get(path)
+    if (isinstance(value, list) and part == "items") or (
+        isinstance(value, dict) and part in ("items", 0) and part not in value
+    ):
+        return path
+    if isinstance(value, dict) and part in value:
+        return (*path, part)
+    if isinstance(value, list) and part in range(len(value)):
+        return (*path, part)
+    keys = list(value) if isinstance(value, dict) else [str(place) for place in range(len(value or ()))]
+    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(str(part), keys, "There are"), mark)
+
+
+def _from_here(path: KeyPath, value: Any) -> Any:
+    """Resolve a path from the command line relative to the current folder, not to the pipeline file."""
+    if isinstance(value, dict) and names_file(path):
+        return {name: _from_here((*path, name), inner) for name, inner in value.items()}
+    if not isinstance(value, str) or is_hub(value):
+        return value
+    of_stage = load_stage(path[2]) if path[0] == "stages" and path[2] in stage_table.STAGE_NAMES else None
+    data_file = path[-1] in of_stage.beside.files if of_stage else names_file(path)
+    model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
+    if data_file or (model and (value.startswith((".", "~")) or Path(value).is_dir())):
+        return str(Path.cwd() / Path(value).expanduser())
+    return value

@@ -1,0 +1,107 @@
+"""Grids: the compared keys of `--grid`, and of a table file, a pipeline whose `grid` and `scales` make it the table of a paper.
+
+The values of a key are a list; or, where several keys belong together, a mapping of names to the keys that each sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UserError
+from pipelines.file.config import TABLE_KEYS
+from pipelines.file.faults import nearest
+from pipelines.file.overrides import Preset
+from pipelines.file.yaml_source import KeyPath, YamlSource, read_yaml
+
+Axes = dict[str, list[Any]]
+"""Key as in `--set`, or what named rows are called -> its values, or their names, each once."""
+
+Named = dict[str, dict[str, dict[str, Any]]]
+"""What named rows are called -> name of each -> the keys that it sets."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a sweep compares: `axes`, of which those in `named` set several keys at once; what all trials set (`common`); and
+    how often each is run by default."""
+
+    axes: Axes = field(default_factory=dict)
+    named: Named = field(default_factory=dict)
+    common: tuple[Preset, ...] = ()
+    seeds: int | None = None
+    subsets: int | None = None
+
+    def presets(self, values: Mapping[str, Any]) -> tuple[Preset, ...]:
+        """What is set for these values, by axis: the later, the more specific."""
+        named = ((f"{axis} {name}", self.named[axis][name]) for axis, name in values.items() if axis in self.named)
+        return (*self.common, *named)
+
+    def with_axes(self, axes: Axes, named: Named) -> Grid:
+        """The same with more axes; those of equal name are replaced."""
+        return Grid(self.axes | axes, {**self.named, **named}, self.common, self.seeds, self.subsets)
+
+
+def read_grid(path: Path) -> Grid:
+    """The file of `--grid`. Raises UserError E115, E120, and E101 or E106 of its YAML."""
+    return Grid(*_axes(read_yaml(path), ()))
+
+
+def read_table(path: Path, scale: str | None) -> Grid:
+    """The grid of a pipeline file at one of its `scales`; an empty one of an ordinary pipeline.
+
+    Raises UserError E115 (unknown scale, or none), E120, E101, E106.
+    """
+    source = read_yaml(path)
+    data = source.data if isinstance(source.data, dict) else {}
+    if not data.keys() & {"grid", "scales"}:
+        if scale is not None:
+            raise UserError("E115", f"--scale {scale}: the file has no scales", "Leave the option out", source.where(()))
+        return Grid()
+    scales = _mapping(source, ("scales",)) if "scales" in data else {}
+    if scales and scale not in scales:
+        what = f"no scale '{scale:.60}'" if scale else "the table can be run at several scales"
+        raise UserError("E115", what, nearest(scale or "", list(scales), "Give --scale"), source.where(("scales",)))
+    chosen = _mapping(source, ("scales", scale)) if scale else {}
+    grid = Grid(*_axes(source, ("grid",))) if "grid" in data else Grid()
+    if "grid" in chosen:
+        grid = grid.with_axes(*_axes(source, ("scales", scale, "grid")))
+    keys = {key: value for key, value in chosen.items() if key not in TABLE_KEYS}
+    repeats = {key: chosen.get(key, data.get(key)) for key in ("seeds", "subsets")}
+    for key, count in repeats.items():
+        if count is not None and not (isinstance(count, int) and count > 1):
+            raise UserError("E120", f"{key} is no number of 2 or more", "Write e.g. seeds: 5", source.where((key,)))
+    return Grid(grid.axes, grid.named, ((f"scale {scale}" if scale else "table", keys),), **repeats)
+
+
+def _mapping(source: YamlSource, path: KeyPath) -> dict[str, Any]:
+    value = source.get(path)
+    if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
+        raise UserError("E120", "not a mapping of names to keys", "Write NAME: {KEY: VALUE}", source.where(path))
+    return value
+
+
+def _axes(source: YamlSource, path: KeyPath) -> tuple[Axes, Named]:
+    fix = "Write one key a line with a list of two values or more: tune.rank: [4, 8]"
+    data = source.get(path)
+    if not isinstance(data, dict) or not data:
+        raise UserError("E120", "a grid is a mapping of keys to lists of values", fix, source.where(path))
+    axes, named = {}, {}
+    for key, values in data.items():
+        where = source.where((*path, key))
+        if isinstance(values, dict) and values:
+            named[key] = {name: _mapping(source, (*path, key, name)) for name in values}
+            values = list(values)
+        elif not isinstance(key, str) or not isinstance(values, list) or len(values) < 2 or None in values:
+            raise UserError("E120", f"'{key}' has no list of several values", fix, where)
+        require_once(values, where)
+        axes[key] = values
+    return axes, named
+
+
+def require_once(values: list[Any], where: str) -> None:
+    """Raise UserError E115 for a value that appears twice."""
+    if any(values.count(value) > 1 for value in values):
+        raise UserError("E115", f"{where}: a value appears twice", "Write each value once")

@@ -1,0 +1,132 @@
+"""Tables of papers: rows and columns that set several keys, scales, and every bundled one."""
+
+import json
+
+import pytest
+import yaml
+
+from compressor.errors import UserError, UserErrors
+from compressor.tasks.sources.glue import TASKS
+from pipelines.file.config import load_pipeline, recipe_files
+from pipelines.sweeps.sweep_trials import SweepPlan
+from pipelines.sweeps.table_file import Grid, read_table
+from tests.pipelines.test_sweep import ROWS, measure_quality
+
+TABLES = [path for path in recipe_files() if path.parts[-3] == "papers"]
+TABLE = """\
+name: table
+model: ./model
+threads: 1
+grid:
+  method:
+    plain: {stages: [{tune: {files: 2}}]}
+    selected: {stages: [{select: {text: places}}, {tune: {files: 1}}, {prune: {}}], tune.files: 3}
+scales:
+  small:
+    seeds: 2
+    grid:
+      task:
+        one: {task: {train: train.tsv, validation: dev.tsv, text: sentence}}
+        two: {task: {train: dev.tsv, validation: dev.tsv, text: sentence, metric: matthews}}
+  paper:
+    grid: {task: {one: {task: {train: train.tsv, validation: dev.tsv, text: sentence}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def download(tmp_path_factory):
+    """A folder that is laid out as GLUE's download, with files that are not read."""
+    folder = tmp_path_factory.mktemp("GLUE")
+    for task in TASKS.values():
+        (folder / task.folder).mkdir()
+        for name in ("train", task.validation, *(file for _, file, _ in task.tests)):
+            (folder / task.folder / f"{name}.tsv").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_row_and_column_of_a_table_is_a_valid_pipeline(path, scale, download):
+    grid = read_table(path, scale)
+    first = {axis: values[0] for axis, values in grid.axes.items()}
+    for axis, values in grid.axes.items():
+        for value in values:
+            assert load_pipeline(path, [], grid.presets({**first, axis: value}), download).name == path.stem
+    assert not {name for name in ("/work", "/home", "/tmp") if name in path.read_text()}
+
+
+def test_all_tables_are_there():
+    assert len(TABLES) == 31 and all(path.stem.startswith(f"{path.parent.name}_") for path in TABLES)
+
+
+@pytest.fixture
+def table(project, monkeypatch):
+    measure_quality(monkeypatch)
+    (project.parent / "train.tsv").write_text(ROWS)
+    path = project.with_name("table.yaml")
+    path.write_text(TABLE)
+    return path
+
+
+def test_a_table_is_one_command_whatever_the_stages_of_its_rows(table, out, compress):
+    code, _, error = compress("sweep", table, "--scale", "small", "--out", out)
+    assert (code, error) == (0, "")
+    page = (out / "table-sweep" / "sweep.md").read_text()
+    assert "| method | one | two |" in page
+    assert "| plain | 0.1500 ± 0.0707 (2) | -0.1500 ± 0.0707 (2) |" in page, "each column by its task's metric"
+    record = json.loads((out / "table-sweep" / "sweep.json").read_bytes())
+    assert {row["stage"] for row in record["summary"]} == {"end"} and record["seeds"] == 2
+    compared = {(*row["first"], *row["second"]) for row in record["comparisons"]}
+    assert compared == {("plain", task, "selected", task) for task in ("one", "two")}, "rows, never columns"
+    assert record["artifacts"]["tune"] == 8 and record["artifacts"]["prune"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "FILE"], "E122 FILE:1: a table of many runs. Run it as one: compress sweep table"),
+        (["sweep", "FILE"], "E115 FILE:8: scales: the table can be run at several scales"),
+        (["sweep", "FILE", "--scale", "smal"], "E115 FILE:8: scales: no scale 'smal'. Did you mean 'small'"),
+        (["sweep", "FILE", "--scale", "small", "--folder", "nowhere"], "E115 --folder nowhere: not a folder"),
+        (["sweep", "FILE", "--scale", "small", "--until", "report"], "E111 "),
+        (["sweep", "PLAIN", "--scale", "small"], "E115 PLAIN:1: --scale small: the file has no scales"),
+    ],
+)
+def test_mistakes_with_tables(table, project, out, compress, arguments, says):
+    names = {"FILE": str(table), "PLAIN": str(project)}
+    code, _, error = compress(*(names.get(one, one) for one in arguments), "--out", out)
+    assert code == 2 and error.startswith(says.replace("FILE", str(table)).replace("PLAIN", str(project))) and not out.exists()
+
+
+def test_what_is_said_of_a_row_counts_more_than_of_its_scale(tmp_path):
+    (tmp_path / "glue.yaml").write_text(yaml.safe_dump({"name": "a", "model": "./m", "grid": {}, "task": None, "stages": []}))
+    small = ("small", {"model": "./small", "trainings.epochs": 1, "trainings.learning_rate": 0.1})
+    row = ("row", {"stages": [{"tune": {"method": "lora", "epochs": 5}}, {"recover": None}]})
+    column = ("column", {"task": {"train": "t", "validation": "v"}, "trainings.learning_rate": 0.2, "tune.rank": 3})
+    loaded = load_pipeline(tmp_path / "glue.yaml", [], [small, row, column], tmp_path / "data")
+    tune, recover = (entry.config for entry in loaded.stages)
+    assert (loaded.model, tune.epochs, tune.rank, tune.learning_rate) == ("./small", 5, 3, 0.2)
+    assert (recover.epochs, recover.learning_rate) == (1, 0.2), "a key of all trainings"
+    assert loaded.command == "compress sweep glue.yaml", "for reports"
+    assert loaded.task.train == tmp_path / "data" / "t"
+    with pytest.raises(UserErrors, match=r"E102 column: stages.0..tune.rang: unknown key"):
+        load_pipeline(tmp_path / "glue.yaml", [], [small, row, ("column", {**column[1], "tune.rang": 1})])
+
+
+def test_named_rows_in_a_grid_file(project, out, compress, tmp_path, monkeypatch):
+    measure_quality(monkeypatch)
+    (tmp_path / "grid.yaml").write_text("size: {few: {tune.files: 1, select.text: a}, many: {tune.files: 9}}\n")
+    code, _, _ = compress("sweep", project, "--grid", tmp_path / "grid.yaml", "--out", out)
+    record = json.loads((out / "toy-sweep" / "sweep.json").read_bytes())
+    assert code == 0 and record["over"] == {"size": ["few", "many"]} and record["artifacts"]["tune"] == 2
+    (tmp_path / "grid.yaml").write_text("size: {few: 1}\n")
+    assert compress("sweep", project, "--grid", tmp_path / "grid.yaml", "--out", out)[2].startswith("E120 ")
+
+
+def test_a_table_says_how_often_its_trials_run(tmp_path):
+    path = tmp_path / "table.yaml"
+    path.write_text("grid: {tune.rank: [1, 2]}\nsubsets: 3\n")
+    assert (read_table(path, None).subsets, SweepPlan(Grid()).first) == (3, ())
+    path.write_text("grid: {tune.rank: [1, 2]}\nseeds: many\n")
+    with pytest.raises(UserError, match=r"E120 .*:2: seeds: seeds is no number"):
+        read_table(path, None)
