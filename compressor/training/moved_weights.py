@@ -9,24 +9,27 @@ from torch import Tensor, nn
 
 from compressor.compression import compression_of
 from compressor.deltas.kinds.offset import Offset
-from compressor.deltas.links import attach
+from compressor.deltas.links import attach, tied_owners
 from compressor.models.hub import head_names
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the weights of the base that a training is about to change, tied ones under each of their names."""
-    head, named = head_names(model), model.named_parameters(remove_duplicate=False)
+    """Copies of the weights of the base that a training is about to change, tied ones once."""
+    head, named = head_names(model), model.named_parameters()
     return {name: weight.detach().cpu().clone() for name, weight in named if weight.requires_grad and name not in head}
 
 
 @torch.no_grad()
 def as_deltas(model: nn.Module, before: Mapping[str, Tensor], group: str) -> None:
-    """Set the weights back to `before`, in place, and attach the differences as deltas."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    """Set weights back to `before`, in place, and attach the differences as deltas: of a tied weight one to all its uses."""
+    parameters, tied = dict(model.named_parameters()), tied_owners(model)
+    uses = {name: tied.get(id(parameters[name])) for name in before}
     changes = {name: parameters[name].detach().cpu() - weight for name, weight in before.items()}
     for name, weight in before.items():
         parameters[name].copy_(weight)
     for name, values in changes.items():
         path, _, tensor = name.rpartition(".")
-        attach(model.get_submodule(path), Offset(values, group), tensor, check=False)
+        link = Offset(values, group)
+        for owner, part in uses[name] or [(model.get_submodule(path), tensor)]:
+            attach(owner, link, part, check=False)
     compression_of(model).weights_moved = False
