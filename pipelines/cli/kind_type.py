@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class TaskKindName(click.ParamType):
@@ -13,6 +14,14 @@ class TaskKindName(click.ParamType):
     name = "kind"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from compressor.tasks import KINDS
+        return _choice().convert(value, param, ctx)
 
-        return click.Choice(list(KINDS)).convert(value, param, ctx)
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The kinds with this prefix."""
+        return _choice().shell_complete(ctx, param, incomplete)
+
+
+def _choice() -> click.Choice:
+    from compressor.tasks import KINDS
+
+    return click.Choice(list(KINDS))

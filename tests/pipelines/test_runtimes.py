@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from compressor.errors import CheckError, UserError
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.preflight import check_packages
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs
@@ -74,7 +75,7 @@ def test_the_first_runtime_is_the_first_that_export_names(tmp_path):
     exported = Artifact(tmp_path, "export-0", "onnx", "export", "export", {}, metadata)
     task = SimpleNamespace(kind="classification", max_length=9, text_columns=("text",))
     inputs = Inputs(BaseModelReference("", write_model(tmp_path / "model"), ""), task, 0, (exported,))
-    data = SimpleNamespace(label_names=["a", "b"], pad_id=0)
+    data = SimpleNamespace(label_names=["a", "b"], pad_id=0, kind=kind_of("classification"))
     assert contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")
     only = deploy.DeployConfig(runtime="onnxruntime")
     assert contents(only, inputs, data)[:3] == ("onnxruntime", "fp32", tmp_path / "a.onnx")
