@@ -7,6 +7,8 @@ from functools import wraps
 
 import pytest
 
+from tests.fast_rows import FAST_ROWS
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
 REACHED: list[str] = []
 """The hosts that a test wanted to reach, beside this machine; it fails for them."""
@@ -38,6 +40,13 @@ def pytest_configure() -> None:
         # an address of a Unix socket is no pair
         there = guarded(getattr(socket.socket, name), lambda _, address: address[0] if isinstance(address, tuple) else None)
         setattr(socket.socket, name, there)
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if item.originalname in FAST_ROWS and item.callspec.id not in FAST_ROWS[item.originalname]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.engine.stage import STAGE_NAMES
+from tests.fast_rows import FAST_ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ("compressor", "export", "serving", "pipelines")
@@ -122,3 +123,8 @@ def test_importing_loads_nothing_heavy(module):
     code = f"import {module}, sys; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_rows_of_the_fast_suite_are_of_tests_that_exist():
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in FAST_ROWS if f"def {name}(" not in sources] == []

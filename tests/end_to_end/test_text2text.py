@@ -30,6 +30,7 @@ STAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_from_data_to_a_report(tmp_path):
     path = write_pipeline(tmp_path, kind="text2text", model_type="t5", stages=STAGES, rows=96)
     run = run_pipeline(load_pipeline(path), tmp_path / "runs")

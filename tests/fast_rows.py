@@ -1,0 +1,53 @@
+"""Rows of the shared tests that `make test` runs; their other rows are `slow`, run by `make test-full`.
+
+A test that stands here has rows that differ little from each other, each of which takes a second or more.
+"""
+
+METHODS = (
+    "dsee",
+    "lora",
+    "selective",
+    "adapter",
+    "propetl",
+    "mixout",
+    "diff_pruning",
+    "child_tuning-pruning",
+    "full",
+    "id3",
+    "repeat",
+)
+FAMILIES = ("bert", "deberta-v2", "distilbert", "gpt2", "llama", "modernbert", "t5")
+
+FAST_ROWS = {
+    # tests/compressor
+    "test_a_cut_training_ends_in_the_same_bits": METHODS,
+    "test_training_learns_repeats_and_moves_nothing_else": METHODS,
+    "test_one_batch_is_two_accumulated_is_two_processes": ("dsee", "propetl", "id3"),
+    "test_another_loss_is_the_same_over_two_processes": ("taught",),
+    "test_a_cut_on_either_side_of_the_projection": ("25",),
+    "test_removed_is_masked": FAMILIES,
+    "test_a_price_is_what_removing_does_to_the_loss": ("bert", "gpt2", "llama", "mpnet"),
+    "test_what_is_removed_later_is_what_is_masked": ("bert", "deberta-v2", "gpt2", "llama"),
+    "test_another_base_is_refused": tuple(f"{name}-{method}" for name in FAMILIES for method in ("lora", "id3")),
+    "test_a_cut_training_ends_in_the_same_bits_on_every_architecture": tuple(f"{name}-lora" for name in FAMILIES),
+    # tests/pipelines
+    "test_it_is_the_dense_model_with_the_same_trainings": ("twice",),
+    "test_a_pruned_model_is_refitted_stored_and_merged": ("lora-items", "full-target", "lora-weights"),
+    # tests/export
+    "test_attention_is_joined_and_computes_the_same": ("bert-unequal", "bert-emptied"),
+    "test_other_attentions_stay": ("gpt2",),
+    "test_exported_equals_pytorch": ("bert-dense", "bert-unequal"),
+    "test_padded_rows_give_the_same_logits_with_any_id_where_the_mask_is_0": ("roberta",),
+    "test_padding_depends_on_the_length_and_on_the_precision": ("int8-lengths1",),
+    "test_faulty_numbers_are_caught": (
+        *("nan-fp32", "infinite-int8", "shifted-fp32", "drawn_together-int8", "upside_down-fp32", "shuffled-int8"),
+        *("cut_off-fp32", "noisy-int8", "constant-fp32"),
+    ),
+    # tests/end_to_end
+    "test_it_learns_and_keeps_what_it_learned": ("choices",),
+    "test_a_method_is_stored_as_its_link": ("vera", "diff pruning"),
+    # tests/serving
+    "test_versions_come_and_go_without_a_failed_request": (),
+    "test_levels_of_both_kinds_are_answered_and_checked": ("grpc",),
+}
+"""Test -> its rows in the fast suite, by what pytest shows in brackets."""
