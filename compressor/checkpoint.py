@@ -258,9 +258,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     _refill_buffers(model)
     if changes is not None:
         _restore_strictly(model, changes, inserted, folder)
-    # a generating T5 has no separate base module; its head is found by name
-    alone = frozenset(name for name, _ in model.named_parameters() if name.startswith("lm_head."))
-    compression_of(model).head_parameters = alone if model.base_model is model else task_head(model)
+    compression_of(model).head_parameters = task_head(model)
     return model.eval()
 
 

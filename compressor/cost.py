@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.models.hub import TOKENS, auto_class_of, head_names
+from compressor.models.hub import TEXT2TEXT, TOKENS, auto_class_of, head_names
 from compressor.models.modules import STRUCTURES
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     in_blocks = {id(module) for layer in layers for module in layer.module.modules()}
     outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
     head_macs = sum(linear.in_features * linear.out_features for linear in outside)
-    every_token = row_of_model(model).head_on_tokens or auto_class_of(model) == TOKENS
+    every_token = row_of_model(model).head_on_tokens or auto_class_of(model) in (TOKENS, TEXT2TEXT)
     parameters, heads = dict(model.named_parameters()), head_names(model)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     return ModelShape(

@@ -88,7 +88,7 @@ def write_model(folder: Path, model_type: str = "bert", *, auto: str = "AutoMode
     import transformers
     from transformers import AutoConfig
 
-    write_tokenizer(folder, model_type)
+    write_tokenizer(folder, model_type.removesuffix("-gated"))
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         model_type.removesuffix("-gated"),
@@ -189,6 +189,16 @@ def write_prompts(folder: Path, *, rows: int = 160) -> dict:
         "prompt,target\n" + "".join(f'"{one}","{other}"\n' for one, other in (pair() for _ in range(2 * rows)))
     )
     return {"kind": "generation", "train": "train.jsonl", "validation": "dev.csv", "max_length": 32}
+
+
+def write_sources(folder: Path, *, rows: int = 160) -> dict:
+    """The same for an encoder and a decoder: the same pairs, with a prefix and scores of generated texts; returns `task:`."""
+    task = {**write_prompts(folder, rows=rows), "kind": "text2text", "text": "prompt", "label": "target"}
+    return {
+        **task,
+        "prefix": "the ",
+        "decode": {"max_new_tokens": 12, "metrics": ["exact_match", "bleu", "rouge_2"], "rows": 20},
+    }
 
 
 EVERYTHING = [
@@ -294,6 +304,7 @@ WRITERS = {
     "regression": write_scores,
     "tokens": write_tags,
     "generation": write_prompts,
+    "text2text": write_sources,
     "multilabel": write_labels,
     "spans": write_answers,
     "choices": write_choices,
@@ -307,8 +318,9 @@ def write_pipeline(
 ) -> Path:
     """A whole project in `folder`: model, data and pipeline.yaml; returns the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
-    generates = kind == "generation" and model_type in DECODERS
-    write_model(folder / "model", model_type, **({"auto": "AutoModelForCausalLM"} if generates else {}))
+    decoder, text2text = kind == "generation" and model_type in DECODERS, kind == "text2text"
+    auto = "AutoModelForCausalLM" if decoder else "AutoModelForSeq2SeqLM" if text2text else "AutoModel"
+    write_model(folder / "model", model_type, auto=auto)
     pipeline = {
         "name": "tiny",
         "model": "./model",

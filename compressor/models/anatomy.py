@@ -6,7 +6,7 @@ because after pruning they differ between layers and `config.num_attention_heads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -162,6 +162,12 @@ class Layer:
             what = f"the row of architecture '{self.row.model_type}' names no norm behind the FFN, which such adapters read"
             raise UserError("E407", what, "Use placement: pfeiffer or houlsby")
         return self.module.get_submodule(self.blocks.ffn_norm)
+
+    def token_mask(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The mask (batch, length), among a model's inputs, of the real tokens whose states this block computes."""
+        in_decoder = self.row.has_decoder and self.blocks == self.row.stacks[1]
+        mask = inputs.get("decoder_attention_mask") if in_decoder else None
+        return inputs["attention_mask"] if mask is None else mask
 
     def write_heads(self, structure: str) -> None:
         """Update the head count of an attention after its weights were pruned."""

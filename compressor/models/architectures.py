@@ -125,6 +125,11 @@ class Architecture:
         """Whether each token's hidden state depends on the whole row, as in an encoder."""
         return not (self.head_on_tokens or self.head_on_end)
 
+    @property
+    def has_decoder(self) -> bool:
+        """Whether a decoder follows an encoder."""
+        return len(self.stacks) > 1
+
     def most_tokens(self, config: Mapping[str, Any]) -> int | None:
         """Maximum number of tokens of a row, from a model's config.json; None without a limit."""
         # a DeBERTa can have its table switched off
@@ -284,7 +289,7 @@ def facts_of(row: Architecture) -> dict[str, Any]:
         ),
         "weights stored (in, out)": row.transposed,
         "one position bias for all blocks": row.position_bias is not None,
-        "encoder and decoder": len(row.stacks) > 1,
+        "encoder and decoder": row.has_decoder,
     }
     return {
         "model_type": row.model_type,

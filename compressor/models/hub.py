@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig
 
-AUTO_CLASSES = SEQUENCES, TOKENS, GENERATES = tuple(task.auto_class for task in HEAD_TASKS if task.trained)
+AUTO_CLASSES = SEQUENCES, TOKENS, GENERATES, TEXT2TEXT = tuple(task.auto_class for task in HEAD_TASKS)
 """The Auto classes of the models that are trained here: a task head that answers once a row, one that does at every token, and
-no head but the pretrained one, which says the next token."""
+no head but the pretrained one, which says the next token: in a decoder, or in one behind an encoder."""
+GENERATIVE = (GENERATES, TEXT2TEXT)
+"""Those whose outputs are scores of a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,11 @@ def weightless_model(folder: Path, label_names: list[str], auto_class: str = SEQ
         raise UserError("E309", what, "Use an encoder, such as a BERT", str(folder))
     if auto_class == GENERATES and not row.head_on_tokens:
         what = f"a '{row.model_type}' is not trained to generate here"
-        raise UserError("E309", what, "Use a decoder: a GPT-2, a Llama or a Qwen3", str(folder))
+        fix = "Say kind: text2text" if row.has_decoder else "Use a decoder: a GPT-2, a Llama or a Qwen3"
+        raise UserError("E309", what, fix, str(folder))
+    if auto_class == TEXT2TEXT and not row.has_decoder:
+        what = f"a '{row.model_type}' has no decoder behind an encoder, as a task of kind text2text needs"
+        raise UserError("E309", what, "Use a T5; a GPT-2, a Llama or a Qwen3 is for kind: generation", str(folder))
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
@@ -291,7 +297,7 @@ def _lacking(missing: Sequence[str]) -> str:
 
 def task_head(model: nn.Module) -> frozenset[str]:
     """Parameters that the Auto class created beside the pretrained base; none where the head was pretrained, too."""
-    if auto_class_of(model) == GENERATES:
+    if auto_class_of(model) in GENERATIVE:
         return frozenset()
     prefix = f"{model.base_model_prefix}."
     return frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
@@ -305,9 +311,9 @@ def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
 
 
 def auto_class_of(model: nn.Module) -> str:
-    """SEQUENCES, TOKENS or GENERATES, by the task of a live model's class; SEQUENCES for any other model."""
+    """The word of AUTO_CLASSES for the task of a live model's class; SEQUENCES for any other model."""
     task = task_of_class(type(model))
-    return task.auto_class if task is not None and task.trained else SEQUENCES
+    return task.auto_class if task is not None else SEQUENCES
 
 
 def class_facts(model: nn.Module) -> dict[str, Any]:
@@ -349,6 +355,11 @@ def padding_id(config: PretrainedConfig, folder: Path) -> int:
             return token
     what = "neither config.json nor the tokenizer has a padding token, and there is no end-of-sentence token either"
     raise UserError("E304", what, "Give config.json a pad_token_id", str(folder))
+
+
+def start_id(config: PretrainedConfig, pad_id: int) -> int:
+    """The id that the inputs of a decoder behind an encoder begin with: the config's own, else that of padding, as in T5."""
+    return pad_id if config.decoder_start_token_id is None else config.decoder_start_token_id
 
 
 def end_id(folder: Path) -> int | None:

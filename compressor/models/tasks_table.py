@@ -13,20 +13,19 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class HeadTask:
     """A task by the Hub's word. `auto_class` is what files of this project store, `kind` what export.json says, `peft` what
-    adapter_config.json does, `trained` whether models of it are trained here, and not only exported."""
+    adapter_config.json does."""
 
     name: str
     auto_class: str
     kind: str
     peft: str
-    trained: bool = True
 
 
 HEAD_TASKS = (
     HeadTask("text-classification", "AutoModelForSequenceClassification", "sequence classification", "SEQ_CLS"),
     HeadTask("token-classification", "AutoModelForTokenClassification", "token classification", "TOKEN_CLS"),
     HeadTask("text-generation", "AutoModelForCausalLM", "generation", "CAUSAL_LM"),
-    HeadTask("text2text-generation", "AutoModelForSeq2SeqLM", "generation", "SEQ_2_SEQ_LM", trained=False),
+    HeadTask("text2text-generation", "AutoModelForSeq2SeqLM", "generation", "SEQ_2_SEQ_LM"),
 )
 BY_AUTO_CLASS = {task.auto_class: task for task in HEAD_TASKS}
 

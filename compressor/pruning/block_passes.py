@@ -87,7 +87,7 @@ class BlockPasses:
                 self.model(**self.batches[batch])
             if "block" in found and self._keeping:
                 self._keep(batch, found["block"])
-            real = self.batches[batch]["attention_mask"].bool()
+            real = layer.token_mask(self.batches[batch]).bool()
             states = found[stream] if stream else torch.zeros_like(found["output"])
             return Seen(found["inputs"][real], found["output"][real], states[real])
 

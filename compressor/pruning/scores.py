@@ -185,16 +185,17 @@ def _errors_without_units(weight: Tensor, gram: Tensor, units: int) -> Tensor:
 
 def _errors_without_blocks(model: nn.Module, batches: Sequence[Inputs], on_batch: Callable[[int], None]) -> list[Tensor]:
     """Σ‖what a block adds‖² / Σ‖its output‖² over all tokens."""
-    totals = torch.zeros(len(layers_of(model)), 2, dtype=torch.float64)
+    layers = layers_of(model)
+    totals = torch.zeros(len(layers), 2, dtype=torch.float64)
     model.eval()
     with _probed(model, "layers") as probe:
         for inputs in batches:
             model(**inputs)
-            real = inputs["attention_mask"].bool()
             for number, (added, after) in probe.seen.items():
+                real = layers[number].token_mask(inputs).bool()
                 totals[number] += torch.stack([states[real].double().square().sum() for states in (added, after)]).cpu()
             on_batch(len(inputs["input_ids"]) * len(totals))
-    for layer, total in zip(layers_of(model), totals, strict=True):
+    for layer, total in zip(layers, totals, strict=True):
         require_finite(f"criterion reconstruction: hidden states of {layer.path}", total)
     return [(added / whole)[None] for added, whole in totals]
 

@@ -14,7 +14,7 @@ from compressor.compression import Origin, compression_of
 from compressor.deltas.inserts import inserts_of, take_out
 from compressor.deltas.links import chains, detach, plain_name
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES, Reference, auto_class_of, build, head_names, name_outputs, resolve
+from compressor.models.hub import GENERATIVE, Reference, auto_class_of, build, head_names, name_outputs, resolve
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import restore
 from compressor.storage.delta_file import DAMAGED, DeltaFile, buffer_of, read
@@ -115,7 +115,7 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
 
 
 def _check_task(delta: DeltaFile, path: Path | str) -> None:
-    if not delta.labels and delta.auto_class != GENERATES:
+    if not delta.labels and delta.auto_class not in GENERATIVE:
         raise UserError(
             "E316",
             "this is the file that the tasks share, not one of the tasks",

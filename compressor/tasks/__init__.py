@@ -1,6 +1,6 @@
 """A labelled task: its configuration, and how the user's files are read and checked.
 
-Two kinds for single sentences or sentence pairs (classes, numbers), one for words with tags, and one for prompts with texts.
+The kinds are for single sentences or pairs (classes, numbers), words with tags, prompts or sources with texts, and others.
 `task_kind.TaskKind` defines what differs between them; a new one is a file in `kinds/` and a row in `KINDS`.
 """
 
@@ -32,8 +32,12 @@ KINDS = {
     "spans": Columns(["question", "context"], "answers", least=2, most=2),
     "marked": Columns(["text", "span1", "span2"], "label", least=2, most=3),
     "choices": Columns(["text", "choices"], "label", least=2, most=21),
+    "text2text": Columns("source", "target"),
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""
+
+GENERATED = ("generation", "text2text")
+"""The kinds whose models write texts."""
 
 PARQUET = ".parquet"
 PACKED = ".gz"
@@ -63,7 +67,7 @@ TestName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]
 
 class TaskConfig(BaseModel):
     """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the default columns are `tokens` and
-    `tags` for token classification, `prompt` and `target` for generation."""
+    `tags` for token classification, `prompt` and `target` for generation, `source` and `target` for text2text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -96,7 +100,13 @@ class TaskConfig(BaseModel):
         default=None, description="false: .csv and .tsv files have no line of names; columns are column1, column2, ..."
     )
     decode: DecodeConfig | None = Field(
-        default=None, description="generation: also generate a text for each validation prompt and score it"
+        default=None, description="generation, text2text: also generate a text for each validation prompt and score it"
+    )
+    prefix: str | None = Field(
+        default=None, min_length=1, max_length=1000, description="text2text: put before each source, such as 'summarize: '"
+    )
+    target_length: int | None = Field(
+        default=None, ge=2, le=8192, description="text2text: maximum tokens of a target, longer ones are cut; default: no limit"
     )
 
     @model_validator(mode="before")
@@ -131,9 +141,16 @@ class TaskConfig(BaseModel):
     @field_validator("decode")
     @classmethod
     def _generates(cls, decode: DecodeConfig | None, info: ValidationInfo) -> DecodeConfig | None:
-        if decode is not None and info.data.get("kind") != "generation":
-            raise ValueError("decode is used by tasks of kind generation")
+        if decode is not None and info.data.get("kind") not in GENERATED:
+            raise ValueError(f"decode is used by tasks of kind {' and '.join(GENERATED)}")
         return decode
+
+    @field_validator("prefix", "target_length")
+    @classmethod
+    def _has_sources(cls, value: str | int | None, info: ValidationInfo) -> str | int | None:
+        if value is not None and info.data.get("kind") != "text2text":
+            raise ValueError(f"{info.field_name} is used by tasks of kind text2text")
+        return value
 
     @property
     def text_columns(self) -> tuple[str, ...]:

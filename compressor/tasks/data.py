@@ -12,10 +12,19 @@ import numpy as np
 
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, end_id, padding_id, tokenizer_of
+from compressor.models.hub import TEXT2TEXT, config_of, end_id, padding_id, start_id, tokenizer_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.decoding.prompt_items import PromptItem, check_positions, items_of, prompt_tokens
-from compressor.tasks.features import batches, check_ends, length_of, model_rows, pad
+from compressor.tasks.features import (
+    DECODER_IDS,
+    batches,
+    check_ends,
+    length_of,
+    model_rows,
+    output_length,
+    pad,
+    with_decoder_inputs,
+)
 from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.predictions import IGNORED, cut, of_tokens
 from compressor.tasks.reading import read_task, read_tests
@@ -126,8 +135,11 @@ class Data:
     @property
     def batch_size(self) -> int:
         """Batch size of forward passes without training."""
-        longest = max(length_of(row) for rows in (self.train, self.validation) for row in rows.tokens)
-        return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary))) if self.vocabulary else BATCH
+        if not self.vocabulary:
+            return BATCH
+        rows = (*self.train.tokens, *self.validation.tokens)
+        longest = max(len(row.get(DECODER_IDS, row["input_ids"])) for row in rows)
+        return max(1, min(BATCH, MOST_OUTPUTS // (longest * self.vocabulary)))
 
     def compared(self, most: int | None = None) -> TokenRows:
         """Validation rows for a parity check that keeps logits: `most` of them (default: all), or as many as fit in memory."""
@@ -176,10 +188,10 @@ def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> Tok
 
 def _all_tokenized(folder: Path, splits: Iterable[tuple[Split, Path]], config: TaskConfig, kind: TaskKind) -> list[TokenRows]:
     """Each split, of a file, as tokens. Faults of all files are collected before they are raised as UserErrors."""
-    tokenizer, end, rows, faults = task_tokenizer(folder, kind), end_id(folder), [], []
+    tokenizer, rows, faults = task_tokenizer(folder, kind), [], []
     for split, path in splits:
         try:
-            rows.append(_token_rows(tokenizer, end, split, config, path, kind))
+            rows.append(_token_rows(tokenizer, folder, split, config, path, kind))
         except UserError as error:
             faults.append(error)
     if faults:
@@ -197,9 +209,12 @@ def task_tokenizer(folder: Path, kind: TaskKind):
     return tokenizer
 
 
-def _token_rows(tokenizer, end: int | None, split: Split, config: TaskConfig, path: Path, kind: TaskKind) -> TokenRows:
+def _token_rows(tokenizer, folder: Path, split: Split, config: TaskConfig, path: Path, kind: TaskKind) -> TokenRows:
     tokens, labels = kind.encode(tokenizer, split, config, path)
-    if end is not None:
+    if kind.auto_class == TEXT2TEXT:
+        model = config_of(folder)
+        tokens = with_decoder_inputs(tokens, labels, start_id(model, padding_id(model, folder)))
+    elif (end := end_id(folder)) is not None:
         check_ends(tokenizer, tokens, split, end, path)
     return TokenRows(tokens, labels, kind.with_texts(kind, tokenizer, split))
 
@@ -214,5 +229,5 @@ def tensor_batches(
     chunks = (order[start : start + batch_size] for start in range(0, len(rows), batch_size))
     for chosen in chunks if in_order else batches(rows.tokens, batch_size):
         batch = pad([rows.tokens[row] for row in chosen], pad_id)
-        labels = torch.from_numpy(cut(rows.labels[chosen], batch["input_ids"].shape[1]))
+        labels = torch.from_numpy(cut(rows.labels[chosen], output_length(batch)))
         yield {key: torch.from_numpy(value) for key, value in batch.items()}, labels

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.tasks.predictions import predictions_in
+from compressor.tasks.predictions import IGNORED, predictions_in
 from compressor.tasks.rows import Split
 
 if TYPE_CHECKING:
     from compressor.tasks import TaskConfig
 
 Encoding = dict[str, np.ndarray]
+DECODER_IDS = "decoder_input_ids"
+"""Key of the inputs of a decoder behind an encoder, where a row has them."""
 GroupedRow = dict[str, list[list[int]]]
 """The tokens of a row that is several rows of the model, such as a text with each of its choices."""
 Forward = Callable[[Encoding], np.ndarray]
@@ -64,6 +66,14 @@ def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
     return [len(ids) for ids in tokenizer(*columns, truncation=False, padding=False, verbose=False)["input_ids"]]
 
 
+def targets_of(tokenizer, split: Split) -> list[list[int]]:
+    """Tokens of the targets that a decoder behind an encoder writes, without the end token."""
+    end = tokenizer.eos_token_id
+    tokens = tokenizer(text_target=list(split.labels), truncation=False, padding=False, verbose=False)["input_ids"]
+    # some tokenizers append it
+    return [ids[:-1] if ids[-1:] == [end] else ids for ids in tokens]
+
+
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
     """Tokens and labels (rows,) of a split with one label per row; `path` is the file that it was read from."""
     return tokenize(tokenizer, split, task), np.array(split.labels)
@@ -87,14 +97,26 @@ def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: i
 
 
 def pad(rows: list[dict[str, list[int]]], pad_id: int) -> Encoding:
-    """Right-padded int64 arrays (batch, longest) of the model's rows. input_ids are padded with `pad_id`, all else with 0."""
+    """Right-padded int64 arrays (batch, longest) of the model's rows; a decoder's inputs have their own length. Ids are padded
+    with `pad_id`, all else with 0."""
     rows = model_rows(rows)
-    length = max(len(row["input_ids"]) for row in rows)
     batch = {}
     for key in rows[0]:
-        filler = pad_id if key == "input_ids" else 0
+        length = max(len(row[key]) for row in rows)
+        filler = pad_id if key in ("input_ids", DECODER_IDS) else 0
         batch[key] = np.array([row[key] + [filler] * (length - len(row[key])) for row in rows], dtype=np.int64)
     return batch
+
+
+def output_length(batch: Encoding) -> int:
+    """Number of tokens, with padding, at which outputs are computed: of the decoder's inputs, if there are such."""
+    return batch.get(DECODER_IDS, batch["input_ids"]).shape[1]
+
+
+def with_decoder_inputs(rows: list[dict[str, list[int]]], labels: np.ndarray, start: int) -> list[dict[str, list[int]]]:
+    """Rows of an encoder with the inputs of the decoder behind it: the `start` token, then all labels but the last."""
+    inputs = [[start, *row[row != IGNORED][:-1].tolist()] for row in labels]
+    return [{**row, DECODER_IDS: ids, "decoder_attention_mask": [1] * len(ids)} for row, ids in zip(rows, inputs, strict=True)]
 
 
 def batches(rows: list[dict[str, list[int]]], batch_size: int) -> Iterator[list[int]]:

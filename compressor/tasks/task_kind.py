@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES, SEQUENCES
+from compressor.models.hub import GENERATES, GENERATIVE, SEQUENCES
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
@@ -168,6 +168,11 @@ class TaskKind:
     @property
     def generates(self) -> bool:
         """Whether outputs are scores of a vocabulary: too many to be stored for the rows of a split."""
+        return self.auto_class in GENERATIVE
+
+    @property
+    def continues(self) -> bool:
+        """Whether a label is a text that follows the row's own in one sequence."""
         return self.auto_class == GENERATES
 
     @property

@@ -19,16 +19,16 @@ HIDDEN_WEIGHT = 1.0
 """Weight of the distance between hidden states, relative to the loss on logits or labels."""
 
 
-def hidden_distance(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor) -> Tensor:
+def hidden_distance(student: Sequence[Tensor], teacher: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
     """Mean over blocks, rows and a row's real tokens of ‖s - t‖² / ‖t‖², the squared error in units of the teacher's length.
 
-    States are (batch, length, hidden), one a block; `mask` (batch, length) is 1 for real tokens. Every row has the same weight
-    whatever its length, so that accumulated batches give the same step. The distance is normalized per token, because a few
-    tokens have much larger norms than all others.
+    States are (batch, length, hidden), one a block; its mask (batch, length) is 1 for real tokens. Every row has the same
+    weight whatever its length, so that accumulated batches give the same step. The distance is normalized per token, because
+    a few tokens have much larger norms than all others.
     """
-    real = mask.to(student[0].dtype)
     distances = []
-    for ours, theirs in zip(student, teacher, strict=True):
+    for ours, theirs, mask in zip(student, teacher, masks, strict=True):
+        real = mask.to(ours.dtype)
         scale = theirs.square().sum(-1).clamp_min(torch.finfo(theirs.dtype).tiny)
         each = (ours - theirs).square().sum(-1) / scale
         distances.append(((each * real).sum(1) / real.sum(1)).mean())
@@ -47,7 +47,8 @@ class HiddenTeacher:
         self.dense, self.weight, self.logits = dense.eval().requires_grad_(False), weight, logits
         theirs, ours = layers_of(dense), layers_of(student)
         numbers = [int(number) for number in kept_of(student)] or range(len(theirs))
-        self.ours = [layer.module for layer in ours] if weight else []
+        self.layers = ours if weight else []
+        self.ours = [layer.module for layer in self.layers]
         self.theirs = [theirs[number].module for number in numbers] if weight else []
 
     def loss(
@@ -64,7 +65,8 @@ class HiddenTeacher:
         logits = outputs.logits
         loss = kind.distillation(logits, teacher_outputs.logits, labels) if self.logits else kind.loss(logits, labels)
         if self.weight:
-            loss = loss + self.weight * hidden_distance(ours, theirs, inputs["attention_mask"])
+            masks = [layer.token_mask(inputs) for layer in self.layers]
+            loss = loss + self.weight * hidden_distance(ours, theirs, masks)
         return outputs, loss
 
 

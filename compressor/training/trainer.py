@@ -23,7 +23,7 @@ from compressor.deltas.links import Change, settle_links
 from compressor.deltas.sources import settle_prototypes
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
-from compressor.tasks.features import length_of, pad
+from compressor.tasks.features import length_of, output_length, pad
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.predictions import cut, spread
 from compressor.tasks.rows import Labels
@@ -81,7 +81,7 @@ class Collator:
         extra = ("labels", "teacher", "task")
         batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
-        labels = cut(torch.from_numpy(np.array([item["labels"] for item in items])), tensors["input_ids"].shape[1])
+        labels = cut(torch.from_numpy(np.array([item["labels"] for item in items])), output_length(batch))
         tensors["labels"] = labels
         if "teacher" in items[0]:
             tensors["teacher"] = torch.from_numpy(spread([item["teacher"] for item in items], labels.numpy()))

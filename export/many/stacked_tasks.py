@@ -13,7 +13,7 @@ from torch import nn
 
 from compressor.deltas.stacking import changes_of_task, stack_tasks
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES, TOKENS, Reference, padding_id, tokenizer_of
+from compressor.models.hub import GENERATIVE, TOKENS, Reference, padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.storage.delta_file import DeltaFile, read
 from compressor.storage.live import apply, base_of, load_on, strip
@@ -147,7 +147,7 @@ def _check_alike(paths: Sequence[Path], deltas: Sequence[DeltaFile]) -> None:
 
 
 def _differs(delta: DeltaFile, first: DeltaFile) -> str:
-    if delta.auto_class == GENERATES:
+    if delta.auto_class in GENERATIVE:
         return "a task that generates cannot be stacked"
     if not delta.labels:
         return "this is the file that tasks share, not one of the tasks"

@@ -13,7 +13,7 @@ import numpy as np
 
 from compressor.tasks import data_files, named_files
 from compressor.tasks.data import task_tokenizer
-from compressor.tasks.features import tokens_of
+from compressor.tasks.features import targets_of, tokens_of
 from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
@@ -55,7 +55,7 @@ def _files(ready: Ready) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
     """Rows, labels and lengths in tokens of one split; `cut` counts rows that are truncated for the model."""
-    lengths = np.array(tokens_of(tokenizer, split, kind.generates))
+    lengths = np.array(tokens_of(tokenizer, split, kind.continues))
     return {
         "rows": len(split),
         "labels": kind.spread(split.labels, names),
@@ -68,7 +68,15 @@ def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], t
             "mean": float(np.minimum(lengths, task.max_length).mean()),
         },
         "cut": int((lengths > task.max_length).sum()),
+        **_cut_targets(split, task, tokenizer),
     }
+
+
+def _cut_targets(split: Split, task: TaskConfig, tokenizer) -> dict[str, int]:
+    """The number of targets that are cut, where the task has a limit."""
+    if task.target_length is None:
+        return {}
+    return {"cut_targets": sum(len(ids) >= task.target_length for ids in targets_of(tokenizer, split))}
 
 
 def warnings_of(splits: dict[str, Split], kind: TaskKind, task: TaskConfig, facts: dict[str, Any]) -> Iterator[str]:
@@ -77,6 +85,8 @@ def warnings_of(splits: dict[str, Split], kind: TaskKind, task: TaskConfig, fact
         if split["cut"]:
             what = f"{split['cut']:,} of {counted(split['rows'])} longer than max_length {task.max_length}, cut there"
             yield f"{key}: {what}: the longest has {split['tokens']['max']:,} tokens"
+        if split.get("cut_targets"):
+            yield f"{key}: {split['cut_targets']:,} of {split['rows']:,} targets longer than target_length, cut there"
         if split["constant"] is not None and split["constant"] >= UNBALANCED:
             yield f"{key}: {split['constant']:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
     yield from _shared(splits, kind, task)

@@ -14,7 +14,7 @@ TEXTS = ("sentence", "text", "review", "content", "body", "comment", "tweet", "m
 PROMPTS = (
     *(("prompt", "target"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "output")),
     *(("instruction", "response"), ("question", "answer"), ("source", "target"), ("input", "output")),
-    *(("document", "summary"), ("article", "summary"), ("mr", "ref")),
+    *(("document", "summary"), ("article", "summary"), ("dialogue", "summary"), ("mr", "ref")),
 )
 WORDS, TAGS = ("tokens", "words"), ("tags", "ner_tags", "labels", "ner")
 

@@ -11,7 +11,7 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, tokenizer_of
 from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
-from compressor.tasks import TaskConfig
+from compressor.tasks import GENERATED, TaskConfig
 from compressor.tasks.features import tokens_of
 from compressor.tasks.reading import TaskData
 from compressor.tasks.task_kind import kind_of
@@ -56,12 +56,12 @@ def token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, li
     """Number of tokens of every row, as they will be read in training."""
     tokenizer, kind = tokenizer_of(folder), kind_of(task.kind)
     splits = {"train": read.train, "validation": read.validation}
-    return {role: tokens_of(tokenizer, split, kind.generates) for role, split in splits.items()}
+    return {role: tokens_of(tokenizer, split, kind.continues) for role, split in splits.items()}
 
 
 def has_places(folder: Path, kind: str) -> bool:
     """Whether robust PCA reliably finds 16 entries in each matrix: for an encoder that is not narrow."""
-    return kind != "generation" and normalized(config_of(folder)).hidden_size >= 256
+    return kind not in GENERATED and normalized(config_of(folder)).hidden_size >= 256
 
 
 def kept_share(requested: int | None, rows: int) -> float | None:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compressor.models.hub import SEQUENCES
-from compressor.tasks import KINDS
+from compressor.models.hub import SEQUENCES, TEXT2TEXT
+from compressor.tasks import GENERATED, KINDS
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
@@ -42,8 +42,8 @@ class Facts:
 
     @property
     def classifies(self) -> bool:
-        """Whether the model gets a task head: all kinds but generation."""
-        return self.kind != "generation"
+        """Whether the model gets a task head: all kinds but those that write texts."""
+        return self.kind not in GENERATED
 
 
 def quoted(value: str) -> str:
@@ -105,12 +105,23 @@ def _task(facts: Facts) -> str:
   # What models are compared, chosen and refused by; `compress list metrics` tells what there is
   # metric: {kind_of(facts.kind).choices[-1].key}
   # Tokens of a row; {_comment(facts.why["max_length"])}
-  max_length: {facts.max_length}{subset}
+  max_length: {facts.max_length}{_prefix(facts)}{subset}
 # Another seed draws other random numbers; the same one gives the same result
 seed: 0
 # Threads of every computation; by default the physical cores
 # threads: 2
 """
+
+
+def _prefix(facts: Facts) -> str:
+    """The key of a text before each source, as an example."""
+    if kind_of(facts.kind).auto_class != TEXT2TEXT:
+        return ""
+    return """
+  # Before each source, as the model was pretrained
+  # prefix: "summarize: "
+  # Maximum tokens of a target
+  # target_length: 128"""
 
 
 def _test(facts: Facts) -> str:
@@ -210,6 +221,12 @@ def _recovery(facts: Facts) -> str:
 
 
 def _export(facts: Facts) -> str:
+    report = """
+  # runs/NAME/report.html, report.md and report.json
+  - report:
+"""
+    if kind_of(facts.kind).auto_class == TEXT2TEXT:  # a pipeline does not export it
+        return report
     deploy = """
   # A model repository for Triton Inference Server, proven on a live server
   - deploy: {name: NAME}
@@ -232,7 +249,4 @@ def _export(facts: Facts) -> str:
 {served}
   # Quality, bytes, FLOPs and latency of every file, for so many rows of so many tokens
   - benchmark: {{batch: [1, 8], length: [{facts.max_length}], rounds: 20}}
-
-  # runs/NAME/report.html, report.md and report.json
-  - report:
-"""
+{report}"""

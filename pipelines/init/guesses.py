@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from compressor.errors import UserError
-from compressor.tasks import ending
+from compressor.tasks import GENERATED, ending
 from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
@@ -113,10 +113,13 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     if kind == "tokens" or (kind is None and _is_tagged(table, columns)):
         return _tagged(table, columns, text, label)
     if not (text and label):
-        prompt_columns = None if label or text or kind not in (None, "generation") else _prompted(columns, kind)
+        prompt_columns = None if label or text or kind not in (None, *GENERATED) else _prompted(columns, kind)
         if prompt_columns:
             why = f"columns called {prompt_columns[0]} and {prompt_columns[1]}"
-            return Guess("generation", prompt_columns[:1], prompt_columns[1], {"kind": why, "text": why, "label": why})
+            why_kind = "as given" if kind else why
+            return Guess(
+                kind or "generation", prompt_columns[:1], prompt_columns[1], {"kind": why_kind, "text": why, "label": why}
+            )
     values = {name: column.values for name, column in columns.items()}
     if not text and not label and kind in (None, "spans") and (found := answer_columns(values)):
         why = f"questions, contexts and answers, as in SQuAD: {', '.join(found)}"

@@ -19,8 +19,9 @@ import click
 
 from compressor.account import Plan
 from compressor.errors import UserError
-from compressor.models.hub import find_folder, resolve
-from compressor.tasks import PACKED, TaskConfig, ending
+from compressor.models.architectures import row_of
+from compressor.models.hub import config_of, find_folder, resolve
+from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests
 from pipelines.engine.preflight import check_inputs, check_packages, make_plan
 from pipelines.file.config import load_pipeline
@@ -100,10 +101,11 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     test = _test(files, guessed, train) if validation.path != files.test else None
     if validation.path == files.test:
         say("note", f"{files.test.name} is used for validation, as there is no dev file: it no longer serves as a test")
+    model = _model(options.model, guessed.kind)
+    guessed = _of_model(guessed, options, model)
     for title in ("kind", "text", "label"):
         value = {"kind": guessed.kind, "text": ", ".join(guessed.text), "label": guessed.label}[title]
         say(title, f"{value}: {guessed.why[title]}")
-    model = _model(options.model, guessed.kind)
     say("model", options.model or f"{defaults.DEFAULT_MODEL}: the default")
     with _beside(options.out) as scratch:
         tables = {"train": train, "validation": validation, **({"test": test} if test else {})}
@@ -175,8 +177,8 @@ def _name(data: Path) -> str:
 def _model(reference: str | None, kind: str) -> Path:
     """The folder of the model. Raises UserError E132 where none is given and the default does not fit, E301 to E304."""
     if reference is None:
-        if kind == "generation":
-            fix = "Name a GPT-2 or a Llama: --model HuggingFaceTB/SmolLM2-135M, or a folder"
+        if kind in GENERATED:
+            fix = "Name a GPT-2, a Llama or a T5: --model HuggingFaceTB/SmolLM2-135M, --model google-t5/t5-small, or a folder"
             raise UserError("E132", "the default model, MiniLM, does not generate", fix)
         try:
             find_folder(defaults.DEFAULT_MODEL)
@@ -184,6 +186,14 @@ def _model(reference: str | None, kind: str) -> Path:
             fix = f"Name one: --model REF (a Hugging Face id or a folder). {error.fix} installs the default"
             raise UserError("E132", "no --model is given, and the default is not installed", fix) from None
     return resolve(reference or defaults.DEFAULT_MODEL).folder
+
+
+def _of_model(guessed: Guess, options: InitOptions, model: Path) -> Guess:
+    """The guess, with texts written by an encoder and a decoder where the model has both."""
+    if guessed.kind != "generation" or options.kind or not row_of(config_of(model).model_type).has_decoder:
+        return guessed
+    why = f"{guessed.why['kind']}, and a model with an encoder and a decoder"
+    return replace(guessed, kind="text2text", why={**guessed.why, "kind": why})
 
 
 @contextmanager

@@ -37,8 +37,10 @@ class Figure:
 
 def figures(report: Record) -> list[Record]:
     """Every figure for which the stages ran."""
-    cells = [latency(report, cell) for cell in grid(report)]
-    every = [tradeoff(report), *cells, stored(report), quality(report), kept(report), losses(report)]
+    every = [quality(report), kept(report), losses(report)]
+    if report["measured"] is not None:
+        cells = [latency(report, cell) for cell in grid(report)]
+        every = [tradeoff(report), *cells, stored(report), *every]
     return [asdict(figure) for figure in every if figure is not None]
 
 

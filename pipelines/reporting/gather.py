@@ -29,16 +29,9 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     trainable, metric = trainable_rows(inputs, tunable), kind_for(inputs.task).metric
     control = control_record(measurements, roles["compressed"], metric.key)
     return {
-        "name": inputs.run.get("name", inputs.base.reference),
-        "command": inputs.run.get("command", ""),
-        "product": inputs.run.get("product", ""),
-        "model": inputs.base.reference,
-        "task": task_facts(inputs),
+        **trained_facts(inputs),
         "metric": metric_facts(inputs),
-        "seed": inputs.seed,
-        "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "headline": headline(roles, fastest, cells, metric, control),
-        "failures": inputs.run.get("failures", []),
         "notes": failure_notes(inputs)
         + unlearnt_notes(inputs)
         + notes(roles, cells, candidates, metric, control)
@@ -57,12 +50,9 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "variants": [without_samples(row) for row in candidates],
         "steps": gain_steps(roles, cells, candidates, metric),
         "precision": precision(inputs),
-        "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
         "trainable": trainable,
-        "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
         "pruning": pruning(inputs, roles),
         "targets": targets(inputs, candidates),
-        "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
         "density": density(roles),
         "flops": flops(roles),
         "quality_by_stage": quality_by_stage(inputs, candidates),
@@ -76,6 +66,23 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         },
         "machine": measurements["machine"],
         **({"generated": generated} if (generated := generated_record(inputs)) else {}),
+    }
+
+
+def trained_facts(inputs: Inputs) -> Record:
+    """The part of the record that comes from the run and its artifacts alone."""
+    return {
+        "name": inputs.run.get("name", inputs.base.reference),
+        "command": inputs.run.get("command", ""),
+        "product": inputs.run.get("product", ""),
+        "model": inputs.base.reference,
+        "task": task_facts(inputs),
+        "seed": inputs.seed,
+        "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
+        "failures": inputs.run.get("failures", []),
+        "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
+        "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
+        "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
     }
 
 

@@ -55,6 +55,8 @@ def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any],
 
 def tables(report: Record) -> list[ReportTable]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
+    if report["measured"] is None:
+        return [table for table in (make(report) for make in (bare_summary, quality, density, trainable, parity)) if table.rows]
     chosen = (tried, sensitivity) if report["precision"] else ()
     every = (summary, quality, steps, *chosen, density, trainable, parity, variants, latency, time_by_kind, real_lengths)
     return [table for table in (make(report) for make in every) if table.rows]
@@ -89,6 +91,21 @@ def summary(report: Record) -> ReportTable:
         "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "
         "FLOPs count a multiply-add as two and include the attention scores; "
         "the papers count linear layers only, adapters among them, and leave tune's deltas unmerged."
+    )
+    return made("summary", "Dense and compressed", columns, report["summary"], note)
+
+
+def bare_summary(report: Record) -> ReportTable:
+    """The summary of a run without a benchmark."""
+    columns = [
+        Column("", "l", text("metric")),
+        Column("dense", "r", text("dense")),
+        Column(f"after {report['deployed']}", "r", text("compressed")),
+        Column("against dense", "l", text("change")),
+    ]
+    note = (
+        "Dense is the tuned model before pruning; intervals are 95 %. FLOPs count a multiply-add as two and include the "
+        "attention scores; of an encoder with a decoder both read so many tokens."
     )
     return made("summary", "Dense and compressed", columns, report["summary"], note)
 

@@ -202,9 +202,11 @@ def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
 
 def facts(report: Record) -> list[tuple[str, str]]:
     """How the run was measured, as (name, value)."""
-    measured, machine, task = report["measured"], report["machine"], report["task"]
+    measured, machine, task = report["measured"] or {}, report["machine"], report["task"]
     versions = ", ".join(machine["packages"].values())
-    computed_by = machine["cpu"] if measured["device"] == "cpu" else machine["accelerator"]
+    on_cpu = measured.get("device", "cpu") == "cpu"
+    computed_by = machine["cpu" if on_cpu else "accelerator"]
+    latency = "{device}, {rounds} interleaved rounds in shuffled order, one process a variant"
     pruned = "; ".join(removal_text(item) for item in report["pruning"]["items"])
     rows = [
         ("Command", report["command"]),
@@ -215,11 +217,14 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Stages", " → ".join(row["id"] for row in report["stages"])),
         ("Removed", pruned),
         ("Target", "; ".join(aimed(row) for row in report["targets"])),
-        ("Latency", f"{measured['device']}, {measured['rounds']} interleaved rounds in shuffled order, one process a variant"),
+        ("Latency", latency.format(**measured) if measured else "not measured"),
         ("Machine", f"{computed_by}, {machine['cores']} cores, {machine['threads']} used, {machine['system']}"),
         ("Instructions", ", ".join(machine["instructions"])),
         ("Limits", limits_text(measured.get("limits"))),
-        ("Computed by", "; ".join(f"{RUNTIMES[name].title}: {provider}" for name, provider in measured["providers"].items())),
+        (
+            "Computed by",
+            "; ".join(f"{RUNTIMES[name].title}: {provider}" for name, provider in measured.get("providers", {}).items()),
+        ),
         ("Versions", f"{report['product']}, Python {machine['python']}, {versions}"),
         (
             "Intervals",

@@ -28,6 +28,7 @@ from compressor.methods import (
     method,
 )
 from compressor.models.modules import REST, WideModules
+from compressor.tasks import KINDS
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
@@ -234,7 +235,8 @@ def kind_problems(config: TrainingConfig, kinds: Iterable[str]) -> Iterable[Prob
     for kind in kinds:
         if not kind_of(kind).smooths:
             what = f"label_smoothing is not used by a task of kind {kind}"
-            yield Problem("E403", what, "Remove the key: it is for classification", ("label_smoothing",))
+            able = " and ".join(name for name in KINDS if kind_of(name).smooths)
+            yield Problem("E403", what, f"Remove the key: it is for {able}", ("label_smoothing",))
             return
 
 

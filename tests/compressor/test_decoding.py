@@ -200,7 +200,7 @@ def test_mistakes_in_the_keys(keys, says):
 
 
 def test_other_kinds_do_not_decode():
-    with pytest.raises(ValidationError, match="decode is used by tasks of kind generation"):
+    with pytest.raises(ValidationError, match="decode is used by tasks of kind generation and text2text"):
         TaskConfig(train="a.csv", validation="b.csv", decode={})
 
 

@@ -25,8 +25,9 @@ def test_the_distance_by_hand():
     theirs = torch.tensor([[[3.0, 4.0], [0.0, 2.0]], [[1.0, 0.0], [7.0, 7.0]]])
     ours = theirs + torch.tensor([[[0.0, 1.0], [2.0, 0.0]], [[3.0, 0.0], [9.0, 9.0]]])
     mask = torch.tensor([[1, 1], [1, 0]])
-    assert torch.isclose(hidden_distance([ours], [theirs], mask), torch.tensor(((1 / 25 + 4 / 4) / 2 + 9 / 1) / 2))
-    assert torch.isclose(hidden_distance([ours, theirs], [theirs, theirs], mask), hidden_distance([ours], [theirs], mask) / 2)
+    assert torch.isclose(hidden_distance([ours], [theirs], [mask]), torch.tensor(((1 / 25 + 4 / 4) / 2 + 9 / 1) / 2))
+    two = hidden_distance([ours, theirs], [theirs, theirs], [mask, mask])
+    assert torch.isclose(two, hidden_distance([ours], [theirs], [mask]) / 2)
 
 
 def test_distillation_loss_by_hand():
@@ -88,7 +89,7 @@ def test_a_block_learns_from_the_block_that_it_was(architecture):
             model(**batch)
             hook.remove()
         states.append(found)
-    distance = hidden_distance(*states, batch["attention_mask"])
+    distance = hidden_distance(*states, [batch["attention_mask"]] * len(found))
     assert torch.isclose(loss, functional.cross_entropy(outputs.logits, LABELS) + 3.0 * distance) and distance > 1e-3
     whole = copy.deepcopy(dense)
     outputs, loss = HiddenTeacher(dense, whole, logits=True).loss(whole, dict(batch), LABELS)

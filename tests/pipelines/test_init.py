@@ -43,6 +43,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     tiny.write_model(folder / "bert")
     tiny.write_model(folder / "gpt2", "gpt2", auto="AutoModelForCausalLM")
+    tiny.write_model(folder / "t5", "t5", auto="AutoModelForSeq2SeqLM")
     return folder
 
 
@@ -247,7 +248,7 @@ def lines_of(kind: str, folder: Path) -> dict:
     return tiny.WRITERS[kind](folder, rows=40)
 
 
-MODEL = {"generation": "gpt2"}
+MODEL = {"generation": "gpt2", "text2text": "t5"}
 KINDS = tuple(tiny.WRITERS)
 
 
@@ -263,8 +264,8 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     columns = told.get("text", KINDS_OF_TASKS[kind].text)
     assert list(pipeline.task.text_columns) == ([columns] if isinstance(columns, str) else columns)
     names = [entry.name for entry in pipeline.stages]
-    assert names == ["tune", "prune", "recover", "merge", "export", *names[5:]]
-    assert ("deploy" in names) == (kind != "generation") and names[-2:] == ["benchmark", "report"]
+    exported = [] if kind == "text2text" else ["export", *["deploy"] * (kind != "generation"), "benchmark"]
+    assert names == ["tune", "prune", "recover", "merge", *exported, "report"]
     assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
     text = (tmp_path / "pipeline.yaml").read_text()
     assert "train: data/train" in text and max(map(len, text.splitlines())) < 200

@@ -24,7 +24,7 @@ from compressor.models.tasks_table import HEAD_TASKS
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
-TASK_TYPES = {task.auto_class: task.peft for task in HEAD_TASKS if task.trained}
+TASK_TYPES = {task.auto_class: task.peft for task in HEAD_TASKS}
 """peft's task types by Auto class."""
 
 UNDERSTOOD = frozenset(

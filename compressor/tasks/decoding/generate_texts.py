@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from compressor.models.hub import start_id
 from compressor.tasks.decoding.decode_config import DecodeConfig
-from compressor.tasks.features import batches
+from compressor.tasks.features import batches, pad
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +26,8 @@ def generate_texts(
 ) -> list[str]:
     """The generated text of every prompt (its tokens), without surrounding whitespace, up to the tokenizer's end token.
 
-    Prompts are padded on the left. Settings in the model's generation_config.json, such as a temperature, are not used.
+    Prompts of a decoder are padded on the left, those of an encoder on the right. Settings in the model's
+    generation_config.json, such as a temperature, are not used.
     """
     import torch
     from torch.nn.utils import parametrize
@@ -38,17 +40,20 @@ def generate_texts(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=pad_id,
         use_cache=True,
+        **({"decoder_start_token_id": start_id(model.config, pad_id)} if model.config.is_encoder_decoder else {}),
         **({"length_penalty": config.length_penalty} if config.beams > 1 else {}),
     )
     model.eval()
+    behind_encoder = model.config.is_encoder_decoder
     device, texts = next(model.parameters()).device, [""] * len(prompts)
     theirs, model.generation_config = model.generation_config, GenerationConfig()
     try:
         # cached: a changed weight is computed once, not again for every token
         with torch.inference_mode(), parametrize.cached():
             for chosen in batches([{"input_ids": prompt} for prompt in prompts], max(1, SEQUENCES // config.beams)):
-                inputs = _padded([prompts[number] for number in chosen], pad_id, device)
-                length = inputs["input_ids"].shape[1]
+                inputs = _padded([prompts[number] for number in chosen], pad_id, device, left=not behind_encoder)
+                # behind an encoder only the start token comes before what is generated
+                length = 1 if behind_encoder else inputs["input_ids"].shape[1]
                 limits = _limits(config, length)
                 generated = model.generate(**inputs, generation_config=settings, logits_processor=limits)[:, length:]
                 for number, tokens in zip(chosen, generated.tolist(), strict=True):
@@ -76,11 +81,11 @@ def _text_of(tokens: list[int], tokenizer) -> str:
     return tokenizer.decode(tokens[:until], skip_special_tokens=True).strip()
 
 
-def _padded(prompts: Sequence[list[int]], pad_id: int, device) -> dict:
-    """input_ids and attention_mask (prompts, longest), padded on the left."""
+def _padded(prompts: Sequence[list[int]], pad_id: int, device, left: bool) -> dict:
+    """input_ids and attention_mask (prompts, longest), padded on the left or on the right."""
     import torch
 
-    longest = max(len(prompt) for prompt in prompts)
-    ids = [[pad_id] * (longest - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
+    step = -1 if left else 1
+    rows = [{"input_ids": prompt[::step], "attention_mask": [1] * len(prompt)} for prompt in prompts]
+    # padded on the right; a prompt in reverse order is then reversed again
+    return {key: torch.tensor(values[:, ::step].copy(), device=device) for key, values in pad(rows, pad_id).items()}

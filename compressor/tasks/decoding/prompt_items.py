@@ -12,6 +12,7 @@ from compressor.errors import UserError
 from compressor.tasks.decoding.answer_extraction import answer_of
 from compressor.tasks.decoding.decode_config import NUMBER, DecodeConfig
 from compressor.tasks.decoding.text_metrics import require_packages
+from compressor.tasks.features import DECODER_IDS
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.rows import Split
 
@@ -49,9 +50,11 @@ def check_references(split: Split, config: DecodeConfig, path: Path) -> None:
 
 
 def prompt_tokens(tokens: Sequence[dict[str, list[int]]], labels: np.ndarray, items: Sequence[PromptItem]) -> list[list[int]]:
-    """The tokens of each item's prompt, as in training: up to the first one that has a label."""
-    starts = [int(np.argmax(labels[item.row] != IGNORED)) for item in items]
-    return [tokens[item.row]["input_ids"][: start + 1] for item, start in zip(items, starts, strict=True)]
+    """The tokens of each item's prompt, as in training: what an encoder reads, or those up to the first that has a label."""
+    rows = [item.row for item in items]
+    if tokens and DECODER_IDS in tokens[0]:
+        return [tokens[row]["input_ids"] for row in rows]
+    return [tokens[row]["input_ids"][: int(np.argmax(labels[row] != IGNORED)) + 1] for row in rows]
 
 
 def check_positions(prompts: Sequence[list[int]], config: DecodeConfig, most: int | None, path: Path) -> None:

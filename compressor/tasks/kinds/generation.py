@@ -65,8 +65,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     `task.max_length`, or whose prompt or target has no token: nothing is truncated.
     """
     if (end := tokenizer.eos_token_id) is None:
-        what = "the tokenizer has no end of sentence, by which a text that is generated would end"
-        raise UserError("E212", what, "Give tokenizer_config.json an eos_token", str(path))
+        raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
     prompts = [prompt for (prompt,) in split.texts]
     texts = [f"{prompt} {target}" for prompt, target in zip(prompts, split.labels, strict=True)]
     encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
@@ -119,6 +118,7 @@ def metric_inputs(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     return np.stack(figures, axis=1), np.bincount(rows, minlength=len(labels))[:, None]
 
 
+NO_END = "the tokenizer has no end of sentence, by which a text that is generated would end"
 TIMED = "Latency and throughput are of one pass over a prompt: tokens generated behind it, on a cache, are not timed."
 
 

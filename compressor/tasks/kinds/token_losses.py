@@ -21,18 +21,20 @@ def _mean_of_rows(each: Tensor, labels: Tensor) -> Tensor:
     return sums / labelled.sum(dim=1)
 
 
-def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy, averaged over the labels of each row. Outputs are (rows, length, outputs), labels (rows, length)."""
+def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy, averaged over the labels of each row, optionally with smoothed labels (Szegedy et al. 2016). Outputs are
+    (rows, length, outputs), labels (rows, length)."""
     from torch.nn import functional
 
     labelled = labels != IGNORED
-    each = functional.cross_entropy(outputs[labelled], labels[labelled], reduction="none")
+    each = functional.cross_entropy(outputs[labelled], labels[labelled], reduction="none", label_smoothing=label_smoothing)
     return getattr(_mean_of_rows(each, labels), reduction)()
 
 
-def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """0.5 CE + 0.5 T² KL(teacher ‖ student) at tokens with a label, as in classification. Outputs: (rows, length, outputs)."""
-    return 0.5 * loss(student, labels) + 0.5 * TEMPERATURE**2 * _divergence(student, teacher, labels, TEMPERATURE)
+    soft = _divergence(student, teacher, labels, TEMPERATURE)
+    return 0.5 * loss(student, labels, label_smoothing=label_smoothing) + 0.5 * TEMPERATURE**2 * soft
 
 
 def imitation_loss(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import compressor
 from compressor.checkpoint import STATE_FILE, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES, build, find_folder, is_hub_id, resolve
+from compressor.models.hub import GENERATIVE, build, find_folder, is_hub_id, resolve
 from compressor.pruning.weights import require_zeros_kept
 from compressor.storage.delta_comparison import compare_deltas
 from compressor.storage.delta_file import DAMAGED, DeltaFile, damaged, header_size, read, stored, write
@@ -168,11 +168,11 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     reference = base or adapter.config.get("base_model_name_or_path")
     if not reference:
         raise UserError("E315", "the adapter names no base", "Give it with --base", str(src))
-    if labels and adapter.auto_class == GENERATES:
+    if labels and adapter.auto_class in GENERATIVE:
         raise UserError(
             "E315", "--labels names classes, and this adapter is of a model that generates", "Leave it out", str(src)
         )
-    classes = adapter.classes or (0 if adapter.auto_class == GENERATES else 2)
+    classes = adapter.classes or (0 if adapter.auto_class in GENERATIVE else 2)
     names = labels.split(",") if labels else [f"LABEL_{number}" for number in range(classes)]
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
 from compressor.errors import UserError
+from compressor.models.hub import TEXT2TEXT
 from compressor.processor import weight_bits
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
 
 if TYPE_CHECKING:
@@ -121,6 +123,14 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
             yield Problem("E641", "only precision: auto uses this key", "Remove it, or write precision: auto", (key,))
 
 
+def with_tasks(config: ExportConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
+    yield from one_task_only(config, many, kinds)
+    if any(kind_of(kind).auto_class == TEXT2TEXT for kind in kinds):
+        what = "a model from text to text is not exported, deployed or benchmarked by a pipeline"
+        fix = "Remove export and what follows it but report; compress export takes the merged folder"
+        yield Problem("E242", what, fix)
+
+
 def plan(config: ExportConfig, plan: Plan) -> Plan:
     """Raises UserError E644 where `merge: false` is impossible, E646 for what a generative model does not support."""
     from compressor.deltas.factored import require_factorable
@@ -190,6 +200,7 @@ STAGE = Stage(
     run="pipelines.stages.export.run:run",
     check=check,
     plan=plan,
+    with_tasks=with_tasks,
     estimate=estimate,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
     surroundings=surroundings,

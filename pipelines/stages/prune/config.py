@@ -294,8 +294,12 @@ def planned(search: TargetSearch, plan: Plan) -> Plan:
 
 
 def check_timed(target: Target, plan: Plan) -> None:
-    """Raises UserError E646 where the timed file would be another than the one `export` writes."""
-    from compressor.models.hub import GENERATES, auto_class_of
+    """Raises UserError E646 where the timed file would be another than the one `export` writes, E242 where it writes none."""
+    from compressor.models.hub import GENERATES, TEXT2TEXT, auto_class_of
+
+    if auto_class_of(plan.model) == TEXT2TEXT:
+        what = f"a target of {target.goal} times an exported file, which there is none of a model from text to text"
+        raise UserError("E242", what, "Give a target of flops or parameters, or what to remove")
 
     able = [row for row in RUNTIMES.values() if row.generating]
     written = RUNTIMES[target.runtime] in able and target.precision == "fp32"

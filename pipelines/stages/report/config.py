@@ -6,7 +6,7 @@ from pipelines.engine.stage import Stage, StageConfig
 
 
 class ReportConfig(StageConfig):
-    """No options: everything that was measured is shown."""
+    """No options: everything that was measured is shown; without a benchmark quality and sizes, and no latency."""
 
 
 STAGE = Stage(
@@ -14,7 +14,7 @@ STAGE = Stage(
     summary="show dense and compressed side by side: report.html, report.md, report.json",
     config=ReportConfig,
     produces="report",
-    needs=("measurements",),
+    needs=("model",),
     accepts=("*",),
     uses_dense=True,
     reads_data=False,

@@ -8,13 +8,12 @@ from typing import Any
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.reporting.gather import gather
 from pipelines.reporting.render import to_html, to_markdown
-from pipelines.stages.report.config import ReportConfig
+from pipelines.stages.report.config import STAGE, ReportConfig
 
 
 def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Collect the run's record and write it in three formats; the metadata is what the terminal shows of it."""
-    measurements = json.loads((inputs.nearest("measurements").folder / "measurements.json").read_text(encoding="utf-8"))
-    report = gather(inputs, measurements)
+    report = _gathered(inputs)
     pages = {
         "report.json": json.dumps(report, indent=1, ensure_ascii=False) + "\n",
         "report.md": to_markdown(report),
@@ -23,3 +22,13 @@ def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     for name, text in pages.items():
         (workspace.folder / name).write_text(text, encoding="utf-8")
     return {"headline": report["headline"], "summary": report["summary"]}
+
+
+def _gathered(inputs: Inputs) -> dict[str, Any]:
+    """The record of the run; without latency where nothing was measured."""
+    benchmark = inputs.nearest("measurements")
+    if benchmark is None:
+        from pipelines.reporting.unmeasured import gather_unmeasured  # loads the models, and torch with them
+
+        return gather_unmeasured(inputs, STAGE)
+    return gather(inputs, json.loads((benchmark.folder / "measurements.json").read_text(encoding="utf-8")))

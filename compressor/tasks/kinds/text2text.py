@@ -1,0 +1,70 @@
+"""Text to text: a target for each source, such as its summary or translation, by an encoder and a decoder (T5).
+
+The encoder reads the source, with the task's prefix before it; the decoder's inputs are the target's tokens behind the start
+token, its labels these tokens and the end of sentence. Loss, metrics and what is generated are as in `generation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import UserError
+from compressor.models.hub import TEXT2TEXT
+from compressor.tasks import TaskConfig
+from compressor.tasks.features import targets_of
+from compressor.tasks.kinds import generation
+from compressor.tasks.kinds.generation import NO_END
+from compressor.tasks.predictions import IGNORED
+from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import Example
+
+
+def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
+    """A source with the task's prefix, and its target. Raises UserError E206, E207."""
+    (source,), target = generation.example(row, task, path, line)
+    return (f"{task.prefix or ''}{source}",), target
+
+
+def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
+    """Tokens of the sources, cut to `task.max_length`, and labels (rows, longest): the tokens of the target, cut to
+    `task.target_length` with its end token; IGNORED behind it.
+
+    Raises UserError E212 if there is no end-of-sentence token, or a target contains it; E213 for a target without a token.
+    """
+    if (end := tokenizer.eos_token_id) is None:
+        raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
+    sources = [source for (source,) in split.texts]
+    encoded = tokenizer(sources, truncation=True, max_length=task.max_length, padding=False)
+    rows = []
+    for row, ids in enumerate(targets_of(tokenizer, split)):
+        place = f"{path}:{split.lines[row]}"
+        if not ids:
+            what = f"the tokenizer produces no token for the target {split.labels[row]!r:.60}"
+            raise UserError("E213", what, "Fix or remove the row", place)
+        if end in ids:
+            what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
+            raise UserError("E212", what, "Remove it from the text: it is appended to every target", place)
+        rows.append([*ids[: None if task.target_length is None else task.target_length - 1], end])
+    labels = np.full((len(rows), max(map(len, rows))), IGNORED, dtype=np.int64)
+    for row, ids in enumerate(rows):
+        labels[row, : len(ids)] = ids
+    keys = ("input_ids", "attention_mask")
+    return [{key: encoded[key][row] for key in keys} for row in range(len(rows))], labels
+
+
+KIND = replace(
+    generation.KIND,
+    name="text2text",
+    truncates=True,
+    example=example,
+    # what generation notes about its latency is not measured here
+    metrics=tuple(replace(metric, note="") for metric in generation.KIND.metrics),
+    auto_class=TEXT2TEXT,
+    encode=encode,
+    smooths=True,
+)

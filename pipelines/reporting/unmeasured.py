@@ -1,0 +1,96 @@
+"""The report of a run without a benchmark, such as one whose model is not exported: quality and sizes, no latency."""
+
+from __future__ import annotations
+
+from compressor.cost import ModelShape, shape_of
+from compressor.deltas.links import merge_all
+from compressor.models.modules import STRUCTURES
+from compressor.pruning.weights import nonzeros
+from compressor.tasks.task_kind import Metric, kind_for
+from pipelines.engine.environment import machine
+from pipelines.engine.stage import Artifact, Inputs, Stage
+from pipelines.reporting.candidates import Record
+from pipelines.reporting.format import giga, hundredths, points
+from pipelines.reporting.gather import (
+    failure_notes,
+    kept_notes,
+    metric_facts,
+    pruning,
+    quality_by_file,
+    quality_by_stage,
+    targets,
+    teacher_notes,
+    trainable_rows,
+    trained_facts,
+    unlearnt_notes,
+)
+from pipelines.reporting.generated import generated_record
+from pipelines.reporting.summary import comparison_row, quality_cell, relative, trainable_row
+from pipelines.stages.loading import load_model
+
+NOT_MEASURED = "Latency was not measured: there is no benchmark before this report."
+
+
+def gather_unmeasured(inputs: Inputs, stage: Stage) -> Record:
+    """The whole record of a run without measurements; `stage` is the one that asks, whose packages are told."""
+    metric = kind_for(inputs.task).metric
+    last = inputs.nearest("model")
+    roles = {"dense": _record(inputs.dense, inputs), "compressed": _record(last, inputs)}
+    trainable = trainable_rows(inputs, roles["dense"]["tunable"])
+    return {
+        **trained_facts(inputs),
+        "headline": _headline(roles, metric),
+        "notes": failure_notes(inputs) + unlearnt_notes(inputs) + teacher_notes(inputs) + kept_notes(inputs) + [NOT_MEASURED],
+        "metric": metric_facts(inputs),
+        "baseline": "dense",
+        "deployed": last.entry,
+        "summary": [
+            _quality_row(roles, metric),
+            *(trainable_row(row, roles["dense"]["tunable"]) for row in trainable),
+            comparison_row(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
+            comparison_row(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
+            comparison_row(roles, _flops_title(inputs), lambda row: row["flops"], giga, relative),
+        ],
+        "trainable": trainable,
+        "pruning": pruning(inputs, roles),
+        "targets": targets(inputs, []),
+        "density": [row for row in last.metadata.get("density", []) if row["pattern"]],
+        "quality_by_stage": quality_by_stage(inputs, []),
+        "quality_by_file": quality_by_file(inputs, []),
+        "measured": None,
+        "machine": machine([stage], inputs.threads),
+        **({"generated": generated} if (generated := generated_record(inputs)) else {}),
+    }
+
+
+def _record(artifact: Artifact, inputs: Inputs) -> Record:
+    """Quality and sizes of one model; merged, so that its deltas do not count."""
+    model = load_model(artifact, inputs.base)
+    shape: ModelShape = shape_of(model)
+    return {
+        "quality": artifact.metadata["quality"],
+        "parameters": shape.parameters,
+        "tunable": shape.parameters - shape.inserted,
+        "nonzeros": nonzeros(merge_all(model)),
+        "flops": shape.flops(inputs.task.max_length),
+        "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
+    }
+
+
+def _flops_title(inputs: Inputs) -> str:
+    return f"FLOPs of a row of {inputs.task.max_length} tokens"
+
+
+def _quality_row(roles: dict[str, Record], metric: Metric) -> Record:
+    """Row of the main metric, each with its interval."""
+    dense, compressed = (role["quality"][metric.key] for role in roles.values())
+    title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
+    cells = {name: quality_cell(role, metric) for name, role in roles.items()}
+    return {"metric": title, **cells, "change": points(compressed - dense)}
+
+
+def _headline(roles: dict[str, Record], metric: Metric) -> str:
+    """The run in one sentence."""
+    ours, theirs = (hundredths(roles[name]["quality"][metric.key], metric.unit) for name in ("compressed", "dense"))
+    sizes = f"{roles['compressed']['parameters']:,} of {roles['dense']['parameters']:,} parameters"
+    return f"{sizes}, {metric.name} {ours} against {theirs} dense on {roles['compressed']['quality']['rows']:,} rows"
