@@ -125,8 +125,8 @@ def test_states_that_are_kept_change_nothing(architecture, monkeypatch):
 def test_the_stream_of_every_sublayer_is_found(architecture):
     """Post-norm: the sublayer's input; pre-norm: what runs by it."""
     model = tiny(architecture)
-    post = architecture in ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "mpnet", "deberta-v2")
     for place, layer in enumerate(layers_of(model)):
+        post = layer.blocks.ffn_norm is not None
         for structure, stream in streams_of(model, place, BATCHES[0]).items():
             assert stream == ("start" if structure == "heads" else "input" if post else "running"), (layer.path, structure)
 
