@@ -72,6 +72,7 @@ def test_the_precision_of_a_file_is_found(tmp_path):
     assert {name: session(path).model.share for name, path in paths.items()} == {name: SHARES[name] for name in precisions}
 
 
+@pytest.mark.slow
 def test_logits_of_tokens_are_cut_to_the_tokens_that_were_given(tmp_path):
     model = tiny("bert", torch.float32, auto=AutoModelForTokenClassification)
     (live, shapes), batch = opened(tmp_path, model), encoding(3, 11)
@@ -103,6 +104,7 @@ def test_rows_that_fit_only_without_padding_are_run_without(tmp_path):
     assert np.isfinite(run(live, batch)).all()
 
 
+@pytest.mark.slow
 def test_ids_and_mask_of_different_lengths_are_not_padded_to_one(tmp_path):
     live, _ = opened(tmp_path, tiny("bert", torch.float32))
     batch = encoding(2, 12)
