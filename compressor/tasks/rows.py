@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from compressor.errors import UserError
 
 Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[str]
 """Labels of a split: one per row, or one per word of each row, or a text whose tokens a kind's `encode` turns into labels."""
@@ -21,3 +24,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def require_lengths(lengths: Sequence[int], most: int, split: Split, path: Path, what: str, advice: str) -> None:
+    """Raise UserError E213 where a row has more than `most` tokens and none may be cut off; `what` is the word for rows."""
+    if long := [row for row, length in enumerate(lengths) if length > most]:
+        found = f"{len(long)} of {len(lengths)} {what} are longer than max_length {most}, the longest {max(lengths)} tokens"
+        fix = f"Set task.max_length to {max(lengths)} where the model has so many positions, or {advice}"
+        raise UserError("E213", found, fix, f"{path}:{split.lines[long[0]]}")

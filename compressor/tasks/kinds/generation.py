@@ -31,7 +31,7 @@ from compressor.tasks.metrics import (
     two_errors,
 )
 from compressor.tasks.predictions import IGNORED, rows_of
-from compressor.tasks.rows import Split
+from compressor.tasks.rows import Split, require_lengths
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind, one_label
 
 
@@ -83,12 +83,9 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
             what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
             raise UserError("E212", what, "Remove it from the text: it is appended to every target", place)
         rows.append((ids, [IGNORED] * (start - 1) + ids[start:] + [end]))
-    longest = max(len(ids) for ids, _ in rows)
-    if long := [row for row, (ids, _) in enumerate(rows) if len(ids) > task.max_length]:
-        what = f"{len(long)} of {len(rows)} rows are longer than max_length {task.max_length}, the longest {longest} tokens"
-        fix = f"Set task.max_length to {longest} where the model has so many positions, or drop such rows"
-        raise UserError("E213", what, fix, f"{path}:{split.lines[long[0]]}")
-    labels = np.full((len(rows), longest), IGNORED, dtype=np.int64)
+    lengths = [len(ids) for ids, _ in rows]
+    require_lengths(lengths, task.max_length, split, path, "rows", "drop such rows")
+    labels = np.full((len(rows), max(lengths)), IGNORED, dtype=np.int64)
     for row, (_, following) in enumerate(rows):
         labels[row, : len(following)] = following
     return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids, _ in rows], labels

@@ -27,7 +27,7 @@ from compressor.tasks.kinds.best_spans import best_span, candidate_tokens
 from compressor.tasks.kinds.classification import TEMPERATURE
 from compressor.tasks.metrics import concordance
 from compressor.tasks.predictions import IGNORED
-from compressor.tasks.rows import Split
+from compressor.tasks.rows import Split, require_lengths
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind, text_cells
 
 if TYPE_CHECKING:
@@ -102,11 +102,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     encoded = tokenizer(questions, contexts, truncation=False, padding=False, return_offsets_mapping=True)
     offsets = encoded.pop("offset_mapping")
     lengths = [len(ids) for ids in encoded["input_ids"]]
-    if long := [row for row, length in enumerate(lengths) if length > task.max_length]:
-        most = max(lengths)
-        what = f"{len(long)} of {len(lengths)} rows are longer than max_length {task.max_length}, the longest {most} tokens"
-        fix = f"Set task.max_length to {most} where the model has so many positions, or split such contexts"
-        raise UserError("E213", what, fix, f"{path}:{split.lines[long[0]]}")
+    require_lengths(lengths, task.max_length, split, path, "rows", "split such contexts")
     labels = np.full((len(lengths), max(lengths)), IGNORED, dtype=np.int64)
     for row, answers in enumerate(split.labels):
         candidates = candidate_tokens(offsets[row], encoded.sequence_ids(row))

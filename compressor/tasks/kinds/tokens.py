@@ -31,7 +31,7 @@ from compressor.tasks.listing import listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.predictions import IGNORED, rows_of
 from compressor.tasks.reading import WORD_FILES
-from compressor.tasks.rows import Split
+from compressor.tasks.rows import Split, require_lengths
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind
 
 if TYPE_CHECKING:
@@ -132,11 +132,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
     offsets = encoded.pop("offset_mapping")
     lengths = [len(ids) for ids in encoded["input_ids"]]
-    if long := [row for row, length in enumerate(lengths) if length > task.max_length]:
-        most = max(lengths)
-        what = f"{len(long)} of {len(texts)} sentences are longer than max_length {task.max_length}, the longest {most} tokens"
-        fix = f"Set task.max_length to {most} where the model has so many positions, or split such sentences"
-        raise UserError("E213", what, fix, f"{path}:{split.lines[long[0]]}")
+    require_lengths(lengths, task.max_length, split, path, "sentences", "split such sentences")
     places = [first_tokens(spans, words) for spans, (words,) in zip(offsets, split.texts, strict=True)]
     if lost := [(row, number) for row, tokens in enumerate(places) for number, token in enumerate(tokens) if token is None]:
         (row, number), more = lost[0], f", and of {len(lost) - 1} more" if len(lost) > 1 else ""
