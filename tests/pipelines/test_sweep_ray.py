@@ -23,7 +23,8 @@ needs_ray = pytest.mark.skipif(
 )
 STAGES = [
     {"select": {"score": "rpca", "scope": "matrix", "count": 16, "modules": ["query", "value"]}},
-    {"tune": {"method": "dsee", "rank": 2, "epochs": 1, "learning_rate": 1e-2}},
+    # long enough for a trial to be found in its training
+    {"tune": {"method": "dsee", "rank": 2, "epochs": 6, "learning_rate": 1e-2}},
 ]
 PLAN = ("--over", "tune.rank=1,2,3,4", "--over", "tune.learning_rate=0.01,0.02", "--subsets", "3", "--threads", "1")
 """24 trials that share one select: it does not read the rows, so two workers want it at the same time."""
