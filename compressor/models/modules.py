@@ -46,7 +46,9 @@ STRUCTURES = {
 
 def _expand_wide(value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
-    if isinstance(names, list | tuple) and (list(names) == ["everything"] or set(names) == set(EVERYTHING)):
+    # compared in a list: in a file a name may be anything, also what has no hash
+    every = isinstance(names, list | tuple) and len(names) == len(EVERYTHING) and all(name in names for name in EVERYTHING)
+    if every or names in (["everything"], ("everything",)):
         return EVERYTHING
     return _expand(value)
 

@@ -99,6 +99,11 @@ MISTAKES = [
     Mistake("number in quotes", ("rank: 4", 'rank: "4"'), "E104 {file}:6: stages[1].tune.rank: must be an integer, not '4'"),
     Mistake("rank 0", ("rank: 4", "rank: 0"), "E104 {file}:6: stages[1].tune.rank: must be at least 1, not 0"),
     Mistake(
+        "a module in two lists",
+        ("rank: 4", "modules: [[query]]"),
+        "E104 {file}:6: stages[1].tune.modules: unknown module '['query']'",
+    ),
+    Mistake(
         "a rank beyond any model",
         ("rank: 4", "rank: 1000000000"),
         "E104 {file}:6: stages[1].tune.rank: must be at most 8,192, not 1000000000. ",
