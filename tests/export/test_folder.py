@@ -63,6 +63,7 @@ def test_a_stock_folder_from_the_command_line(folders, tmp_path):
     assert again.exit_code == 2 and "E620" in again.stderr and "--force" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_pruned_checkpoint_and_force(folders, tmp_path):
     """Unequal layers; a second export takes the place of the first only when asked, and of nothing that is no export."""
     out = tmp_path / "onnx"
@@ -82,6 +83,7 @@ def test_a_pruned_checkpoint_and_force(folders, tmp_path):
     assert graph_values(out / "model.onnx", rows)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_tokens(tmp_path):
     """Cut; every token of rows of many lengths, alone and in mixed batches."""
     tokenizer = write_model(tmp_path / "base")

@@ -65,6 +65,7 @@ def test_padding_depends_on_the_length_and_on_the_precision(tmp_path, precision,
     assert {length for _, length in shapes} == lengths
 
 
+@pytest.mark.slow
 def test_the_precision_of_a_file_is_found(tmp_path):
     graph = trace(tiny("bert", torch.float32), encoding(2, 9))
     precisions = [name for name in SHARES if RUNTIME.computes(name)]
@@ -91,6 +92,7 @@ def test_a_model_that_reads_its_last_token_is_not_padded(tmp_path, name):
     assert shapes == [(2, 9)]
 
 
+@pytest.mark.slow
 def test_rows_that_fit_only_without_padding_are_run_without(tmp_path):
     """60 positions: 58 tokens would become 64."""
     model = tiny("bert", torch.float32, max_position_embeddings=60)

@@ -90,10 +90,12 @@ def measured(ready, tmp_path_factory):
     return json.loads((folder / "measurements.json").read_text()), threads
 
 
+@pytest.mark.slow
 def test_the_pipelines_threads_reach_the_sessions_and_the_latency_workers(measured):
     assert measured[1] == [3, 3, 3, 3, 3]
 
 
+@pytest.mark.slow
 def test_the_measurements_name_their_machine(measured):
     machine = measured[0]["machine"]
     assert machine["threads"] == 3 and machine["cpu"] and machine["cores"] >= 1
@@ -103,12 +105,14 @@ def test_the_measurements_name_their_machine(measured):
     assert measured[0]["providers"] == {"onnxruntime": "CPUExecutionProvider"}
 
 
+@pytest.mark.slow
 def test_files_for_cuda_are_left_out_on_the_cpu_and_that_is_told(measured):
     account = measured[0]
     assert [row["name"] for row in account["candidates"]] == ["dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32"]
     assert [row["name"] for row in account["left_out"]] == ["dense ONNX fp16", "compressed ONNX fp16"]
 
 
+@pytest.mark.slow
 def test_every_latency_has_its_share_of_the_machines_limit(measured):
     account = measured[0]
     assert account["limits"] == {"fp32": 1e9, "memory": 1e12, "how": {"fp32": "torch.mm"}}
@@ -138,6 +142,7 @@ def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_
     assert benchmark.limits_of(BenchmarkConfig(), ready, workspace) is None and "could not be measured" in told[0]
 
 
+@pytest.mark.slow
 def test_every_exported_file_says_where_its_time_goes_at_the_largest_shape(measured):
     dense, *files = measured[0]["candidates"]
     assert "profile" not in dense and len(files) == 2
@@ -159,6 +164,7 @@ def test_a_file_without_a_profile_is_told_and_on_a_gpu_none_is_made(ready, monke
     assert told == ["onnxruntime has no profile: ONNX Runtime gave none"]
 
 
+@pytest.mark.slow
 def test_every_candidate_is_timed_on_rows_of_their_own_lengths(measured, ready):
     """All 48 validation rows: one at a time, in fours as they come, and in fours sorted by length."""
     for row in measured[0]["candidates"]:

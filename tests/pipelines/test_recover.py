@@ -29,6 +29,7 @@ def recovered(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_every_teacher_gives_another_model(recovered):
     """The first batches show it: each adds its own part to the loss."""
     made = {name: recovered(name).artifacts["recover"] for name in ("false", "logits", "hidden", "both")}

@@ -23,6 +23,7 @@ STAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_two_prunes_left_of_a_t5(tmp_path, compress):
     """Counted from the dense model, one row a layer of it; nothing is computed again."""
     run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=STAGES, model_type="t5", rows=16)), tmp_path / "out")
