@@ -341,6 +341,8 @@ def trainer_of(
         "ddp_broadcast_buffers": False,  # every process computes the same
     }
     settings = TrainingArguments(**{**arguments, **overrides})
+    # several GPUs take a process each (torchrun): Trainer's DataParallel would give each of them a whole batch
+    settings._n_gpu = min(settings.n_gpu, 1)
     steps = schedule.steps(len(dataset))
     settings.warmup_steps = schedule.rising(steps)
     grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import TrainingArguments
 
 from compressor.deltas.kinds.prefix import Prefix
 from compressor.deltas.kinds.sparse import Sparse
@@ -333,6 +334,12 @@ def test_another_loss_is_the_same_over_two_processes(what, tmp_path, two_process
     assert whole.keys() == halves.keys() == spread.keys()
     for name, tensor in whole.items():
         assert torch.allclose(tensor, halves[name], atol=1e-9) and torch.allclose(tensor, spread[name], atol=1e-9), name
+
+
+def test_a_second_gpu_does_not_multiply_the_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: getattr(self, "_n_gpu", 2) or 2))
+    trainer = trainer_of(tiny("bert"), rows_of(16), 1, FAST, tmp_path)
+    assert trainer.args.train_batch_size == FAST.batch_size
 
 
 @pytest.mark.parametrize("case", ["sparse", *GROWING])
