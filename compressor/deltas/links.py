@@ -218,6 +218,21 @@ class Delta(Change):
         return {**super().settings(), **place, **({"transposed": True} if self.place.transposed else {})}
 
 
+class Untrained(Delta):
+    """A link without trained tensors: those beside it can still have their gradients by factors."""
+
+    tuned = False
+
+    def separable(self, size: int) -> bool:
+        return True
+
+    def trained(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def gradients(self, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+
 def chain(layer: nn.Module, name: str = "weight") -> list[Delta]:
     """The parametrizations of one tensor of `layer`, in order of application; empty when there are none."""
     return list(layer.parametrizations[name]) if parametrize.is_parametrized(layer, name) else []

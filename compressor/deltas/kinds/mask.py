@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from compressor.deltas.links import Delta
+from compressor.deltas.links import Delta, Untrained
 
 
 class Mask(Delta):
@@ -42,21 +42,11 @@ class Mask(Delta):
         return self.keep.shape == shape
 
 
-class WeightMask(Mask):
+class WeightMask(Untrained, Mask):
     """M ⊙ W + ΔW: first in the chain, so that the mask hides the frozen weight alone (DSEE section 3.3).
 
     ΔW stays dense, and so does the merged matrix: the zeros last as long as base and delta are apart.
     """
 
     kind = "weight_mask"
-    masks, tuned, first = False, False, True
-
-    def separable(self, size: int) -> bool:
-        # nothing is trained, so the links beside it can still have their gradients by factors
-        return True
-
-    def trained(self) -> tuple[Tensor, ...]:
-        return ()
-
-    def gradients(self, x: Tensor, gradient: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return ()
+    masks, first = False, True
