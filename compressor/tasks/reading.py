@@ -116,7 +116,7 @@ def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
     if kind.generates:
         rows = [(line, single) for line, row in rows for single in _with_each(row, task.label)]
     checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
-    if task.kind == "classification":
+    if kind.names_classes:
         require_one_type([(line, row[task.label]) for line, row in rows], task.label, path)
     if not kind.generates:
         require_sentences([texts for _, texts, _ in checked], task, path)

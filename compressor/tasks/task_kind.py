@@ -103,6 +103,7 @@ class TaskKind:
     - `pair`: the task -> whether the model reads pairs of texts;
     - `sentences`: how many of the text columns must hold more than numbers;
     - `truncates`: whether rows longer than `max_length` are cut, and not refused;
+    - `names_classes`: whether a cell of the label column is a class, of which all must be written alike (E235);
     - `shares_base`: whether a model of several `tasks` may have one of this kind;
     - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
     - `further`: metrics that are measured, too, where a task chooses its metric: all are made of `metric_inputs`;
@@ -142,6 +143,7 @@ class TaskKind:
     pair: Callable[[TaskConfig], bool] = lambda task: len(task.text_columns) == 2
     sentences: int = 2
     truncates: bool = True
+    names_classes: bool = False
     shares_base: bool = False
     auto_class: str = SEQUENCES
     grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
@@ -200,7 +202,7 @@ class TaskKind:
             self,
             metrics=(main, *(metric for metric in bound if metric is not main)),
             further=(),
-            constant=partial(self.constant_of, main),
+            constant=self.constant if key == self.metric.key else partial(self.constant_of, main),
             grain=main.grain or self.grain,
         )
 

@@ -78,6 +78,7 @@ MISTAKES = [
     ("marked", {"text": "Mark [his] he left", "span2": "he"}, "E226", "the text contains '[', which marks spans"),
     ("marked", {"span1": "told him", "span2": "him"}, "E226", "the spans overlap"),
     ("marked", {"label": " "}, "E207", "not a class"),
+    ("marked", {"label": 1}, "E235", "holds an integer, 1, where line 1 holds text, 'no'"),
     ("spans", {"answers": float("nan")}, "E221", "holds nan, not answers"),
     ("spans", {"answers": "fine"}, "E221", "holds 'fine', not answers"),
     ("spans", {"answers": ["fine"]}, "E221", "not answers"),
@@ -302,6 +303,7 @@ def test_f1_of_several_labels_equals_the_definition():
     assert quality["micro_f1"] == 6 / 8 and quality["macro_f1"] == pytest.approx((1 + 2 / 3) / 4)
     assert quality["exact_match"] == 3 / 4 and kind.unlearnt({"micro_f1": 0.0})
     assert kind.constant([(True, False), (True, False), (False, True)]) == pytest.approx(2 * 2 / (3 + 3))
+    assert kind.with_metric("micro_f1").constant is kind.constant, "named or not, the main metric is the same"
     turned = np.where(np.abs(logits) == 1, -logits, logits)
     assert kind.agreement.measure(logits, turned) == 4 / 16
     assert kind.agreement.beyond(logits, turned, noise=1.0) == 1.0 > kind.agreement.beyond(logits, turned, noise=0.1)

@@ -57,6 +57,11 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
         what = f"{len(names)} distinct labels in {len(labels)} rows"
         fix = f"At most {MAX_CLASSES} classes; check task.label, or say kind: regression where it is a score"
         raise UserError("E208", what, fix, path)
+    return in_order(names)
+
+
+def in_order(names: set[str]) -> list[str]:
+    """Labels in the order of a model's outputs: integers by number, words alphabetically."""
     return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
 
 
@@ -161,6 +166,7 @@ KIND = TaskKind(
     loss=loss,
     distillation=distillation_loss,
     smooths=True,
+    names_classes=True,
     imitation=imitation_loss,
     metrics=(
         Metric("accuracy", "accuracy", accuracy, " %"),

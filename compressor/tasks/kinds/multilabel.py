@@ -21,7 +21,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import tokenize
-from compressor.tasks.kinds.classification import INTEGER, MAX_CLASSES, TEMPERATURE, read
+from compressor.tasks.kinds.classification import MAX_CLASSES, TEMPERATURE, in_order, read
 from compressor.tasks.listing import listed
 from compressor.tasks.metrics import NOISES, two_errors
 from compressor.tasks.rows import Split
@@ -72,7 +72,7 @@ def outputs(task: TaskConfig, labels: list[tuple[str, ...]]) -> list[str]:
     if len(names) > MAX_CLASSES:
         what = f"{len(names)} distinct labels in {len(labels)} rows"
         raise UserError("E208", what, f"At most {MAX_CLASSES}; check task.label", path)
-    return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
+    return in_order(names)
 
 
 def targets(path: Path, column: Column, names: list[str]) -> list[LabelSet]:
@@ -212,5 +212,4 @@ KIND = TaskKind(
     grain=lambda labels: 2 / max(int(labels.sum()), 1),
     encode=encode,
     metric_inputs=lambda outputs, labels: (outputs > 0, labels),
-    shares_base=False,
 )

@@ -60,7 +60,6 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 KIND = replace(
     generation.KIND,
     name="text2text",
-    truncates=True,
     example=example,
     # what generation notes about its latency is not measured here
     metrics=tuple(replace(metric, note="") for metric in generation.KIND.metrics),
