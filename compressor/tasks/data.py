@@ -155,11 +155,12 @@ class Data:
 def read_data(folder: Path, config: TaskConfig) -> Data:
     """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
     kind, model = kind_of(config.kind), config_of(folder)
+    tokenizer = task_tokenizer(folder, kind)
     if kind.generates:
-        check_end(task_tokenizer(folder, kind), model, folder)
+        check_end(tokenizer, model, folder)
     task = read_task(config)
     splits = ((task.train, config.train), (task.validation, config.validation))
-    train, validation = _all_tokenized(folder, splits, config, kind_for(config, task.label_names))
+    train, validation = _all_tokenized(tokenizer, folder, splits, config, kind_for(config, task.label_names))
     pad_id = padding_id(model, folder)
     data = Data(train, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
     return data if config.decode is None else _with_items(data, task.validation, config, model)
@@ -176,19 +177,24 @@ def _with_items(data: Data, validation: Split, config: TaskConfig, model: Pretra
 def read_test_rows(folder: Path, config: TaskConfig, names: list[str]) -> dict[str, TokenRows]:
     """The files that are only scored, by name, as tokens of the model in `folder`; `names` are the labels of its outputs.
     Raises UserErrors E2xx."""
-    tests = read_tests(config, names)
+    if not config.tests:
+        return {}
+    tests, kind = read_tests(config, names), kind_for(config, names)
     splits = [(split, config.tests[name]) for name, split in tests.items()]
-    return dict(zip(tests, _all_tokenized(folder, splits, config, kind_for(config, names)), strict=True))
+    return dict(zip(tests, _all_tokenized(task_tokenizer(folder, kind), folder, splits, config, kind), strict=True))
 
 
 def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:
     """The rows of a file as tokens of the model in `folder`. Raises UserErrors E212, E213."""
-    return _all_tokenized(folder, [(split, path)], config, kind_of(config.kind))[0]
+    kind = kind_of(config.kind)
+    return _all_tokenized(task_tokenizer(folder, kind), folder, [(split, path)], config, kind)[0]
 
 
-def _all_tokenized(folder: Path, splits: Iterable[tuple[Split, Path]], config: TaskConfig, kind: TaskKind) -> list[TokenRows]:
+def _all_tokenized(
+    tokenizer, folder: Path, splits: Iterable[tuple[Split, Path]], config: TaskConfig, kind: TaskKind
+) -> list[TokenRows]:
     """Each split, of a file, as tokens. Faults of all files are collected before they are raised as UserErrors."""
-    tokenizer, rows, faults = task_tokenizer(folder, kind), [], []
+    rows, faults = [], []
     for split, path in splits:
         try:
             rows.append(_token_rows(tokenizer, folder, split, config, path, kind))

@@ -300,15 +300,14 @@ def quality_by_stage(inputs: Inputs, candidates: list[Record]) -> list[Record]:
 def quality_by_file(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     """The metrics on the validation rows, and after each stage that scores them on the test files, by the name of the file; of
     a recovery's control, too."""
-    rows = []
-    for artifact, measured in zip(trained(inputs), quality_by_stage(inputs, candidates), strict=False):
+    rows, stages, made = [], quality_by_stage(inputs, candidates), trained(inputs)
+    for artifact, measured in zip(made, stages, strict=False):
         stage, control = measured["stage"], artifact.metadata.get("control")
         models = {stage: artifact.metadata} | ({f"control of {artifact.entry}": control} if control else {})
         for name, facts in models.items():
             files = {"validation": facts["quality"], **facts.get("tests", {})}
             rows += [{"stage": name, "file": file, **quality} for file, quality in files.items()]
-    exported = quality_by_stage(inputs, candidates)[len(trained(inputs)) :]
-    return rows + [{"file": "validation", **row} for row in exported]
+    return rows + [{"file": "validation", **row} for row in stages[len(made) :]]
 
 
 def trained(inputs: Inputs) -> list[Artifact]:
