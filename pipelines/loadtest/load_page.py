@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from pipelines.loadtest.load_table import COLUMNS, level_rows, notes
 from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout
+from pipelines.reporting.templates import templates
 
 COLOURS = (COMPRESSED, "#d9822b", "#7a5cc4", DENSE, "#c2455e", "#3b7dd8")
 Record = dict[str, Any]
@@ -18,21 +18,18 @@ Record = dict[str, Any]
 
 def to_page(test: Record) -> str:
     """The page: plotly is inlined, no other file and no network access is needed."""
-    live = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     figures = [asdict(curves(test["levels"])), asdict(served(test["levels"]))]
-    return live.get_template("load_page.html.j2").render(
-        test=test,
-        columns=COLUMNS,
-        rows=level_rows(test["levels"]),
-        notes=notes(test),
-        figures=figures,
-        plotly_js=get_plotlyjs(),
+    return (
+        templates(Path(__file__).parent)
+        .get_template("load_page.html.j2")
+        .render(
+            test=test,
+            columns=COLUMNS,
+            rows=level_rows(test["levels"]),
+            notes=notes(test),
+            figures=figures,
+            plotly_js=get_plotlyjs(),
+        )
     )
 
 

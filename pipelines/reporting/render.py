@@ -6,24 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from pipelines.reporting.figures import figures
 from pipelines.reporting.generated import generated_tables
 from pipelines.reporting.tables import ReportTable, tables
+from pipelines.reporting.templates import templates
 from pipelines.reporting.words import facts
 
 
 def environment():
-    """jinja2 environment for the templates beside this file; HTML is escaped, Markdown templates escape for themselves."""
-    live = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """jinja2 environment for the templates beside this file."""
+    live = templates(Path(__file__).parent)
     live.filters |= {"md": markdown, "bound": bound}
     return live
 

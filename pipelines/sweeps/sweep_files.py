@@ -137,24 +137,22 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words:
 
 
 def _page(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    from pipelines.reporting.templates import templates
+
     figures = [asdict(figure) for figure in figures_of(result)]
-    return environment.get_template("sweep_page.html.j2").render(
-        headline=headline,
-        errors=_errors(result),
-        tables=[
-            {"note": note.replace("*", ""), "header": header, "rows": rows, "words": words}
-            for note, (header, rows, words) in _tables(result, trials)
-        ],
-        figures=figures,
-        plotly_js=get_plotlyjs() if figures else "",
+    return (
+        templates(Path(__file__).parent)
+        .get_template("sweep_page.html.j2")
+        .render(
+            headline=headline,
+            errors=_errors(result),
+            tables=[
+                {"note": note.replace("*", ""), "header": header, "rows": rows, "words": words}
+                for note, (header, rows, words) in _tables(result, trials)
+            ],
+            figures=figures,
+            plotly_js=get_plotlyjs() if figures else "",
+        )
     )
