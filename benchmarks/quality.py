@@ -11,7 +11,8 @@ is an ordinary pipeline (tune, prune to the target, recover) on one store below 
 started again. Speed-ups are ONNX Runtime's, fp32, 8 x 128 tokens, against the dense tuned model, measured in the prune stage.
 
 The dense model is tuned and then trained further (all weights, three epochs), as a student can hardly be better than it. A
-recovery trains further, too, from which the dense model would gain as well: the control is the dense model three epochs later.
+recovery trains further, too, from which the dense model would gain as well: the control is the dense model as much later. With
+all 64,000 labels of SST-2 (sst2-all) every such training has one epoch.
 
 Writes quality-TASK.json, .md and .svg to --out, by default --work. A run whose figures stand there is not made again.
 Exit code 0, 2 for a wrong argument.
@@ -41,7 +42,7 @@ from pipelines.engine.stage import Artifact
 from pipelines.stages.prune.config import STAGE
 
 FURTHER = {"method": "full", "epochs": 3, "learning_rate": 1e-4, "control": False}
-"""Three epochs of the labelled rows, distilled unless there is nothing to distil from."""
+"""Epochs of the labelled rows (a task may have others), distilled unless there is nothing to distil from."""
 ON_TEXTS = {"method": "full", "batch_size": 64, "learning_rate": 1e-4, "control": False}
 
 
@@ -58,13 +59,19 @@ class TaskRow:
     texts: bool
     """Whether there are texts without labels: of SST-2 the other training sentences, of RTE those of test.tsv."""
     keys: dict[str, Any]
+    epochs: int = 3
+    """Of every training of all weights on the labelled rows."""
+
+    @property
+    def further(self) -> dict[str, Any]:
+        return {**FURTHER, "epochs": self.epochs}
 
 
 LORA = {"method": "lora", "modules": "all", "epochs": 3, "learning_rate": 1e-3}
 PAIRS = {"text": ["text", "second"], "max_length": 128}
 TASKS = {
     "sst2": TaskRow("SST-2", LORA, 1500, 4000, 3000, True, {"text": "text", "max_length": 64}),
-    "sst2-all": TaskRow("SST-2", {**LORA, "epochs": 1}, 1500, None, 3000, False, {"text": "text", "max_length": 64}),
+    "sst2-all": TaskRow("SST-2", {**LORA, "epochs": 1}, 1500, None, 3000, False, {"text": "text", "max_length": 64}, epochs=1),
     "stsb": TaskRow("STS-B", {**LORA, "learning_rate": 3e-4}, 500, None, 1500, False, {"kind": "regression", **PAIRS}),
     "rte": TaskRow("RTE", {**LORA, "epochs": 10}, 500, None, 500, True, PAIRS),
 }
@@ -109,6 +116,10 @@ class Cell:
         target = {"speedup": speedup or self.speedup, "batch": 8, "length": 128, "runtime": "onnxruntime"}
         return {"prune": {"target": target, **({"refit": refit} if refit else {}), **keys}}
 
+    def labelled(self, **keys: Any) -> dict:
+        """A recovery on the labelled rows."""
+        return {"recover": {**TASKS[self.task].further, **keys}}
+
     def taught(self, **keys: Any) -> dict:
         """A recovery on texts, or where there are none on the labelled rows for as many steps."""
         row = TASKS[self.task]
@@ -119,22 +130,21 @@ class Cell:
 def _in_steps(cell: Cell, teacher: Callable[[], str]) -> list[dict]:
     """Three cuts, the last one to the target, with one epoch after each."""
     between = [1 + (cell.speedup - 1) * share for share in (0.25, 0.5, 1.0)]
-    part = {"recover": {**FURTHER, "epochs": 1}}
+    part = cell.labelled(epochs=1)
     return [stage for speedup in between for stage in (cell.pruned(speedup=round(speedup, 2)), part)]
 
 
-LABELS = {"recover": FURTHER}
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
-    "labels": lambda cell, teacher: [cell.pruned(), LABELS],
+    "labels": lambda cell, teacher: [cell.pruned(), cell.labelled()],
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
-    "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), LABELS],
+    "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), cell.labelled()],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
-    "without refit": lambda cell, teacher: [cell.pruned(refit=None), LABELS],
-    "without teacher": lambda cell, teacher: [cell.pruned(), {"recover": {**FURTHER, "distill": False}}],
+    "without refit": lambda cell, teacher: [cell.pruned(refit=None), cell.labelled()],
+    "without teacher": lambda cell, teacher: [cell.pruned(), cell.labelled(distill=False)],
     "in three cuts": _in_steps,
-    "by fisher": lambda cell, teacher: [cell.pruned(criterion="fisher"), LABELS],
-    "by delta": lambda cell, teacher: [cell.pruned(criterion="delta"), LABELS],
-    "by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction"), LABELS],
+    "by fisher": lambda cell, teacher: [cell.pruned(criterion="fisher"), cell.labelled()],
+    "by delta": lambda cell, teacher: [cell.pruned(criterion="delta"), cell.labelled()],
+    "by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction"), cell.labelled()],
     "cut": lambda cell, teacher: [cell.pruned(refit=None)],
     "refit": lambda cell, teacher: [cell.pruned()],
     "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
@@ -190,7 +200,9 @@ class Grid:
         return figures
 
     def _control(self, seed: int) -> dict:
-        artifacts = self._run(f"{self.task}-control-{seed}", seed, [{"recover": {**FURTHER, "distill": False}}])
+        artifacts = self._run(
+            f"{self.task}-control-{seed}", seed, [{"recover": {**TASKS[self.task].further, "distill": False}}]
+        )
         names = {"tuned": "tune", "dense": "further", "control": "recover"}
         return {name: self.quality(artifacts[stage]) for name, stage in names.items()}
 
@@ -217,8 +229,9 @@ class Grid:
 
     def _run(self, name: str, seed: int, stages: list[dict], model: str | None = None) -> dict[str, Artifact]:
         file = {"name": name, "model": model or self.model, "task": self.file, "threads": self.threads, "seed": seed}
-        further = {"recover": {"id": "further", **FURTHER, "distill": False}}
-        file["stages"] = [{"tune": TASKS[self.task].tune}, further, *stages]
+        row = TASKS[self.task]
+        further = {"recover": {"id": "further", **row.further, "distill": False}}
+        file["stages"] = [{"tune": row.tune}, further, *stages]
         return run_file(file, self.work / self.task / "pipeline.yaml", self.work, train=True)
 
     def quality(self, artifact: Artifact) -> float:
@@ -302,10 +315,15 @@ def markdown(results: Results, options: argparse.Namespace) -> str:
     return "\n".join([*lines, *table(results)])
 
 
-def facts_of(options: argparse.Namespace) -> dict:
+def facts_of(options: argparse.Namespace, task: str) -> dict:
     """What every run of a record has in common: settings and machine."""
     facts = machine([STAGE], None, ["onnxruntime"])
-    settings = {"model": resolve(options.model).sha256, "further": FURTHER, "texts": ON_TEXTS, "threads": options.threads}
+    settings = {
+        "model": resolve(options.model).sha256,
+        "further": TASKS[task].further,
+        "texts": ON_TEXTS,
+        "threads": options.threads,
+    }
     return {**settings, **{key: facts[key] for key in ("cpu", "cores", "packages")}}
 
 
@@ -334,7 +352,7 @@ def main() -> None:
         path = folder / f"quality-{task}.json"
         file = write_task(task, options.glue, options.work / task)
         try:
-            record = Record(path, facts_of(options))
+            record = Record(path, facts_of(options, task))
         except ValueError as error:
             parser.error(str(error))
         grid = Grid(task, file, options.model, options.teacher, options.work, record, options.threads, not options.summary)
