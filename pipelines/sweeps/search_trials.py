@@ -20,7 +20,7 @@ from pipelines.sweeps.proposals import Tried, Values, propose
 from pipelines.sweeps.search_ranges import Range
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.table_file import Axes
-from pipelines.sweeps.trial_run import TrialJob, TrialOutcome
+from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, named
 
 RECORD = "search.json"
 
@@ -97,7 +97,8 @@ class SearchTrials:
         try:
             return self._make(run)
         except UserError as error:
-            return TrialJob(run.name, None, self._path.parent, "", (), error)
+            fault = error if error.where.startswith("trial ") else named(error, run.name)
+            return TrialJob(run.name, None, self._path.parent, "", (), fault)
 
     def _compare(self, number: int) -> None:
         """Forget the recorded trials that were chosen by another result than this one."""
@@ -113,11 +114,11 @@ class SearchTrials:
         """The recorded trials of the same search."""
         try:
             record = json.loads(self._path.read_bytes())
-            found = [{"values": dict(trial["values"]), "score": trial["score"]} for trial in record["trials"]]
+            found = [{"values": dict(trial["values"]), "score": _score(trial["score"])} for trial in record["trials"]]
             same = (record["over"], record["seed"]) == (recorded(self.plan.axes), self._pipeline.seed)
         except FileNotFoundError:
             return []
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self._say(f"{self._path} is damaged: all trials are chosen anew")
             return []
         fits = all(_holds(self.plan.axes, trial["values"]) for trial in found)
@@ -135,6 +136,10 @@ class SearchTrials:
                 trials[number] = old
         content = {"over": recorded(self.plan.axes), "seed": self._pipeline.seed, "trials": trials}
         replace_files({self._path: f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode()})
+
+
+def _score(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def score_of(outcomes: Sequence[TrialOutcome]) -> float | None:

@@ -77,7 +77,7 @@ class SweepPlan:
     @property
     def first(self) -> tuple[Preset, ...]:
         """What is set for the first value of every key."""
-        return self.grid.presets({key: next(iter(self.axes[key])) for key in self.grid.named})
+        return self.grid.presets({key: axis[0] for key, axis in self.axes.items() if not isinstance(axis, Range)})
 
     @property
     def repeats(self) -> int:
@@ -93,32 +93,24 @@ class SweepPlan:
         """Every trial but of a search; those of one combination of values are adjacent. Raises UserError E115, E123."""
         self.check()
         repeats = self._repeats(pipeline)
-        titles = short_keys(list(self.axes))
-        combinations = [dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
-        pairs = [(values, label, repeat) for values in combinations for label, repeat in repeats]
-        names = [
-            "_".join([*(f"{titles[key]}-{_plain(value)}" for key, value in values.items()), *([label] if label else [])])
-            for values, label, _ in pairs
-        ]
-        return [
-            SweepTrial(name, values, repeat, self.grid.presets(values), tuple(self.grid.named))
-            for name, (values, _, repeat) in zip(_distinct(names), pairs, strict=True)
-        ]
+        settings = [dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
+        pairs = [(values, label, repeat) for values in settings for label, repeat in repeats]
+        names = ["_".join(filter(None, [*self._words(values), label])) for values, label, _ in pairs]
+        return [self._trial(name, values, repeat) for name, (values, _, repeat) in zip(_distinct(names), pairs, strict=True)]
 
     def tried(self, number: int, values: dict[str, Any], pipeline: Pipeline) -> list[SweepTrial]:
         """The runs of one trial of a search, which has these values. Raises UserError E115."""
+        # the number is a name by itself: the values may be cut
+        name = "_".join([f"{number:03}", *self._words(values)])[:LONGEST].rstrip("._-")
+        return [self._trial("_".join(filter(None, [name, label])), values, repeat) for label, repeat in self._repeats(pipeline)]
+
+    def _words(self, values: dict[str, Any]) -> list[str]:
+        """The values as parts of a trial's name: rank-4."""
         titles = short_keys(list(self.axes))
-        name = "_".join([f"{number:03}", *(f"{titles[key]}-{_plain(value)}" for key, value in values.items())])
-        return [
-            SweepTrial(
-                "_".join([name[:LONGEST].rstrip("._-"), *([label] if label else [])]),
-                values,
-                repeat,
-                self.grid.presets(values),
-                tuple(self.grid.named),
-            )
-            for label, repeat in self._repeats(pipeline)
-        ]
+        return [f"{titles[key]}-{_plain(value)}" for key, value in values.items()]
+
+    def _trial(self, name: str, values: dict[str, Any], repeat: dict[str, Any]) -> SweepTrial:
+        return SweepTrial(name, values, repeat, self.grid.presets(values), tuple(self.grid.named))
 
     def probes(self, pipeline: Pipeline) -> list[SweepTrial]:
         """Runs with which a search is checked before it starts: each value of a list and each end of a range occurs."""

@@ -185,13 +185,15 @@ def naming(trial: str) -> Iterator[None]:
     try:
         yield
     except CompressError as error:
-        several = error.errors if isinstance(error, UserErrors) else [error]
-        place = f"trial {trial}"
-        named = [
-            type(fault)(fault.code, fault.what, fault.fix, f"{place}, {fault.where}" if fault.where else place)
-            for fault in several
-        ]
-        raise UserErrors(named) if isinstance(error, UserErrors) else named[0] from error
+        raise named(error, trial) from error
+
+
+def named(error: CompressError, trial: str) -> CompressError:
+    """The error with the trial before its location."""
+    if isinstance(error, UserErrors):
+        return UserErrors([named(fault, trial) for fault in error.errors])
+    place = f"trial {trial}"
+    return type(error)(error.code, error.what, error.fix, f"{place}, {error.where}" if error.where else place)
 
 
 def console_of(say: Callable[[str], None]) -> Console:

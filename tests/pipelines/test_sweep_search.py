@@ -316,6 +316,8 @@ def test_trials_do_not_depend_on_which_worker_is_faster(project, tmp_path, worke
 def test_values_that_do_not_fit_together_are_a_failed_trial(project, tmp_path):
     search = trials_of(project, tmp_path / "runs", 1, fault=30)
     values, _ = played(search, 1, random.Random(0))
+    job = search._job(next(run for run in search.trials if run.values["tune.files"] > 30))
+    assert str(job.fault).startswith(f"E104 trial {job.name}: these values do not fit together")
     record = json.loads((tmp_path / "runs" / RECORD).read_text())["trials"]
     assert len(values) == 14 and [one["score"] is None for one in record] == [one["tune.files"] > 30 for one in values]
     assert 0 < sum(one["score"] is None for one in record) < 14
