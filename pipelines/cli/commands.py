@@ -128,6 +128,7 @@ SWEEP_EXAMPLES = """\b
 Example: compress sweep pipeline.yaml --seeds 10
          compress sweep pipeline.yaml --over tune.rank=4,8 --over tune.epochs=1,3 --seeds 5 --workers 2 --threads 2
          compress sweep pipeline.yaml --subsets 10 --share 0.9 --stage tune
+         compress sweep pipeline.yaml --over tune.learning_rate=1e-4..1e-2 --over tune.rank=4..64:log --search 30
          compress sweep pipeline.yaml --grid grid.yaml --seeds 3 --engine ray --address auto --threads 4
          compress sweep dsee_table1 --scale small --folder GLUE"""
 
@@ -136,6 +137,12 @@ Example: compress sweep pipeline.yaml --seeds 10
 @click.argument("file", type=PipelineName())
 @click.option(
     "--over", multiple=True, metavar="KEY=V,V,..", help="Compare these values of a key; several keys: every combination."
+)
+@click.option(
+    "--search",
+    type=int,
+    metavar="N",
+    help="Run N trials in place of every combination, chosen by the results before; --over then takes KEY=LOW..HIGH, too.",
 )
 @click.option(
     "--grid", type=click.Path(path_type=Path), metavar="FILE", help="The same from a YAML file: KEY: [V, V] on each line."

@@ -19,7 +19,7 @@ from pipelines.file.faults import nearest, validated
 from pipelines.file.overrides import Preset, normalize, override, preset_keys, preset_wholes, raw_stages, stage_ids
 from pipelines.file.pipeline_file import PipelineFile
 from pipelines.file.task_keys import task_faults, with_paths
-from pipelines.file.yaml_source import KeyPath, YamlSource, first_of, read_yaml
+from pipelines.file.yaml_source import KeyPath, YamlSource, first_of, parse, read_yaml
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 TABLE_KEYS = ("grid", "scales", "seeds", "subsets")
@@ -85,9 +85,13 @@ def find_pipeline(name: str) -> Path:
 
 
 def load_pipeline(
-    path: Path, overrides: Sequence[str] = (), presets: Sequence[Preset] = (), data: Path | None = None
+    path: Path,
+    overrides: Sequence[str] = (),
+    presets: Sequence[Preset] = (),
+    data: Path | None = None,
+    text: str | None = None,
 ) -> Pipeline:
-    """Read, override (`tune.rank=8`) and check a pipeline file.
+    """Read, override (`tune.rank=8`) and check a pipeline file; `text` is what it held, if it was read before.
 
     `presets` are what a sweep sets for one row of a table, before the overrides. Data files are relative to `data`, by default
     the file's folder; tasks of GLUE are then in that folder, and nowhere else.
@@ -95,7 +99,7 @@ def load_pipeline(
     Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks; UserError E230 to E233 for a
     data set of the hub or of GLUE.
     """
-    source = read_yaml(path)
+    source = read_yaml(path) if text is None else parse(text, str(path))
     if not isinstance(source.data, dict):
         raise UserError("E101", "not a mapping of keys to values", "Start with name, model, task and stages", source.where(()))
     table = bool(source.data.keys() & {"grid", "scales"})

@@ -17,7 +17,7 @@ from pipelines.file.task_keys import names_file
 from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, parse
 
 TRAININGS = "trainings."
-"""Start of a preset's key that every stage which trains takes, unless it has its own value."""
+"""Start of a key that every stage which trains takes: a preset's unless the stage has its own value, that of --set always."""
 
 Preset = tuple[str, Mapping[str, Any]]
 """Where keys come from, in words, and the keys with their values."""
@@ -63,8 +63,8 @@ def override(source: YamlSource, text: str) -> None:
     if not equals or "" in key.split("."):
         raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
     value = parse(value_text, mark).data
-    path = _path_of(source, key, mark)
-    source.put(path, _from_here(path, value), mark)
+    for path in _paths_of(source, key, mark):
+        source.put(path, _from_here(path, deepcopy(value)), mark)
 
 
 def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:
@@ -92,11 +92,26 @@ def preset_keys(source: YamlSource, presets: Sequence[Preset]) -> None:
 def _fill(source: YamlSource, key: str, value: Any, mark: str) -> None:
     """Give a key to each stage that trains and lacks it."""
     for place, name, config in raw_stages(source):
-        path, trains = ("stages", place, name), name in stage_table.STAGE_NAMES and load_stage(name).trains
-        if trains and config is None:
+        path = ("stages", place, name)
+        if _trains(name) and config is None:
             source.put(path, {key: value}, mark)
-        elif trains and isinstance(config, dict) and key not in config:
+        elif _trains(name) and isinstance(config, dict) and key not in config:
             source.put((*path, key), value, mark)
+
+
+def _paths_of(source: YamlSource, key: str, mark: str) -> list[KeyPath]:
+    """Path of a key, or those that a key of TRAININGS has. Raises UserError E109."""
+    ids, own = stage_ids(source), key.removeprefix(TRAININGS)
+    if own == key or TRAININGS[:-1] in ids.values():
+        return [_path_of(source, key, mark)]
+    trains = [place for place, name, _ in raw_stages(source) if _trains(name)]
+    if not trains:
+        raise UserError("E109", "no stage of this pipeline trains", "Set the key of another stage", mark)
+    return [_path_of(source, f"{ids[place]}.{own}", mark) for place in trains]
+
+
+def _trains(name: str) -> bool:
+    return name in stage_table.STAGE_NAMES and load_stage(name).trains
 
 
 def _path_of(source: YamlSource, key: str, mark: str) -> KeyPath:

@@ -10,7 +10,7 @@ from pipelines.sweeps.sweep_summary import Setting, Spread, SweepResult
 
 
 def figures_of(result: SweepResult) -> list[Figure]:
-    """One Pareto plot for every cost in which settings differ: the quality of the last stage, by its first metric."""
+    """One Pareto plot for every cost in which settings differ: the quality of the last stage, by its main metric."""
     spreads = [spread for spread in result.spreads if spread.mean is not None]
     last = [spread for spread in spreads if (spread.stage, spread.metric) == main_metric(result)]
     quality = {spread.setting: spread for spread in last}
@@ -23,11 +23,8 @@ def figures_of(result: SweepResult) -> list[Figure]:
 
 
 def main_metric(result: SweepResult) -> tuple[str, str] | None:
-    """(stage, metric): the first metric of the last stage."""
-    if not result.spreads:
-        return None
-    stage = result.spreads[-1].stage
-    return stage, next(spread.metric for spread in result.spreads if spread.stage == stage)
+    """(stage, metric): the main metric of the last stage."""
+    return (result.spreads[-1].stage, result.main) if result.spreads else None
 
 
 def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> list[Setting]:

@@ -9,15 +9,14 @@ import os
 import signal
 import socket
 import threading
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from compressor.errors import UserError
 from compressor.processor import physical_cores
 from pipelines.engine.environment import accelerator
-from pipelines.sweeps.trial_events import ATTEMPTS, TrialEvent, died
+from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting, died
 from pipelines.sweeps.trial_run import Perform, TrialJob, TrialOutcome, console_of
 from serving.bundle import install
 
@@ -28,7 +27,7 @@ OBJECT_STORE = 100 * 2**20
 
 
 def on_ray(
-    jobs: Sequence[TrialJob], perform: Perform, *, workers: int | None, threads: int, address: str | None = None
+    jobs: Jobs, perform: Perform, *, workers: int | None, threads: int, address: str | None = None
 ) -> Iterator[TrialEvent]:
     """The engine of Ray: each trial is a task that reserves `threads` CPUs, and a GPU if this machine has one.
 
@@ -102,26 +101,23 @@ def _run_remotely(job: TrialJob, perform: Perform, board: Any) -> TrialOutcome:
     return perform(job, console_of(lambda text: board.tell.remote(TrialEvent("said", job.name, where, text))))
 
 
-def _drive(
-    ray: ModuleType, jobs: Sequence[TrialJob], perform: Perform, workers: int | None, threads: int
-) -> Iterator[TrialEvent]:
+def _drive(ray: ModuleType, jobs: Jobs, perform: Perform, workers: int | None, threads: int) -> Iterator[TrialEvent]:
     board = ray.remote(num_cpus=0)(_Board).remote()
     gpus = 1 if accelerator() else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run_remotely)
-    waiting, running, starts = deque(jobs), {}, Counter()
-    while waiting or running:
-        while waiting and (workers is None or len(running) < workers):
-            job = waiting.popleft()
-            starts[job.name] += 1
+    waiting, running = Waiting(jobs), {}
+    while True:
+        while (workers is None or len(running) < workers) and (job := waiting.take()) is not None:
             running[task.remote(job, perform, board)] = job
+        if not running:
+            return
         ready, _ = ray.wait(list(running), timeout=POLL)
         current = {job.name for job in running.values()}
         yield from (event for event in ray.get(board.news.remote()) if event.trial in current)
         for reference in ready:
             job = running.pop(reference)
             outcome, how = _result(ray, reference, job)
-            if how and starts[job.name] < ATTEMPTS:
-                waiting.appendleft(job)
+            if how and waiting.retry(job):
                 yield TrialEvent("said", job.name, text=f"the worker {how}; the trial starts once more")
             else:
                 yield TrialEvent("ended", job.name, "ray", outcome=outcome)

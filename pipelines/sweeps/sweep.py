@@ -15,19 +15,21 @@ from pathlib import Path
 from rich.console import Console
 
 from compressor.errors import UserError, UserErrors
-from compressor.tasks.reading import check_data
 from pipelines.engine.disk import disk_fault
 from pipelines.engine.invocation import Stopped, stopping
 from pipelines.engine.preflight import check_folder, check_inputs
 from pipelines.engine.stage import NAME_PATTERN
 from pipelines.engine.store import Locked, lock
-from pipelines.file.config import Pipeline, load_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.sweeps.search_summary import summarize_search
+from pipelines.sweeps.search_trials import SearchTrials
 from pipelines.sweeps.sweep_files import FILES, write_files
 from pipelines.sweeps.sweep_summary import SweepResult, summarize
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
+from pipelines.sweeps.sweep_trials import SweepPlan
 from pipelines.sweeps.trial_board import TrialBoard, counts_of
-from pipelines.sweeps.trial_events import Engine, in_turn
-from pipelines.sweeps.trial_run import END, TrialJob, TrialOutcome, naming, perform
+from pipelines.sweeps.trial_events import Engine, Jobs, in_turn
+from pipelines.sweeps.trial_jobs import JobMaker, last_model, measured
+from pipelines.sweeps.trial_run import END, TrialJob, TrialOutcome, perform
 
 
 def sweep(
@@ -43,41 +45,48 @@ def sweep(
     console: Console | None = None,
     engine: Engine = in_turn,
 ) -> SweepResult:
-    """Run every trial of a plan and summarize the quality of `stage`, or of every stage up to `until` (by default the last that
-    changes the model). A trial that fails does not end the others.
+    """Run every trial of a plan, or of its search, and summarize the quality of `stage`, or of every stage up to `until` (by
+    default the last that changes the model). A trial that fails does not end the others.
 
     `say` prints lines; on a `console` that is a terminal a table shows what runs where. Nothing is written before the file and
-    data of every trial are validated. Raises UserError E115 (invalid plan), E111 (unknown stage id), E1xx, E2xx, E3xx, E801,
-    E802 (this sweep is running), what the engine raises; UserErrors when every trial failed by a mistake of the user.
+    data of every trial are validated (of a search: with the values of each list, and the ends of each range). Raises UserError
+    E115 and E123 (invalid plan), E111 (unknown stage id), E1xx, E2xx, E3xx, E801, E802 (this sweep is running), what the engine
+    raises; UserErrors when every trial failed by a mistake of the user.
     """
+    plan.check()
     pipeline = load_pipeline(path, overrides, plan.first, plan.data)
-    trials = plan.trials(pipeline)
+    trials = plan.probes(pipeline) if plan.search else plan.trials(pipeline)
     stages = (END,) if plan.grid.named and stage is None else measured(pipeline, until or last_model(pipeline), stage)
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
         fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
         raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
     folder = out / (name or f"{pipeline.name}-sweep")
     check_inputs(pipeline)
+    common = TrialJob("", pipeline, out.absolute(), until or "", stages)
+    make = JobMaker(path, plan, overrides, folder.name, common, [pipeline.all_tasks])
     for trial in trials:
         check_folder(out, f"{folder.name}/{trial.name}")
-    # all are read now: editing the file during a long sweep must not affect later trials
-    jobs = list(
-        _jobs(pipeline, plan, trials, path, overrides, folder, TrialJob("", pipeline, out.absolute(), until or "", stages))
-    )
+    jobs = [make(trial) for trial in trials]
     with _held(folder):
         for file in FILES:  # left by an earlier sweep
             (folder / file).unlink(missing_ok=True)
-        outcomes = _run(jobs, engine, TrialBoard(len(jobs), say, console))
-        if (errors := [outcome.error for outcome in outcomes.values() if outcome.error]) and len(errors) == len(jobs):
+        board = TrialBoard(plan.count, say, console)
+        search = SearchTrials(plan, pipeline, folder, make, board.note) if plan.search else None
+        ended = _run(search.jobs() if search else jobs, engine, board, search)
+        trials = search.trials if search else trials
+        outcomes = {trial.name: ended[trial.name] for trial in trials}
+        if (errors := [outcome.error for outcome in outcomes.values() if outcome.error]) and len(errors) == len(outcomes):
             _raise_if_mistakes(errors)
         result = summarize(folder, plan, trials, outcomes, stages)
+        if search:
+            result = replace(result, search=summarize_search(plan, search.runs, outcomes, stages[-1], path, overrides))
         facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "until": jobs[0].until}
         write_files(result, facts, plan, trials)
     return replace(result, counts=counts_of(list(outcomes.values())))
 
 
-def _run(jobs: list[TrialJob], engine: Engine, board: TrialBoard) -> dict[str, TrialOutcome]:
-    """The outcome of every trial, by its name, in the order of the jobs."""
+def _run(jobs: Jobs, engine: Engine, board: TrialBoard, search: SearchTrials | None) -> dict[str, TrialOutcome]:
+    """The outcome of every trial, by its name; a search is told each before its next trial is asked for."""
     outcomes: dict[str, TrialOutcome] = {}
     try:
         with stopping(), board.shown(), contextlib.closing(engine(jobs, perform)) as events:
@@ -85,13 +94,15 @@ def _run(jobs: list[TrialJob], engine: Engine, board: TrialBoard) -> dict[str, T
                 board.on(event)
                 if event.outcome is not None:
                     outcomes[event.trial] = event.outcome
+                    if search is not None:
+                        search.hear(event.trial, event.outcome)
     except Stopped as stop:
         board.close(
-            f"Stopped by {stop}: {len(outcomes)} of {len(jobs)} trials are finished and kept. The same command continues."
+            f"Stopped by {stop}: {len(outcomes)} of {board.total} trials are finished and kept. The same command continues."
         )
         stop.reported = True
         raise
-    return {job.name: outcomes[job.name] for job in jobs}
+    return outcomes
 
 
 def _raise_if_mistakes(errors: Sequence[Exception]) -> None:
@@ -115,57 +126,3 @@ def _held(folder: Path) -> Iterator[None]:
     except Locked as holder:
         what = f"process {holder.pid} is running this sweep here"
         raise UserError("E802", what, "Wait for it, or give this one another --name", str(folder)) from None
-
-
-def _jobs(
-    pipeline: Pipeline,
-    plan: SweepPlan,
-    trials: Sequence[SweepTrial],
-    path: Path,
-    overrides: Sequence[str],
-    folder: Path,
-    common: TrialJob,
-) -> Iterator[TrialJob]:
-    """The job of every trial, its pipeline and data checked."""
-    checked = [pipeline.all_tasks]
-    for trial in trials:
-        own = load_pipeline(path, [*overrides, *trial.settings], trial.presets, plan.data)
-        with naming(trial.name):
-            for tasks in () if own.all_tasks in checked else (own.all_tasks,):
-                for task in tasks.values():
-                    check_data(task)
-                checked.append(tasks)
-            # rows of a table may have other stages than the first
-            until = common.until or last_model(own)
-            for entry in () if common.stages == (END,) else common.stages:
-                own.number(entry, "--stage")
-            own.number(until, "--until")
-        run = replace(own, name=f"{folder.name}/{trial.name}")
-        yield replace(common, name=trial.name, pipeline=run, until=until)
-
-
-def last_model(pipeline: Pipeline) -> str:
-    """The last stage that changes the model. Raises UserError E115 when there is none."""
-    # a merged model is bit-equal to the model before it, so its quality is not measured again
-    ids = [entry.id for entry in pipeline.stages if entry.row.publishes_model and not entry.row.merges]
-    if not ids:
-        raise UserError("E115", "no stage of this pipeline measures quality", "Add a tune", pipeline.source.where(("stages",)))
-    return ids[-1]
-
-
-def measured(pipeline: Pipeline, until: str, stage: str | None) -> tuple[str, ...]:
-    """The stages whose quality is summarized: every one up to `until` that produces a model, or `stage` alone.
-
-    Raises UserError E111 (unknown, or after `until`), E115 (yields no model).
-    """
-    last = pipeline.number(until, "--until")
-    ids = tuple(entry.id for entry in pipeline.stages[: last + 1] if entry.row.publishes_model)
-    if stage is None:
-        if not ids:
-            raise UserError("E115", f"--until {until}: nothing measures quality up to there", "Name a later stage, or drop it")
-        return ids
-    if pipeline.number(stage, "--stage") > last:
-        raise UserError("E111", f"--stage {stage} comes after --until {until}", "Name a later --until")
-    if stage not in ids:
-        raise UserError("E115", f"--stage {stage}: it measures no quality", f"Stages that do: {', '.join(ids) or 'none'}")
-    return (stage,)

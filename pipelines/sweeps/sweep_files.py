@@ -10,6 +10,9 @@ from typing import Any
 
 from pipelines.engine.store import replace_files
 from pipelines.sweeps.pareto import figures_of
+from pipelines.sweeps.search_ranges import Range
+from pipelines.sweeps.search_summary import SearchSummary, search_figure
+from pipelines.sweeps.search_trials import recorded
 from pipelines.sweeps.sweep_summary import COMPARED, Spread, SweepResult
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.trial_run import SCORE
@@ -31,10 +34,14 @@ def write_files(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequ
 
 
 def described(plan: SweepPlan, trials: Sequence[SweepTrial]) -> str:
-    """'12 trials, 3 values of rank x 2 values of epochs x 2 seeds'."""
-    parts = [f"{len(values)} values of {key}" for key, values in plan.axes.items()]
+    """'12 trials, 3 values of rank x 2 values of epochs x 2 seeds', or 'search of 20 trials, rank 4..64 x 2 seeds'."""
+    parts = [
+        f"{key} {values}" if isinstance(values, Range) else f"{len(values)} values of {key}"
+        for key, values in plan.axes.items()
+    ]
     parts += [f"{count} {word}" for count, word in ((plan.seeds, "seeds"), (plan.subsets, "subsets")) if count]
-    return f"{len(trials)} trials, {' × '.join(parts)}"
+    count = f"search of {plan.search.trials} trials" if plan.search else f"{len(trials)} trials"
+    return f"{count}, {' × '.join(parts)}"
 
 
 def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Facts:
@@ -45,7 +52,7 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
     }
     return {
         **facts,
-        "over": plan.axes,
+        "over": recorded(plan.axes),
         "seeds": plan.seeds,
         "subsets": plan.subsets,
         "trials": [{"name": trial.name, "values": trial.values, "repeat": trial.repeat} for trial in trials],
@@ -57,8 +64,14 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
             for setting, value in values.items()
         ],
         "artifacts": dict(result.artifacts),
+        **({"search": _search_record(result.search)} if result.search else {}),
         **errors,
     }
+
+
+def _search_record(search: SearchSummary) -> Facts:
+    trials = [asdict(trial) for trial in search.trials]
+    return {"metric": search.metric, "best": search.best and search.best.number, "command": search.command, "trials": trials}
 
 
 TableParts = tuple[Sequence[str], Sequence[Sequence[str]], int]
@@ -71,6 +84,10 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
     tables = (
         [("The main metric of every task: mean ± standard deviation (runs).", crossed)] if (crossed := _crossed(result)) else []
     )
+    if result.search:
+        note = f"Trials from best to worst by {result.search.metric}. They were chosen by these validation rows: "
+        note += "expect less of the best one on other rows."
+        tables.append((note, (result.search.columns, result.search.rows, len(result.titles) + 1)))
     spread = "Quality on all validation rows; std is the standard deviation of the sample (n − 1)."
     tables.append((spread, (result.columns, result.rows, words + 2)))
     if result.comparisons:
@@ -127,8 +144,8 @@ def _errors(result: SweepResult) -> list[str]:
 
 def _markdown(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> str:
     tables = [f"{note}\n\n{_markdown_table(*grid)}" for note, grid in _tables(result, trials)]
-    first, *others = tables
-    return "\n\n".join((f"# {headline}", *_errors(result), first, *others))
+    best = result.search.told(mark="`") if result.search else []
+    return "\n\n".join((f"# {headline}", *best, *_errors(result), *tables))
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
@@ -141,13 +158,14 @@ def _page(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> s
 
     from pipelines.reporting.templates import templates
 
-    figures = [asdict(figure) for figure in figures_of(result)]
+    plots = [*([search_figure(result.search)] if result.search and result.search.best else []), *figures_of(result)]
+    figures = [asdict(figure) for figure in plots]
     return (
         templates(Path(__file__).parent)
         .get_template("sweep_page.html.j2")
         .render(
             headline=headline,
-            errors=_errors(result),
+            lines=[*(result.search.told() if result.search else []), *_errors(result)],
             tables=[
                 {"note": note.replace("*", ""), "header": header, "rows": rows, "words": words}
                 for note, (header, rows, words) in _tables(result, trials)

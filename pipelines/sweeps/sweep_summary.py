@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressError
+from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys, shown_value
 from pipelines.sweeps.trial_run import SCORE, TrialOutcome
@@ -82,6 +83,9 @@ class SweepResult:
     failures: tuple[dict[str, Any], ...] = ()
     artifacts: Mapping[str, int] = field(default_factory=dict)
     """Stage id -> how many different results the trials have: what they share counts once."""
+    main: str = ""
+    """The main metric of the last stage."""
+    search: SearchSummary | None = None
     counts: str = ""
     """How many stages this command ran and reused, in words."""
 
@@ -111,12 +115,14 @@ def summarize(
         folder,
         titles,
         spreads,
-        list(_comparisons([spread for spread in spreads if spread.stage == stages[-1]], plan)),
+        # the settings of a search seldom differ in one key alone
+        [] if plan.search else list(_comparisons([spread for spread in spreads if spread.stage == stages[-1]], plan)),
         _costs(groups, outcomes),
         {name: error for name, error in errors.items() if not out_of_reach(plan, error)},
         {name: error for name, error in errors.items() if out_of_reach(plan, error)},
         tuple(failure for trial in trials for failure in outcomes[trial.name].failures),
         _artifacts(outcomes.values()),
+        next((outcome.main for outcome in outcomes.values() if outcome.main), ""),
     )
 
 

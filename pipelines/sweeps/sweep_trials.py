@@ -15,12 +15,15 @@ from compressor.errors import UserError
 from pipelines.file.config import Pipeline
 from pipelines.file.overrides import Preset
 from pipelines.file.yaml_source import parse
+from pipelines.sweeps.search_ranges import Range, read_range
 from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper (Fu et al., 2023, tables 1 and 2)."""
 MOST = 10_000
 """Most trials of one sweep: a typing error in a grid must not start a year of work."""
+MOST_TRIED = 1_000
+"""Most trials of one search: each is chosen by looking at all before it, and a range of fractions has so many values."""
 LONGEST = 120
 """Longest name of a trial made from its values; longer ones are replaced by numbers, because a name is a folder."""
 
@@ -45,6 +48,14 @@ class SweepTrial:
 
 
 @dataclass(frozen=True)
+class Search:
+    """A search of so many `trials` in place of every combination, of which `workers` run at a time."""
+
+    trials: int
+    workers: int = 1
+
+
+@dataclass(frozen=True)
 class SweepPlan:
     """What is compared, and how often each combination is run: with `seeds`, or on random `subsets` of the training rows.
 
@@ -56,6 +67,7 @@ class SweepPlan:
     subsets: int | None = None
     share: float | None = None
     data: Path | None = None
+    search: Search | None = None
 
     @property
     def axes(self) -> Axes:
@@ -65,26 +77,51 @@ class SweepPlan:
     @property
     def first(self) -> tuple[Preset, ...]:
         """What is set for the first value of every key."""
-        return self.grid.presets({key: values[0] for key, values in self.axes.items()})
+        return self.grid.presets({key: axis[0] for key, axis in self.axes.items() if not isinstance(axis, Range)})
+
+    @property
+    def repeats(self) -> int:
+        """How often each combination is run."""
+        return self.seeds or self.subsets or 1
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return (self.search.trials if self.search else combinations(self.axes) or 0) * self.repeats
 
     def trials(self, pipeline: Pipeline) -> list[SweepTrial]:
-        """Every trial; those of one combination of values are adjacent. Raises UserError E115."""
-        self._check(pipeline)
+        """Every trial but of a search; those of one combination of values are adjacent. Raises UserError E115, E123."""
+        self.check()
         repeats = self._repeats(pipeline)
-        titles = short_keys(list(self.axes))
-        combinations = [dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
-        pairs = [(values, label, repeat) for values in combinations for label, repeat in repeats]
-        names = [
-            "_".join([*(f"{titles[key]}-{_plain(value)}" for key, value in values.items()), *([label] if label else [])])
-            for values, label, _ in pairs
-        ]
-        return [
-            SweepTrial(name, values, repeat, self.grid.presets(values), tuple(self.grid.named))
-            for name, (values, _, repeat) in zip(_distinct(names), pairs, strict=True)
-        ]
+        settings = [dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
+        pairs = [(values, label, repeat) for values in settings for label, repeat in repeats]
+        names = ["_".join(filter(None, [*self._words(values), label])) for values, label, _ in pairs]
+        return [self._trial(name, values, repeat) for name, (values, _, repeat) in zip(_distinct(names), pairs, strict=True)]
 
-    def _check(self, pipeline: Pipeline) -> None:
-        if not self.axes and self.seeds is None and self.subsets is None:
+    def tried(self, number: int, values: dict[str, Any], pipeline: Pipeline) -> list[SweepTrial]:
+        """The runs of one trial of a search, which has these values. Raises UserError E115."""
+        # the number is a name by itself: the values may be cut
+        name = "_".join([f"{number:03}", *self._words(values)])[:LONGEST].rstrip("._-")
+        return [self._trial("_".join(filter(None, [name, label])), values, repeat) for label, repeat in self._repeats(pipeline)]
+
+    def _words(self, values: dict[str, Any]) -> list[str]:
+        """The values as parts of a trial's name: rank-4."""
+        titles = short_keys(list(self.axes))
+        return [f"{titles[key]}-{_plain(value)}" for key, value in values.items()]
+
+    def _trial(self, name: str, values: dict[str, Any], repeat: dict[str, Any]) -> SweepTrial:
+        return SweepTrial(name, values, repeat, self.grid.presets(values), tuple(self.grid.named))
+
+    def probes(self, pipeline: Pipeline) -> list[SweepTrial]:
+        """Runs with which a search is checked before it starts: each value of a list and each end of a range occurs."""
+        ends = {key: [axis.low, axis.high] if isinstance(axis, Range) else axis for key, axis in self.axes.items()}
+        first = {key: values[0] for key, values in ends.items()}
+        settings = [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
+        return [run for values in settings for run in self.tried(0, values, pipeline)]
+
+    def check(self) -> None:
+        """Raises UserError E115, E123 for options that do not fit together."""
+        if not self.axes and self.seeds is None and self.subsets is None and self.search is None:
             raise UserError("E115", "nothing differs between the runs", "Give --over, --grid, --seeds or --subsets")
         if self.seeds is not None and self.subsets is not None:
             raise UserError("E115", "--seeds and --subsets exclude each other", "Give one of the two")
@@ -99,9 +136,14 @@ class SweepPlan:
             raise UserError("E115", what, "Give a number between 0 and 1, e.g. 0.9")
         if "seed" in self.axes and self.seeds is not None:
             raise UserError("E115", "the seed is set by --seeds and compared as a key, too", "Drop one of the two")
-        count = math.prod(len(values) for values in self.axes.values()) * (self.seeds or self.subsets or 1)
-        if count > MOST:
-            raise UserError("E115", f"{count:,} runs are more than {MOST:,}", "Compare fewer values, or in several sweeps")
+        if self.search is not None:
+            _check_search(self.grid, self.search.trials)
+        for key, values in self.axes.items() if self.search is None else ():
+            if isinstance(values, Range):
+                fix = f"Add --search N for N trials that are chosen in it, or give values: --over {key}=A,B"
+                raise UserError("E123", f"{key} has a range, {values}, and no values", fix)
+        if self.count > MOST:
+            raise UserError("E115", f"{self.count:,} runs are more than {MOST:,}", "Compare fewer values, or in several sweeps")
 
     def _repeats(self, pipeline: Pipeline) -> list[tuple[str, dict[str, Any]]]:
         """(label, settings) of every repetition; [("", {})] for none."""
@@ -121,9 +163,9 @@ class SweepPlan:
 
 
 def axes_of(overs: Sequence[str], grid: Path | None, table: Grid | None = None) -> Grid:
-    """The compared keys: of a table file, of a grid file, and from texts 'KEY=VALUE,VALUE'.
+    """The compared keys: of a table file, of a grid file, and from texts 'KEY=VALUE,VALUE' or 'KEY=LOW..HIGH'.
 
-    Raises UserError E115, E120, E101.
+    Raises UserError E115, E120, E123, E101.
     """
     found = table or Grid()
     if grid:
@@ -132,16 +174,42 @@ def axes_of(overs: Sequence[str], grid: Path | None, table: Grid | None = None) 
     for over in overs:
         key, equals, text = over.partition("=")
         mark = f"--over {over}"
+        if key in found.axes:
+            raise UserError("E115", f"{mark}: the key is given twice", "Write all its values in one place")
+        if equals and key and (numbers := read_range(key, text, mark)):
+            found = found.with_axes({key: numbers}, {})
+            continue
         # the list of a YAML file: values may themselves be lists or mappings
         values = parse(f"[{text}]", mark).data if equals and key else []
         if len(values) < 2 or None in values:
             fix = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
             raise UserError("E115", f"{mark}: no key with several values", fix)
         require_once(values, mark)
-        if key in found.axes:
-            raise UserError("E115", f"{mark}: the key is given twice", "Write all its values in one place")
         found = found.with_axes({key: values}, {})
     return found
+
+
+def combinations(axes: Axes) -> int | None:
+    """How many different settings there are; None where a range has fractions."""
+    counts = [values.count if isinstance(values, Range) else len(values) for values in axes.values()]
+    return None if None in counts else math.prod(counts)
+
+
+def _check_search(grid: Grid, trials: int) -> None:
+    """Raises UserError E115."""
+    if grid.common:
+        what = "--search: a table is run in full, as its columns are different tasks"
+        raise UserError("E115", what, "Leave --search out, or search over the keys of an ordinary pipeline file")
+    if not grid.axes:
+        what = "--search: no key to choose values for"
+        raise UserError("E115", what, "Add --over KEY=LOW..HIGH, or --over KEY=VALUE,VALUE, or --grid FILE")
+    if not 2 <= trials <= MOST_TRIED:
+        what = f"--search {trials}: a search has from 2 to {MOST_TRIED:,} trials"
+        raise UserError("E115", what, "Give e.g. --search 30: the first 10 are random, the others are chosen by their results")
+    count = combinations(grid.axes)
+    if count is not None and count < trials:
+        what = f"--search {trials}: the keys have only {count} different settings"
+        raise UserError("E115", what, f"Give --search {count} or less; without --search every setting of lists is run")
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Grids: the compared keys of `--grid`, and of a table file, a pipeline whose `grid` and `scales` make it the table of a paper.
 
-The values of a key are a list; or, where several keys belong together, a mapping of names to the keys that each sets.
+The values of a key are a list; or, of a search, a range LOW..HIGH; or, where several keys belong together, a mapping of names
+to the keys that each sets.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pipelines.file.config import TABLE_KEYS
 from pipelines.file.faults import nearest
 from pipelines.file.overrides import Preset
 from pipelines.file.yaml_source import KeyPath, YamlSource, read_yaml
+from pipelines.sweeps.search_ranges import Range, read_range
 
-Axes = dict[str, list[Any]]
-"""Key as in `--set`, or what named rows are called -> its values, or their names, each once."""
+Axes = dict[str, list[Any] | Range]
+"""Key as in `--set`, or what named rows are called -> its values, or their names, each once; or the range of a search."""
 
 Named = dict[str, dict[str, dict[str, Any]]]
 """What named rows are called -> name of each -> the keys that it sets."""
@@ -45,14 +47,14 @@ class Grid:
 
 
 def read_grid(path: Path) -> Grid:
-    """The file of `--grid`. Raises UserError E115, E120, and E101 or E106 of its YAML."""
+    """The file of `--grid`. Raises UserError E115, E120, E123, and E101 or E106 of its YAML."""
     return Grid(*_axes(read_yaml(path), ()))
 
 
 def read_table(path: Path, scale: str | None) -> Grid:
     """The grid of a pipeline file at one of its `scales`; an empty one of an ordinary pipeline.
 
-    Raises UserError E115 (unknown scale, or none), E120, E101, E106.
+    Raises UserError E115 (unknown scale, or none), E120, E123, E101, E106.
     """
     source = read_yaml(path)
     data = source.data if isinstance(source.data, dict) else {}
@@ -94,6 +96,9 @@ def _axes(source: YamlSource, path: KeyPath) -> tuple[Axes, Named]:
         if isinstance(values, dict) and values:
             named[key] = {name: _mapping(source, (*path, key, name)) for name in values}
             values = list(values)
+        elif isinstance(key, str) and isinstance(values, str) and (found := read_range(key, values, where)):
+            axes[key] = found
+            continue
         elif not isinstance(key, str) or not isinstance(values, list) or len(values) < 2 or None in values:
             raise UserError("E120", f"'{key}' has no list of several values", fix, where)
         require_once(values, where)

@@ -56,12 +56,12 @@ class TrialBoard:
             self._running[event.trial] = _Row(event.where, "starting", self._clock())
             where = f" on {event.where}" if event.where else ""
             if self._live is None:
-                self._say(f"trial {self.counts['started']} of {self.total}: {event.trial}{where}")
+                self.note(f"trial {self.counts['started']} of {self.total}: {event.trial}{where}")
         elif event.kind == "said":
             if event.trial in self._running:
                 self._running[event.trial].text = event.text
             if "starts once more" in event.text:
-                self._say(f"{event.trial}: {event.text}")
+                self.note(f"{event.trial}: {event.text}")
         elif event.outcome is not None:
             self._running.pop(event.trial, None)
             self._ended(event, event.outcome)
@@ -70,11 +70,12 @@ class TrialBoard:
         self.counts["failed" if outcome.error else "done"] += 1
         ended = self.counts["done"] + self.counts["failed"]
         if outcome.error:
-            self._say(f"FAILED {outcome.error}".replace("\n", "\nFAILED "))
+            self.note(f"FAILED {outcome.error}".replace("\n", "\nFAILED "))
         elif event.where:  # in this process, the run has told it itself
-            self._say(f"[{ended}/{self.total}] {event.trial}  done in {human_seconds(outcome.seconds)}")
+            self.note(f"[{ended}/{self.total}] {event.trial}  done in {human_seconds(outcome.seconds)}")
 
-    def _say(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Print a permanent line, above the table if there is one."""
         if self._live is None:
             self._print(text)
         else:

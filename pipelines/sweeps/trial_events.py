@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,13 +25,38 @@ class TrialEvent:
     outcome: TrialOutcome | None = None
 
 
-Engine = Callable[[Sequence[TrialJob], Perform], Iterator[TrialEvent]]
-"""Runs every job with the given function. Closing the iterator stops what is running."""
+Jobs = Iterable[TrialJob | None]
+"""Trials in the order of their start; None stands for a trial that cannot start before one that is running has ended."""
+
+Engine = Callable[[Jobs, Perform], Iterator[TrialEvent]]
+"""Runs every job with the given function. It asks for the next job when it has room for one, and after the caller has taken
+every event before: the caller may choose it by what has ended. Closing the iterator stops what is running."""
 
 
-def in_turn(jobs: Sequence[TrialJob], perform: Perform) -> Iterator[TrialEvent]:
+class Waiting:
+    """The trials that are not running: first those whose worker died, then new ones."""
+
+    def __init__(self, jobs: Jobs):
+        self._new, self._again, self._starts = iter(jobs), deque(), Counter()
+
+    def take(self) -> TrialJob | None:
+        """The next trial to start; None if there is none, or none yet."""
+        job = self._again.popleft() if self._again else next(self._new, None)
+        if job is not None:
+            self._starts[job.name] += 1
+        return job
+
+    def retry(self, job: TrialJob) -> bool:
+        """Have a trial started again whose worker died; False if it was started ATTEMPTS times."""
+        if self._starts[job.name] >= ATTEMPTS:
+            return False
+        self._again.append(job)
+        return True
+
+
+def in_turn(jobs: Jobs, perform: Perform) -> Iterator[TrialEvent]:
     """The engine of one process: one trial after the other, each with its own progress display."""
-    for job in jobs:
+    for job in filter(None, jobs):
         yield TrialEvent("started", job.name)
         yield TrialEvent("ended", job.name, outcome=perform(job, None))
 

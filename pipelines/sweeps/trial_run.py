@@ -39,21 +39,24 @@ LONGEST_WAIT = 60
 
 @dataclass(frozen=True)
 class TrialJob:
-    """What a worker needs to run a trial: the checked pipeline, whose name is the path of the run folder below `out`."""
+    """What a worker needs to run a trial: the checked pipeline, whose name is the path of the run folder below `out`; or what
+    is wrong with the pipeline."""
 
     name: str
-    pipeline: Pipeline
+    pipeline: Pipeline | None
     out: Path
     until: str
     stages: tuple[str, ...]
     """The stages whose quality is summarized."""
+    fault: UserError | None = None
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
     """What a trial gave: the quality of its stages and its costs by name, or the error that ended it.
 
-    `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run.
+    `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run; `main` is
+    the main metric of the last stage in `quality`.
     """
 
     quality: Quality = field(default_factory=dict)
@@ -62,6 +65,12 @@ class TrialOutcome:
     failures: tuple[dict[str, Any], ...] = ()
     error: CompressError | None = None
     seconds: float = 0.0
+    main: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """The main metric of the last stage that measures quality; None of a trial that failed."""
+        return self.quality[list(self.quality)[-1]][self.main] if self.main else None
 
 
 Perform = Callable[[TrialJob, Console | None], TrialOutcome]
@@ -69,19 +78,21 @@ Perform = Callable[[TrialJob, Console | None], TrialOutcome]
 
 def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
     """Run a trial; without a console it shows its progress on the terminal. Errors are part of the outcome."""
+    if job.fault is not None:
+        return TrialOutcome(error=job.fault)
     clock = time.monotonic()
     try:
         with naming(job.name):
             if job.pipeline.architecture is not None:
                 add_row(job.pipeline.architecture)
             result = _run(job, console)
-            quality, costs = _quality(job, result.artifacts), costs_of(result.artifacts)
+            (quality, main), costs = _quality(job, result.artifacts), costs_of(result.artifacts)
     except Exception as error:
         fault = coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out)
         return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
     stages = tuple((entry, artifact.id, entry in result.reused) for entry, artifact in result.artifacts.items())
     failures = tuple({**failure, "stage": f"{failure['stage']} ({job.name})"} for failure in result.failures)
-    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock)
+    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock, main=main)
 
 
 def _run(job: TrialJob, console: Console | None) -> RunResult:
@@ -98,15 +109,19 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
         time.sleep(0.5)
 
 
-def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> Quality:
+def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> tuple[Quality, str]:
+    """The quality of the job's stages, and the main metric of the last one."""
     if job.stages != (END,):
-        return quality_of(artifacts, job.stages)
+        return quality_of(artifacts, job.stages), _main(job.pipeline, artifacts[job.stages[-1]])
     last = [entry.id for entry in job.pipeline.stages if entry.id in artifacts and entry.row.publishes_model][-1]
     metrics = quality_of(artifacts, [last])[last]
-    task = job.pipeline.task
-    decoded = next(iter(artifacts[last].metadata.get("generated", {}).get("values", {})), None)
-    main = decoded or (kind_for(task).metric.key if task else MEAN_OF_TASKS)
-    return {END: {SCORE: metrics[main], **metrics}}
+    return {END: {SCORE: metrics[_main(job.pipeline, artifacts[last])], **metrics}}, SCORE
+
+
+def _main(pipeline: Pipeline, artifact: Artifact) -> str:
+    """The main metric of a stage's quality: a larger value is better."""
+    decoded = next(iter(artifact.metadata.get("generated", {}).get("values", {})), None)
+    return decoded or (kind_for(pipeline.task).metric.key if pipeline.task else MEAN_OF_TASKS)
 
 
 def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Quality:
@@ -170,13 +185,15 @@ def naming(trial: str) -> Iterator[None]:
     try:
         yield
     except CompressError as error:
-        several = error.errors if isinstance(error, UserErrors) else [error]
-        place = f"trial {trial}"
-        named = [
-            type(fault)(fault.code, fault.what, fault.fix, f"{place}, {fault.where}" if fault.where else place)
-            for fault in several
-        ]
-        raise UserErrors(named) if isinstance(error, UserErrors) else named[0] from error
+        raise named(error, trial) from error
+
+
+def named(error: CompressError, trial: str) -> CompressError:
+    """The error with the trial before its location."""
+    if isinstance(error, UserErrors):
+        return UserErrors([named(fault, trial) for fault in error.errors])
+    place = f"trial {trial}"
+    return type(error)(error.code, error.what, error.fix, f"{place}, {error.where}" if error.where else place)
 
 
 def console_of(say: Callable[[str], None]) -> Console:

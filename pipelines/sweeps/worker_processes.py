@@ -6,13 +6,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from pipelines.sweeps.trial_events import ATTEMPTS, TrialEvent, died
+from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting, died
 from pipelines.sweeps.trial_run import Perform, TrialJob, console_of
 
 GRACE = 20
@@ -33,29 +32,44 @@ class _Worker:
         return f"worker {self.number}"
 
 
-def in_processes(jobs: Sequence[TrialJob], perform: Perform, *, workers: int) -> Iterator[TrialEvent]:
+def in_processes(jobs: Jobs, perform: Perform, *, workers: int) -> Iterator[TrialEvent]:
     """The engine of several processes. A worker that dies is replaced, and its trial started once more.
 
     Workers are new processes, not forks: a fork of a process with threads of torch may hang.
     """
-    waiting, starts = deque(jobs), Counter()
-    pool = [_start(number, perform) for number in range(1, min(workers, len(jobs)) + 1)]
+    waiting, pool = Waiting(jobs), []
     try:
-        while waiting or any(worker.job for worker in pool):
-            for worker in pool:
-                if worker.job is None and waiting:
-                    worker.job = waiting.popleft()
-                    starts[worker.job.name] += 1
-                    yield TrialEvent("started", worker.job.name, worker.where)
-                    _give(worker)
-            ready = wait([worker.connection for worker in pool if worker.job])
-            for place, worker in enumerate(pool):
+        while True:
+            yield from _hand_out(waiting, pool, perform, workers)
+            busy = [worker for worker in pool if worker.job]
+            if not busy:
+                return
+            ready = wait([worker.connection for worker in busy])
+            for worker in busy:
                 if worker.connection in ready:
-                    yield from _hear(worker, waiting, starts)
-                    if not worker.process.is_alive() and worker.job is None:
-                        pool[place] = _start(worker.number, perform)
+                    yield from _hear(worker, waiting)
     finally:
         _stop(pool)
+
+
+def _hand_out(waiting: Waiting, pool: list[_Worker], perform: Perform, workers: int) -> Iterator[TrialEvent]:
+    """Give trials to idle workers, and to new ones, until there are `workers`."""
+    while sum(worker.job is not None for worker in pool) < workers and (job := waiting.take()) is not None:
+        worker = _idle(pool, perform)
+        worker.job = job
+        yield TrialEvent("started", job.name, worker.where)
+        _give(worker)
+
+
+def _idle(pool: list[_Worker], perform: Perform) -> _Worker:
+    """A worker without a trial; a new one in the place of a dead one, or if all are busy."""
+    for place, worker in enumerate(pool):
+        if worker.job is None:
+            if not worker.process.is_alive():
+                pool[place] = _start(worker.number, perform)
+            return pool[place]
+    pool.append(_start(len(pool) + 1, perform))
+    return pool[-1]
 
 
 def _start(number: int, perform: Perform) -> _Worker:
@@ -74,7 +88,7 @@ def _give(worker: _Worker) -> None:
         return
 
 
-def _hear(worker: _Worker, waiting: deque[TrialJob], starts: Counter[str]) -> Iterator[TrialEvent]:
+def _hear(worker: _Worker, waiting: Waiting) -> Iterator[TrialEvent]:
     """What a worker sent, or that it died."""
     job = worker.job
     try:
@@ -83,8 +97,7 @@ def _hear(worker: _Worker, waiting: deque[TrialJob], starts: Counter[str]) -> It
         worker.process.join()
         worker.job = None
         how = _end(worker.process.exitcode or 0)
-        if starts[job.name] < ATTEMPTS:
-            waiting.appendleft(job)
+        if waiting.retry(job):
             yield TrialEvent("said", job.name, worker.where, f"the worker {how}; the trial starts once more")
         else:
             yield TrialEvent("ended", job.name, worker.where, outcome=died(job, how))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from compressor.errors import CheckError, UserError
 from pipelines.cli.shown import near
 from pipelines.engine.attempt import checks_failed
 from pipelines.file.config import find_pipeline, load_pipeline
+from pipelines.sweeps.proposals import require_optuna
 from pipelines.sweeps.ray_engine import on_ray
 from pipelines.sweeps.sweep import sweep as run_all
 from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
-from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
+from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
 from pipelines.sweeps.worker_processes import in_processes
@@ -37,11 +39,13 @@ def sweep(
     threads: int | None,
     scale: str | None,
     folder: Path | None,
+    search: int | None,
     **options: Any,
 ) -> None:
     """Run every trial, and show the table."""
     path = find_pipeline(file)
-    plan = plan_of(axes_of(over, grid, read_table(path, scale)), seeds, subsets, share, folder)
+    found = search_of(search, engine, workers)
+    plan = replace(plan_of(axes_of(over, grid, read_table(path, scale)), seeds, subsets, share, folder), search=found)
     settings = [*overrides, *([f"threads={threads}"] if threads else [])]
     runs = engine_of(engine, address, workers, lambda: load_pipeline(path, settings, plan.first, plan.data).threads)
     console = None if runs is in_turn else Console()
@@ -57,12 +61,31 @@ def plan_of(grid: Grid, seeds: int | None, subsets: int | None, share: float | N
     return SweepPlan(grid, *given, share, folder)
 
 
+def search_of(trials: int | None, engine: str, workers: int | None) -> Search | None:
+    """The search that --search names, if any. Raises UserError E115, E901."""
+    if trials is None:
+        return None
+    if engine == "ray" and workers is None:
+        what = "--search with --engine ray needs --workers: it decides from which results a trial is chosen"
+        raise UserError("E115", what, "Add --workers N: N trials at a time, on all nodes together")
+    require_optuna()
+    return Search(trials, workers or 1)
+
+
 def show(result: SweepResult) -> None:
-    """Print the tables; failed trials and failed checks end with exit code 3. Raises CheckError E810, E615."""
-    table(result.columns, result.rows)
+    """Print the tables, of a search only that of its trials; failed trials and failed checks end with exit code 3.
+
+    Raises CheckError E810, E615.
+    """
+    if result.search:
+        table(result.search.columns, result.search.rows)
+    else:
+        table(result.columns, result.rows)
     if result.comparisons:
         table(COMPARED, [row.cells() for row in result.comparisons])
     click.echo(result.counts)
+    for line in result.search.told() if result.search else ():
+        click.echo(line)
     click.echo(f"sweep: {near(result.folder / 'sweep.md')}, {near(result.folder / 'sweep.html')}")
     if result.failed:
         codes = ", ".join(f"{error.code} in {name}" for name, error in result.failed.items())

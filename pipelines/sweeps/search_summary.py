@@ -1,0 +1,146 @@
+"""The result of a search: its trials from best to worst, the best one as a command, and a figure of quality by trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.file.config import command_of
+from pipelines.file.overrides import TRAININGS
+from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout
+from pipelines.sweeps.search_trials import score_of
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys, shown_value
+from pipelines.sweeps.trial_run import TrialOutcome
+
+
+@dataclass(frozen=True)
+class SearchScore:
+    """A trial of a search: its number, from 1; its values; the main metric of each run, None where one failed; their mean,
+    None if any did."""
+
+    number: int
+    values: Mapping[str, Any]
+    runs: tuple[float | None, ...]
+    score: float | None
+
+
+@dataclass(frozen=True)
+class SearchSummary:
+    """The trials of a search, in order; `metric` is what was maximized; of the best one, its first `run`, and the `command`
+    that runs its settings, '' where a named row sets what no command can."""
+
+    trials: tuple[SearchScore, ...]
+    metric: str
+    run: str = ""
+    command: str = ""
+
+    @property
+    def ranked(self) -> list[SearchScore]:
+        """From best to worst; of equal ones the first; those that failed at the end."""
+        known = [trial for trial in self.trials if trial.score is not None]
+        return [*sorted(known, key=lambda trial: -trial.score), *(trial for trial in self.trials if trial.score is None)]
+
+    @property
+    def best(self) -> SearchScore | None:
+        """The best trial; None if all failed."""
+        return next((trial for trial in self.ranked[:1] if trial.score is not None), None)
+
+    def told(self, mark: str = "") -> list[str]:
+        """What came out, and how the best trial is run alone, a line each; commands and files between two `mark`."""
+        best, count = self.best, len(self.trials)
+        if best is None:
+            return [f"None of {count} trials has a result."]
+        runs = f", mean of {len(best.runs)} runs" if len(best.runs) > 1 else ""
+        lock = f"{mark}{self.run}/pipeline.lock.yaml{mark}"
+        return [
+            f"Best of {count} trials: number {best.number}, {self.metric} {best.score:.4f}{runs}.",
+            f"Run it alone: {mark}{self.command}{mark}" if self.command else f"Its pipeline is in {lock}.",
+        ]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Titles of `rows`."""
+        return "trial", *short_keys(list(self.trials[0].values)).values(), self.metric, "each run"
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """A table of the trials, from best to worst."""
+        return [
+            (
+                f"{trial.number:03}",
+                *map(shown_value, trial.values.values()),
+                _decimals(trial.score),
+                " ".join(_decimals(score) or "failed" for score in trial.runs),
+            )
+            for trial in self.ranked
+        ]
+
+
+def summarize_search(
+    plan: SweepPlan,
+    runs: Sequence[Sequence[SweepTrial]],
+    outcomes: Mapping[str, TrialOutcome],
+    stage: str,
+    path: Path,
+    overrides: Sequence[str],
+) -> SearchSummary:
+    """The summary of a search that ended; `runs` are those of each trial, `stage` is the one whose main metric is maximized."""
+    trials = []
+    for number, group in enumerate(runs, start=1):
+        found = [outcomes[run.name] for run in group]
+        trials.append(SearchScore(number, group[0].values, tuple(outcome.score for outcome in found), score_of(found)))
+    main = next((outcome.main for outcome in outcomes.values() if outcome.main), "quality")
+    summary = SearchSummary(tuple(trials), f"{main} after {stage}")
+    if summary.best is None:
+        return summary
+    run = runs[summary.best.number - 1][0]
+    return SearchSummary(summary.trials, summary.metric, run.name, _command(plan, run, path, overrides))
+
+
+def _command(plan: SweepPlan, run: SweepTrial, path: Path, overrides: Sequence[str]) -> str:
+    keys = {name: value for name, value in run.values.items() if name not in run.named}
+    for axis in run.named:
+        keys = {**plan.grid.named[axis][run.values[axis]], **keys}
+    if "stages" in keys or any(key.startswith(TRAININGS) for key in keys if key not in run.values):
+        return ""
+    return command_of(path, [*overrides, *SweepTrial("", keys).settings])
+
+
+def search_figure(search: SearchSummary) -> Figure:
+    """The main metric by trial, and the best up to each."""
+    known = [trial for trial in search.trials if trial.score is not None]
+    best = [max(trial.score for trial in known[: place + 1]) for place in range(len(known))]
+    numbers = [trial.number for trial in known]
+    texts = [", ".join(f"{key} {shown_value(value)}" for key, value in trial.values.items()) for trial in known]
+    data = [
+        {
+            "type": "scatter",
+            "name": "trial",
+            "mode": "markers",
+            "x": numbers,
+            "y": [trial.score for trial in known],
+            "text": texts,
+            "hovertemplate": "%{text}: %{y:.4f}",
+            "marker": {"color": DENSE, "size": 9},
+        },
+        {
+            "type": "scatter",
+            "name": "best up to here",
+            "mode": "lines",
+            "x": numbers,
+            "y": best,
+            "hoverinfo": "skip",
+            "line": {"color": COMPRESSED, "width": 1.5, "shape": "hv"},
+        },
+    ]
+    failed = len(search.trials) - len(known)
+    caption = f"{search.metric} of each trial, in the order in which they were chosen, and the best up to each."
+    caption += f" {failed} failed and are left out." if failed else ""
+    axes = {"xaxis": {"title": {"text": "trial"}}, "yaxis": {"title": {"text": search.metric}}}
+    return Figure("search", "Quality by trial", caption, data, layout(400, **axes) | {"showlegend": True}, wide=True)
+
+
+def _decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
