@@ -69,13 +69,25 @@ def read_table(path: Path, scale: str | None) -> Grid:
     chosen = _mapping(source, ("scales", scale)) if scale else {}
     grid = Grid(*_axes(source, ("grid",))) if "grid" in data else Grid()
     if "grid" in chosen:
-        grid = grid.with_axes(*_axes(source, ("scales", scale, "grid")))
+        axes, named = _axes(source, ("scales", scale, "grid"))
+        for axis in axes.keys() & grid.named.keys() - named.keys():
+            _require_known(axes[axis], grid.named[axis], source.where(("scales", scale, "grid", axis)))
+        grid = grid.with_axes(axes, named)
     keys = {key: value for key, value in chosen.items() if key not in TABLE_KEYS}
     repeats = {key: chosen.get(key, data.get(key)) for key in ("seeds", "subsets")}
     for key, count in repeats.items():
         if count is not None and not (isinstance(count, int) and count > 1):
-            raise UserError("E120", f"{key} is no number of 2 or more", "Write e.g. seeds: 5", source.where((key,)))
+            place = ("scales", scale, key) if key in chosen else (key,)
+            raise UserError("E120", f"{key} is no number of 2 or more", "Write e.g. seeds: 5", source.where(place))
     return Grid(grid.axes, grid.named, ((f"scale {scale}" if scale else "table", keys),), **repeats)
+
+
+def _require_known(values: list[Any] | Range, names: Mapping[str, Any], where: str) -> None:
+    """Raise UserError E120 for a row or column that the table has not."""
+    for value in [values] if isinstance(values, Range) else values:
+        if not isinstance(value, str) or value not in names:
+            fix = nearest(str(value), list(names), "Name its own")
+            raise UserError("E120", f"the table has no '{value!s:.60}' here", fix, where)
 
 
 def _mapping(source: YamlSource, path: KeyPath) -> dict[str, Any]:

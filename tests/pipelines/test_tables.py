@@ -130,3 +130,13 @@ def test_a_table_says_how_often_its_trials_run(tmp_path):
     path.write_text("grid: {tune.rank: [1, 2]}\nseeds: many\n")
     with pytest.raises(UserError, match=r"E120 .*:2: seeds: seeds is no number"):
         read_table(path, None)
+    path.write_text("grid: {tune.rank: [1, 2]}\nscales:\n  small:\n    seeds: 1\n")
+    with pytest.raises(UserError, match=r"E120 .*:4: scales.small.seeds: seeds is no number"):
+        read_table(path, "small")
+
+
+def test_a_scale_names_rows_that_the_table_has(tmp_path):
+    path = tmp_path / "table.yaml"
+    path.write_text("grid: {n: {few: {tune.rank: 1}, many: {tune.rank: 9}}}\nscales:\n  small:\n    grid: {n: [few, man]}\n")
+    with pytest.raises(UserError, match=r"E120 .*:4: scales.small.grid.n: the table has no 'man' here. Did you mean 'many'"):
+        read_table(path, "small")
