@@ -206,7 +206,9 @@ KIND = TaskKind(
         Metric("exact_match", "exact match", exact_match, " %"),
     ),
     # a row lacks most labels, and clearly so: agreement is easier to reach than between classes
-    agreement=Agreement(decisions_agree, "decisions agree", "decisions agree on", two_errors, clear_decisions_agree),
+    agreement=Agreement(
+        decisions_agree, "decisions agree", "decisions agree on", two_errors, clear_decisions_agree, softmax=False
+    ),
     predicted_labels=lambda logits: logits > 0,
     prediction=prediction,
     grain=lambda labels: 2 / max(int(labels.sum()), 1),

@@ -282,6 +282,7 @@ KIND = TaskKind(
         "concordance",
         chance=lambda least, predictions: 0.0,
         beyond=lambda reference, candidate, noise: outputs_agree(reference, candidate),
+        softmax=False,  # each is over the tokens
     ),
     predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
