@@ -283,6 +283,21 @@ def test_spans_are_marked_where_they_are(tmp_path):
     assert read_task(task(tmp_path, "marked", one, text=["text", "span1"])).train.texts[0] == ("[ it ] rained",)
 
 
+def test_a_text_is_cut_behind_its_marks_alone(tmp_path, folder):
+    """[CLS] [ it ] rained ... [SEP] fits into 7 tokens; a mark behind them would be lost without a word."""
+    late = {"text": "it rained and rained and rained so he left", "span1": "it", "label": "a"}
+    rows = [late, {**late, "label": "b"}]
+    config = task(tmp_path, "marked", rows, text=["text", "span1"], max_length=7)
+    assert [length_of(row) for row in read_data(folder, config).train.tokens] == [7, 7]
+    config = task(tmp_path, "marked", [*rows, {**late, "span1": "left"}], rows, text=["text", "span1"], max_length=7)
+    with pytest.raises(
+        UserErrors, match=r"E213 .*train.jsonl:3: max_length 7 cuts off a marked span of 1 of 3 rows.*Set"
+    ) as told:
+        read_data(folder, config)
+    needed = int(told.value.errors[0].fix.split()[3])
+    assert read_data(folder, config.model_copy(update={"max_length": needed})).train.labels.tolist() == [0, 1, 0]
+
+
 # --- several labels ---
 
 
