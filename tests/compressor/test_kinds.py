@@ -324,6 +324,17 @@ def test_f1_of_several_labels_equals_the_definition():
     assert kind.agreement.beyond(logits, turned, noise=1.0) == 1.0 > kind.agreement.beyond(logits, turned, noise=0.1)
 
 
+@pytest.mark.parametrize("key", ["micro_f1", "macro_f1", "exact_match"])
+def test_one_decision_moves_a_metric_of_several_labels_by_its_grain_at_most(key):
+    labels = np.zeros((100, 3), dtype=bool)
+    labels[:50, 0] = labels[:60, 1] = labels[0, 2] = True
+    kind = kind_of("multilabel").with_metric(key)
+    for row, label in ((0, 0), (0, 2), (99, 1)):
+        decisions = labels.copy()
+        decisions[row, label] ^= True
+        assert 1e-9 < 1 - kind.metric.value(decisions, labels) <= kind.grain(labels) + 1e-9 < 1
+
+
 def test_the_loss_of_several_labels_is_the_binary_cross_entropy():
     logits, labels = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.eye(3).bool()[[0, 1, 2, 0, 1]]
     expected = functional.binary_cross_entropy_with_logits(logits, labels.float())
