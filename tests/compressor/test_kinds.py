@@ -255,8 +255,8 @@ def test_texts_with_another_number_of_choices_are_refused(tmp_path, folder):
     config = task(tmp_path, "choices", GOOD["choices"])
     path = tmp_path / "more.jsonl"
     path.write_text(json.dumps({"text": "a", "choices": ["b", "c", "d"]}) + "\n")
-    with pytest.raises(UserError, match=r"E223 .*rows of 3 choices, the task has 2"):
-        read_data(folder, config).train.followed_by(tokenized(folder, read_texts(path, config), config, path))
+    with pytest.raises(UserError, match=r"E223 .*more.jsonl:1: rows of 3 choices, the task has 2"):
+        new_texts(read_texts(path, config), config, read_task(config), path)
     path.write_text(path.read_text() + json.dumps({"text": "a", "choices": ["b", "c"]}) + "\n")
     with pytest.raises(UserError, match=r"E223 .*more.jsonl:2: 2 choices, where the first row has 3"):
         tokenized(folder, read_texts(path, config), config, path)
