@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
 
 from compressor.errors import UserError, UserErrors
@@ -13,7 +14,7 @@ from compressor.models.hub import build
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data, task_tokenizer, tensor_batches, tokenized
 from compressor.tasks.features import length_of, model_rows, predict, tokens_of, torch_forward
-from compressor.tasks.kinds.best_spans import MOST_TOKENS, best_span
+from compressor.tasks.kinds.best_spans import MOST_TOKENS, answer_characters, best_span
 from compressor.tasks.kinds.spans import BEGINS, ENDS, MARKS, exact, normalized, word_f1
 from compressor.tasks.predictions import IGNORED, by_row, spread
 from compressor.tasks.reading import read_task
@@ -215,6 +216,21 @@ def test_answers_are_marked_at_tokens_and_scored_by_their_text(tmp_path, folder)
     partly[1, 0] = partly[3, 1] = 5.0
     ((f1, match),) = rows.kind.metric_inputs(partly, rows.labels[:1])[0]
     assert f1 == pytest.approx(2 / 3) and match == 0, "'a fine film' for 'fine' or 'a fine'"
+
+
+def test_an_answer_has_no_space_around_it():
+    """Tokenizers of sentence pieces, and some of bytes, count the space before a word as part of its token."""
+    words = ["[CLS]", "[SEP]", "[UNK]", "\u2581who", "\u2581a", "\u2581fine", "\u2581film"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    pair = "[CLS] $A [SEP] $B [SEP]"
+    tokenizer.post_processor = processors.TemplateProcessing(pair=pair, special_tokens=[("[CLS]", 0), ("[SEP]", 1)])
+    encoding, logits = tokenizer.encode("who", "a fine film"), np.zeros((7, 2))
+    logits[4, 0] = logits[5, 1] = 9.0
+    assert encoding.offsets[4] == (1, 6)
+    found = kind_of("spans").prediction(["start", "end"], logits, ("who", "a fine film"), encoding)
+    assert (found.answer, found.start, found.end) == ("fine film", 2, 11)
+    assert answer_characters("a  b", [(0, 0), (0, 1), (1, 2), (2, 4)], 2, 2) == (0, 0), "white space alone is no answer"
 
 
 def test_a_row_that_would_be_cut_is_refused(tmp_path, folder):
