@@ -47,6 +47,12 @@ class Matrix:
         return self.place.read(original(self.owner, self.tensor))
 
     @property
+    def used(self) -> Tensor:
+        """W (out, in) as every delta finds it: the original, with zeros where a mask hides W alone."""
+        mask = self.weight_mask
+        return self.original if mask is None else mask.change(self.original)
+
+    @property
     def delta(self) -> Tensor:
         """ΔW (out, in) of the matrix's chain."""
         return delta_of(self.owner, self.place, self.tensor)

@@ -86,7 +86,7 @@ def _magnitudes(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tenso
     if criterion == "delta":
         weight = changes[matrix.path] if matrix.path in changes else torch.zeros_like(matrix.original)
     else:
-        weight = matrix.original if criterion == "weight" else matrix.weight
+        weight = matrix.used if criterion == "weight" else matrix.weight
     # masked entries do not count
     return (weight if matrix.mask is None else matrix.mask.change(weight)).detach().abs()
 

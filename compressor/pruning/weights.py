@@ -172,8 +172,7 @@ def densities(model: nn.Module) -> list[Density]:
     weights_of: dict[str, list[Tensor]] = {}
     for layer in layers_of(model):
         for matrix in map(layer.matrix, layer.names):
-            alone = matrix.weight_mask
-            weight = matrix.weight if alone is None else alone.change(matrix.original)
+            weight = matrix.weight if matrix.weight_mask is None else matrix.used
             weights_of.setdefault(_pattern_of(matrix), []).append(weight.detach())
     return [
         Density(pattern, len(weights), sum(w.numel() for w in weights), sum(int((w != 0).sum()) for w in weights))

@@ -66,7 +66,10 @@ def gradient_scores(
         loss = kind.loss(model(**encoding).logits, labels)
         gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)  # unused ones have 0
         if settings.clip is not None:
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+            of = dict(zip(weights, gradients, strict=True))
+            # of a fused weight only the matrices that are asked for
+            parts = [matrix.place.read(of[id(matrix.owner), matrix.tensor]) for matrix in matrices]
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
             gradients = [gradient * torch.clamp(settings.clip / (norm + 1e-6), max=1.0) for gradient in gradients]
         for total, gradient in zip(totals.values(), gradients, strict=True):
             total += gradient.square() if score == "fish" else gradient

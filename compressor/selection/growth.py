@@ -233,15 +233,17 @@ def _swap_frozen(growth: Growth, slots: Tensor, starts: Tensor, fresh: Tensor) -
 
     `starts` are the flat positions at which the matrices begin, `fresh` flat positions over all of them.
     """
-    left = slots[slots < int(growth.count)]
+    left, values = slots[slots < int(growth.count)], torch.zeros_like(growth.values[slots])
     for number in range(len(growth.matrices)):
         frozen, begin, end = growth.stopped_values(number).view(-1), starts[number], starts[number + 1]
         out = left[growth.matrix[left] == number]
         frozen[growth.index[out]] = growth.values[out]
         here = (fresh >= begin) & (fresh < end)
         places = fresh[here] - begin
-        growth.values[slots[here]] = frozen[places]
+        values[here] = frozen[places]
         frozen[places] = 0.0
+    # only now: a slot may go from an entry of a later matrix to one of an earlier matrix
+    growth.values[slots] = values
 
 
 def _average(gradients: list[Tensor]) -> None:

@@ -20,7 +20,6 @@ from compressor.tasks.features import (
     batches,
     check_ends,
     length_of,
-    model_rows,
     output_length,
     pad,
     with_decoder_inputs,
@@ -74,8 +73,6 @@ class TokenRows:
 
     def followed_by(self, others: TokenRows) -> TokenRows:
         """These rows, then the others."""
-        if (choices := len(model_rows(others.tokens[:1]))) != (ours := len(model_rows(self.tokens[:1]))):
-            raise UserError("E223", f"rows of {choices} choices, the task has {ours}", "Give every row as many choices")
         labels = [self.labels, others.labels]
         if self.labels.ndim > 1:
             longest, filler = max(part.shape[1] for part in labels), IGNORED if of_tokens(self.labels) else False

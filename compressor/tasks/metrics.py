@@ -81,14 +81,15 @@ def decided_labels_agree(reference: np.ndarray, candidate: np.ndarray, noise: fl
     return float(1 - (turned & (margins(reference, candidate)[0] > NOISES * noise)).mean())
 
 
-def output_distance(reference: np.ndarray, candidate: np.ndarray) -> float:
+def output_distance(reference: np.ndarray, candidate: np.ndarray, *, softmax: bool = True) -> float:
     """Distance of two arrays of outputs (predictions, outputs): rms of the change over the spread of the reference.
 
-    Logits are compared up to a constant per row, which softmax ignores: for two classes this is the rms change of the margin
-    over the margin's standard deviation. 0 where nothing changes; infinite where the reference is constant.
+    Logits of one `softmax` are compared up to a constant per prediction, which it ignores: for two classes this is the rms
+    change of the margin over the margin's standard deviation. 0 where nothing changes; infinite where the reference is
+    constant.
     """
     reference, candidate = (values.astype(np.float64) for values in (reference, candidate))
-    if reference.shape[1] > 1:
+    if softmax and reference.shape[1] > 1:
         reference, candidate = (values - values.mean(axis=1, keepdims=True) for values in (reference, candidate))
     change, spread = np.square(candidate - reference).mean(), np.square(reference - reference.mean(axis=0)).mean()
     return float(np.sqrt(change / spread)) if spread else (np.inf if change else 0.0)

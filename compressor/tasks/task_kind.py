@@ -61,7 +61,8 @@ class Agreement:
     `measure` takes two arrays of outputs (predictions, outputs) and returns 1.0 if they agree completely; the required values
     are in export/parity/bounds.py. `name` is the heading of a column, `words` precede the share in a sentence. `chance` of (a
     share, predictions) is the sampling error of that share on so many predictions. `beyond` is `measure` without the
-    predictions that rounding noise of their margins alone may flip.
+    predictions that rounding noise of their margins alone may flip. `softmax`: whether the outputs of one prediction are
+    logits of one softmax, for which a constant added to all of them is no change.
     """
 
     measure: Callable[[np.ndarray, np.ndarray], float]
@@ -69,6 +70,7 @@ class Agreement:
     words: str
     chance: Callable[[float, int], float]
     beyond: Callable[[np.ndarray, np.ndarray, float], float]
+    softmax: bool = True
 
 
 def require_text(name: str, text: object, where: str) -> None:

@@ -44,10 +44,14 @@ def unlabelled(texts: list[tuple[Any, ...]], lines: list[int], kind: TaskKind) -
 
 
 def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Split:
-    """The texts that occur in no file of the task, each once. Raises UserError E204 where there is none.
+    """The texts that occur in no file of the task, each once. Raises UserError E204 where there is none, E223 for another
+    number of choices.
 
     A row that quality is measured on must not be learnt from; a training row is trained on anyway.
     """
+    if (texts := len(split.texts[0])) != (theirs := len(data.train.texts[0])):
+        what = f"rows of {texts - 1} choices, the task has {theirs - 1}"
+        raise UserError("E223", what, "Give every row as many choices", f"{path}:{split.lines[0]}")
     tests = read_tests(task, data.label_names).values()
     seen = {text for rows in (data.train, data.validation, *tests) for text in rows.texts}
     new = [row for row, texts in enumerate(split.texts) if texts not in seen and not seen.add(texts)]

@@ -8,7 +8,7 @@ from functools import partial
 
 from transformers import TrainerCallback
 
-from compressor.deltas.kinds.dense import Dense, gates_of, project, projected_of, reseed, reset
+from compressor.deltas.kinds.dense import Dense, gates_of, project, projected_of, require_moved, reseed, reset
 from compressor.selection.growth import Grower
 from compressor.training.divergence import Watch
 from compressor.training.processes import agreed
@@ -46,6 +46,7 @@ class DenseLinks(TrainerCallback):
         projected, step = projected_of(self.links), state.global_step
         if projected and step == self.first:
             self.watch.require_trained(step)
+            require_moved(projected, step)
             project(projected)
             if gates_of(self.links):
                 optimizer.state.clear()  # a new training begins, without momentum of the removed positions

@@ -232,11 +232,12 @@ def _of_a_precision(
     if unlabelled.reference is not None:
         reference = np.concatenate([reference, unlabelled.reference])
         candidate = np.concatenate([candidate, unlabelled.candidate])
-    facts = {"answers": len(reference), "distance": output_distance(reference, candidate)}
+    distance = partial(output_distance, softmax=task.agreement.softmax)
+    facts = {"answers": len(reference), "distance": distance(reference, candidate)}
     noise, failed = 0.0, ()
     if (rounded := unlabelled.rounded) is not None:
         noise = margin_noise(reference, rounded) if reference.shape[1] > 1 else 0.0
-        facts["rounding"] = output_distance(reference, rounded)
+        facts["rounding"] = distance(reference, rounded)
         allowed = max(bound.rounding * facts["rounding"], bound.static * unlabelled.static)
         failed = ("rounding",) * (facts["distance"] > allowed)
     facts["agreement_beyond_noise"] = task.agreement.beyond(reference, candidate, noise)

@@ -12,8 +12,7 @@ import numpy as np
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import Encoding, Forward, is_grouped, model_rows, predictions_of
-from compressor.tasks.kinds.best_spans import best_span
-from compressor.tasks.kinds.spans import span_of
+from compressor.tasks.kinds.spans import numbers_of, span_of
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from export.parity.compare import ParityResult, require
@@ -211,21 +210,21 @@ def given_tags(predictions: Sequence, names: Sequence[str], *_: object) -> np.nd
 
 def chosen_spans(logits: np.ndarray, rows: TokenRows) -> np.ndarray:
     """1 where the best answer of each row begins, and where it ends, (candidate tokens, 2)."""
-    sizes = (rows.labels != IGNORED).sum(axis=1)
-    spans = [best_span(values)[:2] for values in np.split(logits, np.cumsum(sizes)[:-1])]
-    return _marked_spans(spans, sizes)
+    sizes, inputs = (rows.labels != IGNORED).sum(axis=1), rows.kind.metric_inputs
+    each = zip(numbers_of(rows.labels), np.split(logits, np.cumsum(sizes)[:-1]), strict=True)
+    return _marked_spans([inputs.characters(number, values) for number, values in each], rows)
 
 
 def given_spans(predictions: Sequence, _: Sequence[str], rows: TokenRows) -> np.ndarray:
-    """The same for a client's answers, by their characters."""
+    """The same for a client's answers."""
+    return _marked_spans([(found.start, found.end) for found in predictions], rows)
+
+
+def _marked_spans(answers: Sequence[tuple[int, int]], rows: TokenRows) -> np.ndarray:
+    """The tokens of answers that are given by their characters in the rows' contexts."""
     offsets = rows.kind.metric_inputs.offsets_of(rows.labels)
-    pairs = zip(predictions, offsets, strict=True)
-    spans = [span_of((found.start, found.end), each) if found.answer else (0, 0) for found, each in pairs]
-    return _marked_spans(spans, [len(each) for each in offsets])
-
-
-def _marked_spans(spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> np.ndarray:
-    return np.concatenate([one_hot(list(span), size).T for span, size in zip(spans, sizes, strict=True)])
+    spans = [span_of(answer, each) if answer[1] else (0, 0) for answer, each in zip(answers, offsets, strict=True)]
+    return np.concatenate([one_hot(list(span), len(each)).T for span, each in zip(spans, offsets, strict=True)])
 
 
 ANSWERS = {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from best_spans import best_span, candidate_tokens
+from best_spans import answer_characters, best_span, candidate_tokens
 from door import Refused
 from first_tokens import first_tokens
 from text_tasks import labels_of, of_any_kind
@@ -101,8 +101,8 @@ def answers(facts, logits, rows):
     texts, spans, scores = [], [], []
     for row, values in zip(rows, logits, strict=True):
         first, last, score = best_span(values[row.places])
-        begin, end = (row.encoding.offsets[row.places[token]] for token in (first, last))
-        spans.append((begin[0], end[1]) if first else (0, 0))
+        offsets = [row.encoding.offsets[token] for token in row.places]
+        spans.append(answer_characters(row.written[1], offsets, first, last))
         texts.append([row.written[1][slice(*spans[-1])].encode()])
         scores.append([score])
     return {

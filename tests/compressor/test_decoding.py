@@ -19,7 +19,7 @@ from compressor.tasks.data import read_data
 from compressor.tasks.decoding.answer_extraction import answer_of
 from compressor.tasks.decoding.decode_config import PACKAGES, DecodeConfig
 from compressor.tasks.decoding.generate_texts import _limits, generate_texts
-from compressor.tasks.decoding.prompt_items import PromptItem
+from compressor.tasks.decoding.prompt_items import PromptItem, check_positions
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics, score_texts
 from compressor.tasks.reading import read_task
@@ -117,6 +117,10 @@ def test_what_is_written_is_read_again(tmp_path):
         ("10-3", "number", "3"),
         ("it is −0.50 degrees", "number", "-0.5"),
         ("007 of 100", "number", "100"),
+        ("about .5", "number", "0.5"),
+        ("at -.25 degrees", "number", "-0.25"),
+        ("so...5, as in no.7", "number", "7"),
+        ("the points 1,2345", "number", "2345"),
         ("-0", "number", "0"),
         ("none", "number", None),
         ("A: yes. B: no", r"[AB]: (\w+)", "no"),
@@ -168,6 +172,8 @@ def test_equal_prompts_are_one_item_and_a_list_is_several_references(tmp_path):
     assert [item.prompt for item in read_data(model, task(tmp_path, rows, rows=2)).items] == ["the film", "plot"]
     with pytest.raises(UserError, match=r"E241 .*a prompt of 2 tokens and 63 new ones exceed .* at most 62"):
         read_data(write_model(tmp_path / "short", "gpt2", auto="AutoModelForCausalLM"), task(tmp_path, rows, max_new_tokens=63))
+    with pytest.raises(UserError, match=r"E241 .*a prompt of 4 tokens and 1 new ones exceed .*4 positions. Shorten or drop"):
+        check_positions([[1, 2], [1, 2, 3, 4]], DecodeConfig(max_new_tokens=1), 4, tmp_path)
 
 
 def test_what_cannot_be_scored_is_told_with_its_rows(tmp_path, monkeypatch):

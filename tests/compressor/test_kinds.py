@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
 
 from compressor.errors import UserError, UserErrors
@@ -13,7 +14,7 @@ from compressor.models.hub import build
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data, task_tokenizer, tensor_batches, tokenized
 from compressor.tasks.features import length_of, model_rows, predict, tokens_of, torch_forward
-from compressor.tasks.kinds.best_spans import MOST_TOKENS, best_span
+from compressor.tasks.kinds.best_spans import MOST_TOKENS, answer_characters, best_span
 from compressor.tasks.kinds.spans import BEGINS, ENDS, MARKS, exact, normalized, word_f1
 from compressor.tasks.predictions import IGNORED, by_row, spread
 from compressor.tasks.reading import read_task
@@ -217,6 +218,21 @@ def test_answers_are_marked_at_tokens_and_scored_by_their_text(tmp_path, folder)
     assert f1 == pytest.approx(2 / 3) and match == 0, "'a fine film' for 'fine' or 'a fine'"
 
 
+def test_an_answer_has_no_space_around_it():
+    """Tokenizers of sentence pieces, and some of bytes, count the space before a word as part of its token."""
+    words = ["[CLS]", "[SEP]", "[UNK]", "\u2581who", "\u2581a", "\u2581fine", "\u2581film"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    pair = "[CLS] $A [SEP] $B [SEP]"
+    tokenizer.post_processor = processors.TemplateProcessing(pair=pair, special_tokens=[("[CLS]", 0), ("[SEP]", 1)])
+    encoding, logits = tokenizer.encode("who", "a fine film"), np.zeros((7, 2))
+    logits[4, 0] = logits[5, 1] = 9.0
+    assert encoding.offsets[4] == (1, 6)
+    found = kind_of("spans").prediction(["start", "end"], logits, ("who", "a fine film"), encoding)
+    assert (found.answer, found.start, found.end) == ("fine film", 2, 11)
+    assert answer_characters("a  b", [(0, 0), (0, 1), (1, 2), (2, 4)], 2, 2) == (0, 0), "white space alone is no answer"
+
+
 def test_a_row_that_would_be_cut_is_refused(tmp_path, folder):
     with pytest.raises(UserErrors, match=r"E213 .*2 of 3 rows are longer than max_length 6, the longest 7 tokens"):
         read_data(folder, task(tmp_path, "spans", GOOD["spans"], max_length=6))
@@ -255,8 +271,8 @@ def test_texts_with_another_number_of_choices_are_refused(tmp_path, folder):
     config = task(tmp_path, "choices", GOOD["choices"])
     path = tmp_path / "more.jsonl"
     path.write_text(json.dumps({"text": "a", "choices": ["b", "c", "d"]}) + "\n")
-    with pytest.raises(UserError, match=r"E223 .*rows of 3 choices, the task has 2"):
-        read_data(folder, config).train.followed_by(tokenized(folder, read_texts(path, config), config, path))
+    with pytest.raises(UserError, match=r"E223 .*more.jsonl:1: rows of 3 choices, the task has 2"):
+        new_texts(read_texts(path, config), config, read_task(config), path)
     path.write_text(path.read_text() + json.dumps({"text": "a", "choices": ["b", "c"]}) + "\n")
     with pytest.raises(UserError, match=r"E223 .*more.jsonl:2: 2 choices, where the first row has 3"):
         tokenized(folder, read_texts(path, config), config, path)
@@ -283,6 +299,21 @@ def test_spans_are_marked_where_they_are(tmp_path):
     assert read_task(task(tmp_path, "marked", one, text=["text", "span1"])).train.texts[0] == ("[ it ] rained",)
 
 
+def test_a_text_is_cut_behind_its_marks_alone(tmp_path, folder):
+    """[CLS] [ it ] rained ... [SEP] fits into 7 tokens; a mark behind them would be lost without a word."""
+    late = {"text": "it rained and rained and rained so he left", "span1": "it", "label": "a"}
+    rows = [late, {**late, "label": "b"}]
+    config = task(tmp_path, "marked", rows, text=["text", "span1"], max_length=7)
+    assert [length_of(row) for row in read_data(folder, config).train.tokens] == [7, 7]
+    config = task(tmp_path, "marked", [*rows, {**late, "span1": "left"}], rows, text=["text", "span1"], max_length=7)
+    with pytest.raises(
+        UserErrors, match=r"E213 .*train.jsonl:3: max_length 7 cuts off a marked span of 1 of 3 rows.*Set"
+    ) as told:
+        read_data(folder, config)
+    needed = int(told.value.errors[0].fix.split()[3])
+    assert read_data(folder, config.model_copy(update={"max_length": needed})).train.labels.tolist() == [0, 1, 0]
+
+
 # --- several labels ---
 
 
@@ -307,6 +338,17 @@ def test_f1_of_several_labels_equals_the_definition():
     turned = np.where(np.abs(logits) == 1, -logits, logits)
     assert kind.agreement.measure(logits, turned) == 4 / 16
     assert kind.agreement.beyond(logits, turned, noise=1.0) == 1.0 > kind.agreement.beyond(logits, turned, noise=0.1)
+
+
+@pytest.mark.parametrize("key", ["micro_f1", "macro_f1", "exact_match"])
+def test_one_decision_moves_a_metric_of_several_labels_by_its_grain_at_most(key):
+    labels = np.zeros((100, 3), dtype=bool)
+    labels[:50, 0] = labels[:60, 1] = labels[0, 2] = True
+    kind = kind_of("multilabel").with_metric(key)
+    for row, label in ((0, 0), (0, 2), (99, 1)):
+        decisions = labels.copy()
+        decisions[row, label] ^= True
+        assert 1e-9 < 1 - kind.metric.value(decisions, labels) <= kind.grain(labels) + 1e-9 < 1
 
 
 def test_the_loss_of_several_labels_is_the_binary_cross_entropy():

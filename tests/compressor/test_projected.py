@@ -1,5 +1,7 @@
 """Child pruning, renewed masks and gates of matrices: dense deltas that are reduced to their largest entries."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -64,6 +66,15 @@ def test_masks_of_diff_pruning_are_renewed(tmp_path):
     apply(model, "diff_pruning", Options(modules=MODULES, budget=60, burn_in=48))
     with pytest.raises(UserError, match="E413 burn_in is 48 steps, the training has 48"):
         trainer_of(model, rows_of(64), 1, FAST, tmp_path)
+
+
+@pytest.mark.parametrize(("method", "options", "steps"), [("child_tuning", {"child": "pruning"}, 2), ("diff_pruning", {}, 1)])
+def test_positions_are_not_fixed_before_anything_has_changed(tmp_path, method, options, steps):
+    """The warm-up begins at a rate of 0, and half of one step is none: the first entries would be taken as the largest."""
+    model = tiny("bert", torch.float32)
+    apply(model, method, Options(modules=MODULES, budget=60, group="1", **options))
+    with pytest.raises(UserError, match=rf"E413 positions are fixed after step {steps - 1}, before any entry has changed"):
+        trainer_of(model, rows_of(64), 1, replace(FAST, max_steps=steps), tmp_path).train()
 
 
 def test_a_reset_keeps_values_and_gates_of_the_largest():

@@ -20,8 +20,8 @@ from compressor.pruning.scores import (
     weight_scores,
 )
 from compressor.pruning.surgery import remove
-from compressor.pruning.weights import importance, loss_importance
-from compressor.pruning_criteria import LOSS_POWER
+from compressor.pruning.weights import hide, importance, loss_importance
+from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED
 from tests.compressor.conftest import encoding, plan_of, tiny, tuned
 
 LABELS = torch.tensor([0, 2, 1])
@@ -37,6 +37,20 @@ def test_head_scores_are_the_sum_over_the_heads_rows(architecture):
     spans = {"query": slice(8 * grouped, 16 * grouped), "value": slice(8, 16)}
     by_hand = sum(changes[layer.matrix(name).path][rows].abs().sum() for name, rows in spans.items())
     assert torch.isclose(scores[1][1], by_hand.to(scores[1].dtype))
+
+
+def test_weights_that_a_mask_hides_alone_do_not_count():
+    """|W| of a head is that of M ⊙ W, which its model computes with; ΔW counts where W is hidden, too."""
+    model = tuned(tiny("bert"), "dsee", ("query",))
+    changes, layer = changes_of(model), layers_of(model)[0]
+    before = {name: weight_scores(model, "heads", name, changes, ("query",))[0] for name in ("weight", "delta")}
+    query = layer.matrix("query")
+    keep = torch.ones_like(query.original, dtype=torch.bool)
+    keep[8:16] = False
+    hide(query, keep, UNSTRUCTURED, "weight")
+    after = {name: weight_scores(model, "heads", name, changes, ("query",))[0] for name in ("weight", "delta")}
+    assert after["weight"][1] == 0 < before["weight"][1] and torch.equal(query.used != 0, keep)
+    assert torch.equal(after["delta"], before["delta"])
 
 
 def test_heads_are_scored_by_the_modules_that_are_named():

@@ -119,8 +119,10 @@ def test_gradient_scores_by_hand(architecture):
         assert torch.allclose(got["d3"][matrix.path], (first + second).abs() / (matrix.weight.abs() + 0.5) ** 2, rtol=1e-9)
 
 
-def test_clipping_is_per_batch():
-    model = tiny("bert")
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_clipping_is_per_batch(architecture):
+    """By the norm over the asked matrices: of GPT-2's fused weight the query alone."""
+    model = tiny(architecture)
     matrices = matrices_of(model, ("query",))
     one = two_batches()[:1]
     free = gradient_scores(model, matrices, "d3", one)

@@ -246,11 +246,13 @@ def test_what_the_hub_does_not_give_is_told_and_leaves_nothing(hub, tmp_path, an
     assert cached(tmp_path) == []
 
 
-def test_a_split_that_is_too_large_is_not_kept(hub, tmp_path, monkeypatch):
+@pytest.mark.parametrize("reference", ["hub:a/b/train", "hub:a/b/train_r1", "hub:a/b/train_r1:20"])
+def test_a_split_that_is_too_large_is_not_kept(hub, tmp_path, monkeypatch, reference):
     monkeypatch.setattr(hub_set, "DATA", small_limit(1000))
     hub.answer = Rows([{"text": "x" * 90}] * 100)
-    with pytest.raises(UserError, match=r"E215 .*more than 1,000 bytes after 10 rows. Take fewer: hub:a/b/train:5"):
-        fetch(parse("hub:a/b/train", tmp_path))
+    name = reference.removesuffix(":20")
+    with pytest.raises(UserError, match=rf"E215 .*more than 1,000 bytes after 10 rows. Take fewer: {name}:5$"):
+        fetch(parse(reference, tmp_path))
     assert cached(tmp_path) == []
 
 

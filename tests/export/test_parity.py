@@ -154,6 +154,21 @@ def test_outputs_that_move_further_than_by_rounding_are_refused():
     assert "outputs move 2.0 times as far as rounding moves them" in str(failure(result))
 
 
+def test_a_shift_of_all_logits_is_none_of_labels_of_one_softmax_and_one_of_independent_labels():
+    """A multi-label model decides each label by the sign of its own logit."""
+    shifted, noisy = (
+        LOGITS + np.float32(0.02),
+        LOGITS + np.random.default_rng(4).normal(0, 0.005, LOGITS.shape).astype(np.float32),
+    )
+    several = LOGITS > 0
+    of_one, of_each = (
+        compare("quantize", "int8", LOGITS, shifted, labels, task=kind_of(name), unlabelled=Unlabelled(rounded=noisy))
+        for name, labels in (("classification", LABELS), ("multilabel", several))
+    )
+    assert of_one.distance < 1e-6 and not of_one.failed
+    assert of_each.distance == pytest.approx(0.02 / LOGITS.std(), rel=0.02) and of_each.failed == ("rounding",)
+
+
 def test_static_int8_may_move_further_within_a_small_part_of_the_spread():
     """It rounds by calibrated ranges, products of activations too, which rounding in PyTorch does not follow."""
     rounded, near, far = shaken(0.01), shaken(0.025, seed=4), shaken(0.1, seed=4)

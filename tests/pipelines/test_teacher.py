@@ -184,6 +184,16 @@ def test_a_word_too_many_for_a_tagger_is_found_before_a_run(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_text_whose_mark_would_be_cut_is_found_before_a_run(tmp_path):
+    row = {"text": "good " + "the film " * 20 + "story", "span1": "good", "span2": "story"}
+    (tmp_path / "texts.jsonl").write_text(json.dumps(row) + "\n")
+    stages = [TUNE, PRUNE, {"recover": {"texts": "texts.jsonl", **FAST}}]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages, kind="marked", rows=24))
+    with pytest.raises(UserError, match=r"E213 .*texts.jsonl:1: max_length 32 cuts off a marked span.*recover.texts"):
+        run_pipeline(pipeline, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_lines_of_text_are_no_pairs(tmp_path):
     (tmp_path / "texts.txt").write_text("the film\n")
     task = TaskConfig(train="t.tsv", validation="d.tsv", text=["first", "second"])

@@ -241,6 +241,13 @@ def fixed_after(links: Sequence[Dense], steps: int) -> int:
     return steps // 2 if burn_in is None else burn_in
 
 
+def require_moved(links: Sequence[Projected], steps: int) -> None:
+    """Raise UserError E413 if no entry has changed in the first `steps`: the largest ones would be any."""
+    if not any(link.effect().any() for link in links):
+        what = f"positions are fixed after step {steps:,}, before any entry has changed (a warm-up begins at a rate of 0)"
+        raise UserError("E413", what, "Train longer, or raise burn_in")
+
+
 def gates_of(links: Sequence[Dense]) -> list[Gated]:
     """The links that have gates."""
     return [link for link in links if isinstance(link, Gated)]

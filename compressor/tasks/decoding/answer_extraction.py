@@ -7,8 +7,9 @@ from decimal import Decimal
 
 from compressor.tasks.decoding.decode_config import NUMBER
 
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
-"""A number, perhaps with commas between thousands; a minus behind a word or a bracket is a subtraction."""
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)")
+"""A number, perhaps with commas between thousands, or without a digit before its point (.5); a minus behind a word or a bracket
+is a subtraction, a point behind a word no part of a number."""
 
 
 def answer_of(text: str, pattern: str) -> str | None:

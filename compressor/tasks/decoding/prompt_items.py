@@ -62,4 +62,6 @@ def check_positions(prompts: Sequence[list[int]], config: DecodeConfig, most: in
     longest = max(len(prompt) for prompt in prompts)
     if most is not None and longest + config.max_new_tokens > most:
         what = f"a prompt of {longest} tokens and {config.max_new_tokens} new ones exceed the model's {most} positions"
-        raise UserError("E241", what, f"Set task.decode.max_new_tokens to at most {max(most - longest, 0)}", str(path))
+        room = most - longest
+        fix = f"Set task.decode.max_new_tokens to at most {room}" if room > 0 else "Shorten or drop such prompts"
+        raise UserError("E241", what, fix, str(path))

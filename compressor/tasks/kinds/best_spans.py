@@ -32,3 +32,14 @@ def best_span(logits):
             best, first, last = sums[place], 1 + place, 1 + place + more
     normalizers = [values.max() + np.log(np.exp(values - values.max()).sum()) for values in (starts, ends)]
     return first, last, float(np.exp(best - sum(normalizers)))
+
+
+def answer_characters(text, offsets, first, last):
+    """The characters [start, end) in a text of the answer from one candidate to another; (0, 0) is no answer. `offsets` are
+    those of the candidates. White space around it is left out: some tokenizers count the space before a word as part of it.
+    """
+    if not first:
+        return 0, 0
+    part = text[offsets[first][0] : offsets[last][1]]
+    start = offsets[first][0] + len(part) - len(part.lstrip())
+    return (start, start + len(part.strip())) if part.strip() else (0, 0)

@@ -16,9 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Example, require_text
 
 MARKS = (("[ ", " ]"), ("{ ", " }"))
@@ -69,9 +72,24 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
     return texts, CLASSIFICATION.example(row, unmarked, path, line)[1]
 
 
+def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
+    """Tokens, truncated to `task.max_length`, and labels (rows,). Raises UserError E213 where that cuts off a mark."""
+    texts = [text for (text,) in split.texts]
+    encoded = tokenizer(texts, truncation=True, max_length=task.max_length, padding=False, return_offsets_mapping=True)
+    ends = [max(end for _, end in offsets) for offsets in encoded.pop("offset_mapping")]
+    last = [max(text.rfind(mark.strip()) for _, mark in MARKS) for text in texts]
+    if cut := [row for row, (end, mark) in enumerate(zip(ends, last, strict=True)) if end <= mark]:
+        longest = max(map(len, tokenizer([texts[row] for row in cut], truncation=False, verbose=False)["input_ids"]))
+        what = f"max_length {task.max_length} cuts off a marked span of {len(cut)} of {len(texts)} rows"
+        fix = f"Set task.max_length to {longest} where the model has so many positions, or shorten such texts"
+        raise UserError("E213", what, fix, f"{path}:{split.lines[cut[0]]}")
+    return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], np.array(split.labels)
+
+
 KIND = replace(
     CLASSIFICATION,
     name="marked",
+    encode=encode,
     example=example,
     texts=marked_text,
     pair=lambda task: False,

@@ -155,6 +155,12 @@ def exact_match(predicted: np.ndarray, labels: np.ndarray) -> float:
     return float((predicted == labels).all(axis=1).mean())
 
 
+def of_the_rarest(labels: np.ndarray) -> float:
+    """About how far one decision can move macro F1: by a row of the rarest label. Booleans (rows, labels)."""
+    counts = labels.sum(axis=0)
+    return float(2 / counts[counts > 0].min() / labels.shape[1])
+
+
 def decisions_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Share of all (row, label) decisions that are equal in two arrays of logits (rows, labels)."""
     return float(((reference > 0) == (candidate > 0)).mean())
@@ -202,11 +208,13 @@ KIND = TaskKind(
     placeholder=lambda texts: (False,),
     metrics=(
         Metric("micro_f1", "micro F1", micro_f1, " %", chance=0.0),
-        Metric("macro_f1", "macro F1", macro_f1, " %"),
-        Metric("exact_match", "exact match", exact_match, " %"),
+        Metric("macro_f1", "macro F1", macro_f1, " %", grain=of_the_rarest),
+        Metric("exact_match", "exact match", exact_match, " %", grain=lambda labels: 1 / len(labels)),
     ),
     # a row lacks most labels, and clearly so: agreement is easier to reach than between classes
-    agreement=Agreement(decisions_agree, "decisions agree", "decisions agree on", two_errors, clear_decisions_agree),
+    agreement=Agreement(
+        decisions_agree, "decisions agree", "decisions agree on", two_errors, clear_decisions_agree, softmax=False
+    ),
     predicted_labels=lambda logits: logits > 0,
     prediction=prediction,
     grain=lambda labels: 2 / max(int(labels.sum()), 1),

@@ -23,7 +23,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig
-from compressor.tasks.kinds.best_spans import best_span, candidate_tokens
+from compressor.tasks.kinds.best_spans import answer_characters, best_span, candidate_tokens
 from compressor.tasks.kinds.classification import TEMPERATURE
 from compressor.tasks.metrics import concordance
 from compressor.tasks.predictions import IGNORED
@@ -139,17 +139,18 @@ class ContextTexts:
         marked = labels != IGNORED
         scores = []
         for number, logits in zip(numbers_of(labels), np.split(outputs, np.cumsum(marked.sum(axis=1))[:-1]), strict=True):
-            first, last, _ = best_span(logits)
-            scores.append(self.score(number, "" if first == 0 else self.text(number, first, last)))
+            start, end = self.characters(number, logits)
+            scores.append(self.score(number, self.contexts[number][start:end]))
         return np.array(scores), np.ones(len(labels))
 
     def offsets_of(self, labels: np.ndarray) -> list[Sequence[tuple[int, int]]]:
         """The characters of the candidate tokens of some rows, by their labels."""
         return [self.offsets[number] for number in numbers_of(labels)]
 
-    def text(self, number: int, first: int, last: int) -> str:
-        """The context from one candidate token to another."""
-        return self.contexts[number][self.offsets[number][first][0] : self.offsets[number][last][1]]
+    def characters(self, number: int, logits: np.ndarray) -> tuple[int, int]:
+        """The characters of the predicted answer in a row's context, from the logits (candidates, 2); (0, 0) for none."""
+        first, last, _ = best_span(logits)
+        return answer_characters(self.contexts[number], self.offsets[number], first, last)
 
     def score(self, number: int, predicted: str) -> tuple[float, float]:
         """(F1, exact match) of a predicted answer, the best over the row's true ones."""
@@ -255,7 +256,7 @@ def prediction(names: Sequence[str], logits: np.ndarray, text: tuple[str, str], 
         raise UserError("E717", f"the context {text[1]!r:.60} is longer than the model reads", "Split the context")
     candidates = candidate_tokens(encoding.offsets, encoding.sequence_ids)
     first, last, score = best_span(logits[candidates])
-    start, end = (encoding.offsets[candidates[first]][0], encoding.offsets[candidates[last]][1]) if first else (0, 0)
+    start, end = answer_characters(text[1], [encoding.offsets[token] for token in candidates], first, last)
     return Answer(text[1][start:end], start, end, score)
 
 
@@ -282,6 +283,7 @@ KIND = TaskKind(
         "concordance",
         chance=lambda least, predictions: 0.0,
         beyond=lambda reference, candidate, noise: outputs_agree(reference, candidate),
+        softmax=False,  # each is over the tokens
     ),
     predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,

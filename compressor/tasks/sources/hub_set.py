@@ -112,7 +112,8 @@ def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
                 say(number)
                 if size > DATA.most:
                     what = f"more than {in_units(DATA.most)} after {number:,} rows"
-                    raise UserError("E215", what, f"Take fewer: {wanted.reference.rstrip('0123456789:')}:{number // 2}")
+                    name = wanted.reference.removesuffix(f":{wanted.rows}")
+                    raise UserError("E215", what, f"Take fewer: {name}:{max(number // 2, 1)}")
         os.replace(scratch, wanted.path)
         scratch = None
     except OSError as error:

@@ -11,10 +11,10 @@ import numpy as np
 from compressor.cost import human_bytes, shape_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.hub import SEQUENCES, config_of, end_id, head_origin, tokenizer_of, weightless_model
+from compressor.models.hub import config_of, end_id, head_origin, tokenizer_of, weightless_model
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import tokenized
-from compressor.tasks.features import tokens_of
+from compressor.tasks.features import encode, tokens_of
 from compressor.tasks.listing import listed
 from compressor.tasks.reading import TaskData, read_task
 from compressor.tasks.rows import Split
@@ -45,8 +45,8 @@ def require_tokens(file: Path | None, task: TaskConfig, base: Path, models: Mode
         require_head(model, data.label_names, kind.auto_class)
     texts = None if file is None else texts_of(file, task, data)
     for folder in (base, *(model.folder for model in models.values())):
-        if kind.auto_class == SEQUENCES and end_id(folder) is None:
-            continue  # rows that are too long are truncated
+        if kind.encode is encode and end_id(folder) is None:
+            continue  # rows that are too long are truncated, and none is refused
         if texts is not None:
             tokenized(folder, texts, within_positions(task, folder), file)
         if folder != base:

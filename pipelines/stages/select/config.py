@@ -169,6 +169,9 @@ STAGE = Stage(
     run="pipelines.stages.select.run:run",
     plan=plan,
     estimate=estimate,
-    # since rows are repeated: an earlier choice by more samples than rows is another
-    surroundings=lambda config: {"repeated": True} if config.samples else {},
+    # since rows are repeated, and gradients clipped by the asked parts of fused weights alone: earlier choices are others
+    surroundings=lambda config: {
+        **({"repeated": True} if config.samples else {}),
+        **({"clips_parts": True} if config.clip else {}),
+    },
 )

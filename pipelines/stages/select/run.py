@@ -79,7 +79,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
         for matrix in matrices:
             # with one seed, matrices of equal shape would get equal random positions; RPCA uses the seed only for its start
             seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
-            score = weight_score(matrix.original, config.score, seed, path=matrix.path, **settings)
+            score = weight_score(matrix.used, config.score, seed, path=matrix.path, **settings)
             scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
             bar.advance()
     return model, matrices, scores
