@@ -84,6 +84,8 @@ class SweepResult:
     """Stage id -> how many different results the trials have: what they share counts once."""
     counts: str = ""
     """How many stages this command ran and reused, in words."""
+    falls: bool = False
+    """Whether smaller values of the main metric are better, in all trials."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -117,6 +119,7 @@ def summarize(
         {name: error for name, error in errors.items() if out_of_reach(plan, error)},
         tuple(failure for trial in trials for failure in outcomes[trial.name].failures),
         _artifacts(outcomes.values()),
+        falls=all(outcome.falls for outcome in outcomes.values() if not outcome.error),
     )
 
 

@@ -53,6 +53,7 @@ class TrialJob:
 class TrialOutcome:
     """What a trial gave: the quality of its stages and its costs by name, or the error that ended it.
 
+    `falls`: smaller values of its main metric are better.
     `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run.
     """
 
@@ -62,6 +63,7 @@ class TrialOutcome:
     failures: tuple[dict[str, Any], ...] = ()
     error: CompressError | None = None
     seconds: float = 0.0
+    falls: bool = False
 
 
 Perform = Callable[[TrialJob, Console | None], TrialOutcome]
@@ -81,7 +83,8 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
         return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
     stages = tuple((entry, artifact.id, entry in result.reused) for entry, artifact in result.artifacts.items())
     failures = tuple({**failure, "stage": f"{failure['stage']} ({job.name})"} for failure in result.failures)
-    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock)
+    falls = job.pipeline.task is not None and kind_for(job.pipeline.task).metric.falls
+    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock, falls=falls)
 
 
 def _run(job: TrialJob, console: Console | None) -> RunResult:
@@ -99,13 +102,12 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
 
 
 def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> Quality:
+    """The quality of the job's stages, of each the main metric first."""
+    main = kind_for(job.pipeline.task).metric.key if job.pipeline.task else MEAN_OF_TASKS
     if job.stages != (END,):
-        return quality_of(artifacts, job.stages)
+        return {stage: {main: of[main], **of} for stage, of in quality_of(artifacts, job.stages).items()}
     last = [entry.id for entry in job.pipeline.stages if entry.id in artifacts and entry.row.publishes_model][-1]
     metrics = quality_of(artifacts, [last])[last]
-    task = job.pipeline.task
-    decoded = next(iter(artifacts[last].metadata.get("generated", {}).get("values", {})), None)
-    main = decoded or (kind_for(task).metric.key if task else MEAN_OF_TASKS)
     return {END: {SCORE: metrics[main], **metrics}}
 
 
