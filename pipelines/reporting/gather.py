@@ -9,6 +9,7 @@ from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.generated import generated_record
+from pipelines.reporting.growth_report import allocation_record
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, kept_note, left_out_note, notes, rival_note, teacher_note
@@ -83,6 +84,7 @@ def trained_facts(inputs: Inputs) -> Record:
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
         "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
+        **allocation_record(inputs),
     }
 
 

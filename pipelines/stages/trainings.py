@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from compressor.methods import (
 )
 from compressor.models.anatomy import modules_of
 from compressor.models.hub import build
+from compressor.selection.allocation import ALLOCATION
 from compressor.storage.delta_file import write
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
@@ -59,6 +61,7 @@ def train_and_save(
     `logits` (predictions, outputs) are a teacher's for every training row; `teacher` is a model in memory.
     """
     trainable, stops, kept = trainable_counts(model), stops_of(config, model), workspace.unfinished / BUDGETS
+    growth = getattr(model, "growth", None)
 
     def keep(places: int) -> None:
         kept.mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,8 @@ def train_and_save(
     trained = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
     if helping():
         return {}
+    if growth is not None:
+        (workspace.folder / ALLOCATION).write_text(json.dumps(growth.allocation) + "\n", encoding="utf-8")
     published = with_texts(publish_model(model, inputs, data, workspace), model, inputs, data, workspace)
     published |= score_tests(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):

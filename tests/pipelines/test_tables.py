@@ -58,7 +58,7 @@ def test_every_row_and_column_of_a_table_is_a_valid_pipeline(path, scale, downlo
 
 
 def test_all_tables_are_there():
-    assert len(TABLES) == 34 and all(path.stem.startswith(f"{path.parent.name}_") for path in TABLES)
+    assert len(TABLES) == 35 and all(path.stem.startswith(f"{path.parent.name}_") for path in TABLES)
 
 
 @pytest.mark.parametrize(
